@@ -1,0 +1,31 @@
+# Everything a newcomer types. Each target sets up what it needs.
+.PHONY: help setup demo lint check test clean
+
+help:
+	@echo "make demo    train the digits example on 4 local workers"
+	@echo "make test    lint, type check and all tests"
+	@echo "make lint    formatting and lint rules only"
+	@echo "make clean   remove .venv and everything generated"
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@echo "==> demo: undertow run -n 4 --quiet-ranks examples/digits.py"
+	@.venv/bin/undertow run -n 4 --quiet-ranks examples/digits.py
+
+lint: setup
+	@scripts/lint
+
+check: setup
+	@scripts/check
+
+test: setup
+	@scripts/lint
+	@scripts/check
+	@scripts/test
+
+clean:
+	@echo "==> clean: removing .venv, builds and caches"
+	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
