@@ -1,0 +1,1 @@
+"""The coordinator's side of the job: how workers find each other."""

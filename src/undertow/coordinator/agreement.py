@@ -1,0 +1,119 @@
+"""Where all ranks must come to the same point, with the same matter, before any goes on.
+
+In: each rank's arrival.  Out: one verdict for all: what was agreed on, or in words
+what differs between which ranks.  It runs in the coordinator, which lives with rank 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from undertow.coordinator.messages import Arrive, Table, Verdict
+from undertow.errors import MismatchError
+from undertow.plan.slicing import Cut
+
+Decide = Callable[[Sequence[bytes]], bytes]
+
+
+class Agreements:
+    """All agreements of one group.  Not thread-safe."""
+
+    def __init__(self, size: int, *, slice_bytes: int) -> None:
+        self._size = size
+        self._slice_bytes = slice_bytes
+        self._next_key = 0
+        self._arrivals: dict[int, dict[int, Arrive]] = {}
+        self._failed: Verdict | None = None  # after a mismatch ranks are out of step for good
+        self._deciders: dict[str, Decide] = {
+            "barrier": lambda payloads: b"",
+            "tensors": self._cut,
+            "digest": compare_digests,
+            "join": latest,
+        }
+
+    def arrive(self, rank: int, arrival: Arrive) -> list[tuple[int, Verdict]]:
+        """Returns the verdict for every rank that waits, once there is one."""
+        if self._failed is not None:
+            return [(rank, msgspec.structs.replace(self._failed, sequence=arrival.sequence))]
+        present = self._arrivals.setdefault(arrival.sequence, {})
+        present[rank] = arrival
+        try:
+            verdict = self._verdict(arrival.sequence, present)
+        except MismatchError as error:
+            verdict = self._failed = Verdict(arrival.sequence, b"", str(error))
+        if verdict is None:
+            return []
+        del self._arrivals[arrival.sequence]
+        return [(waiting, verdict) for waiting in sorted(present)]
+
+    def waits_for(self, rank: int) -> str | None:
+        """What the others wait for, if they wait for this rank."""
+        for present in self._arrivals.values():
+            if rank not in present:
+                return next(iter(present.values())).matter
+        return None
+
+    def _verdict(self, sequence: int, present: dict[int, Arrive]) -> Verdict | None:
+        first = min(present)
+        matter = present[first].matter
+        for rank, arrival in sorted(present.items()):
+            if arrival.matter != matter:
+                raise MismatchError(
+                    f"ranks do different things: rank {first} is at {matter!r}, rank {rank} at {arrival.matter!r}. "
+                    "All ranks must run the same calls in the same order"
+                )
+        if len(present) < self._size:
+            return None
+        payloads = [present[rank].payload for rank in range(self._size)]
+        return Verdict(sequence, self._deciders[matter](payloads))
+
+    def _cut(self, payloads: Sequence[bytes]) -> bytes:
+        tables = [msgspec.msgpack.decode(payload, type=Table) for payload in payloads]
+        compare_tables(tables)
+        how = Cut(self._next_key, self._slice_bytes)
+        # Keys are never used twice; this many slices at the most, whatever the type.
+        self._next_key += sum(tensor.elements * 8 // self._slice_bytes + 1 for tensor in tables[0].tensors)
+        return msgspec.msgpack.encode(how)
+
+
+def compare_tables(tables: Sequence[Table]) -> None:
+    """Raise `MismatchError` naming the first tensor that is not the same on all ranks."""
+    ours = tables[0]
+    for rank, theirs in enumerate(tables):
+        for mine, other in zip(ours.tensors, theirs.tensors, strict=False):
+            if mine != other:
+                raise MismatchError(
+                    f"ranks 0 and {rank} hold different tensors in {ours.label}: {mine} against {other}"
+                )
+        if len(ours.tensors) != len(theirs.tensors):
+            longer = max(ours.tensors, theirs.tensors, key=len)
+            extra = longer[min(len(ours.tensors), len(theirs.tensors))]
+            raise MismatchError(
+                f"ranks 0 and {rank} hold {len(ours.tensors)} and {len(theirs.tensors)} tensors in {ours.label}; "
+                f"the first that is not on both is {extra}"
+            )
+        if (ours.label, ours.op, ours.keep) != (theirs.label, theirs.op, theirs.keep):
+            raise MismatchError(f"rank 0 registers {ours.label}, rank {rank} registers {theirs.label}")
+
+
+def compare_digests(payloads: Sequence[bytes]) -> bytes:
+    """The reply names the first tensor whose digest differs and who differs, if any."""
+    digests = [msgspec.msgpack.decode(payload, type=list[tuple[str, bytes]]) for payload in payloads]
+    for index, (name, _) in enumerate(digests[0]):
+        values = [digest[index][1] if index < len(digest) else b"" for digest in digests]
+        common = Counter(values).most_common(1)[0][0]
+        different = [rank for rank, value in enumerate(values) if value != common]
+        if different:
+            return msgspec.msgpack.encode((name, different))
+    return b""
+
+
+def latest(payloads: Sequence[bytes]) -> bytes:
+    """Ranks that ran out of input go on together where the last of them stopped."""
+    counts = [msgspec.msgpack.decode(payload, type=list[int]) for payload in payloads]
+    last = max(range(len(counts)), key=lambda rank: counts[rank])
+    is_even = all(count == counts[last] for count in counts)
+    return msgspec.msgpack.encode((last, counts[last], is_even))

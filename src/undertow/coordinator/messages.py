@@ -1,0 +1,87 @@
+"""What workers tell each other besides slices: messages with a schema, never pickled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from undertow.core.rounds import Op
+from undertow.plan.slicing import TensorSpec
+
+
+class Arrive(msgspec.Struct, frozen=True, tag=True):
+    """To the coordinator: this rank is at its `sequence`-th agreement."""
+
+    sequence: int
+    matter: str
+    payload: bytes
+
+
+class Verdict(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: what all ranks have agreed on, or why they cannot."""
+
+    sequence: int
+    payload: bytes
+    error: str = ""
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """This worker leaves in order; an error if it leaves because of one."""
+
+    error: str = ""
+
+
+class Farewell(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a goodbye: everything that you sent has arrived."""
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """A worker was lost; sent by whoever notices first, so that all name the same one."""
+
+    rank: int
+    reason: str
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """This worker ran out of input; the rounds of these keys go on without it."""
+
+    keys: list[int]
+    divide_by_active: bool
+
+
+class AskMissing(msgspec.Struct, frozen=True, tag=True):
+    """To a shard: whom does this round wait for?"""
+
+    key: int
+    step: int
+
+
+class Missing(msgspec.Struct, frozen=True, tag=True):
+    key: int
+    step: int
+    ranks: list[int]
+
+
+Message = Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The payload of the agreement on tensors."""
+
+    label: str
+    tensors: list[TensorSpec]
+    op: Op
+    keep: bool
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """Raises `msgspec.DecodeError` or `ValidationError`, both a ValueError, on anything else."""
+    message: Message = _decoder.decode(data)
+    return message

@@ -1,0 +1,123 @@
+"""Rendezvous: every process brings a payload to a meeting and leaves with everybody's.
+
+In: the address of a meeting point, the job's token, a place in a named meeting.
+Out: all payloads in rank order, or an error that says who did not come.
+Start order does not matter: a meeting point that is not up yet is awaited.
+Never sleeps for more than 50 ms at a time, never waits beyond its timeout.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import msgspec
+
+from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES, MAX_SIZE, Complaint, Join, Reply
+from undertow.coordinator.meeting_point import LENGTH_BYTES, MeetingPoint, pack
+from undertow.errors import ConfigError, MismatchError, PeerLost, Refused, UndertowError
+from undertow.wire.auth import Role, shake_hands
+
+__all__ = ["MeetingPoint", "attend", "parse_address"]
+
+RETRY_PAUSE_S = 0.05
+# One attempt to connect or to shake hands: a lost packet or a hung server costs this much, not the whole timeout.
+ATTEMPT_S = 5.0
+# The meeting point says who is absent when the time is over; its answer needs a moment to arrive.
+ANSWER_SLACK_S = 2.0
+
+_ERRORS: dict[Complaint, type[UndertowError]] = {
+    Complaint.ABSENT: PeerLost,
+    Complaint.TAKEN: ConfigError,
+    Complaint.DISAGREE: MismatchError,
+}
+
+
+def attend(
+    address: str, token: bytes, *, meeting: str, rank: int, size: int, payload: bytes, timeout_s: float
+) -> list[bytes]:
+    """Join `meeting` as `rank` of `size`; returns the payloads of all ranks, in rank order.
+
+    Raises `PeerLost` when not all came within `timeout_s`, `ConfigError` when the rank is
+    taken, `MismatchError` when the others expect another size, `Refused` on a wrong token.
+    """
+    _check(rank=rank, size=size, payload=payload)
+    where = parse_address(address)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = _connect(where, token, deadline_s=deadline_s)
+            with sock:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                sock.settimeout(left_s + ANSWER_SLACK_S)
+                sock.sendall(pack(Join(meeting, rank, size, payload, timeout_s, left_s)))
+                reply = _read_reply(sock, size)
+        except OSError as error:
+            if time.monotonic() + RETRY_PAUSE_S >= deadline_s:
+                raise _nobody_there(address, rank=rank, timeout_s=timeout_s, error=error) from None
+            time.sleep(RETRY_PAUSE_S)
+            continue
+        if reply.complaint:
+            raise _ERRORS[reply.complaint](reply.text)
+        return reply.payloads
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{address!r} is not an address: expected host:port, such as 10.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
+def _check(*, rank: int, size: int, payload: bytes) -> None:
+    if not 1 <= size <= MAX_SIZE or not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size} is not possible: ranks are 0 to size - 1, size at most {MAX_SIZE}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"a payload of {len(payload)} bytes is too long for a meeting (at most {MAX_PAYLOAD_BYTES})")
+
+
+def _connect(where: tuple[str, int], token: bytes, *, deadline_s: float) -> socket.socket:
+    sock = socket.create_connection(where, timeout=_attempt_s(deadline_s))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(_attempt_s(deadline_s))
+        shake_hands(sock, Role.DIALER, token)
+    except (OSError, Refused):
+        sock.close()
+        raise
+    return sock
+
+
+def _attempt_s(deadline_s: float) -> float:
+    return min(ATTEMPT_S, max(RETRY_PAUSE_S, deadline_s - time.monotonic()))
+
+
+def _read_reply(sock: socket.socket, size: int) -> Reply:
+    length = int.from_bytes(_read_exactly(sock, LENGTH_BYTES), "little")
+    if length > (size + 1) * (MAX_PAYLOAD_BYTES + 16):
+        raise Refused(f"the meeting point answers with {length} bytes: more than {size} payloads can have")
+    try:
+        return msgspec.msgpack.decode(_read_exactly(sock, length), type=Reply)
+    except msgspec.MsgspecError as error:
+        raise Refused(
+            f"the meeting point's answer makes no sense ({error}): install the same undertow on all"
+        ) from None
+
+
+def _read_exactly(sock: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        data = sock.recv(min(count - len(received), 1 << 20))
+        if not data:
+            raise ConnectionResetError("the meeting point went away")
+        received += data
+    return bytes(received)
+
+
+def _nobody_there(address: str, *, rank: int, timeout_s: float, error: OSError) -> PeerLost:
+    reason = error.strerror or str(error) or type(error).__name__
+    return PeerLost(
+        f"rank {rank} could not meet the others at {address} within {timeout_s:g} s: {reason}; "
+        "is the first host's `undertow run` alive, and can this host reach that address?"
+    )

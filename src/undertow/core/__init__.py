@@ -1,0 +1,1 @@
+"""Everything that decides, without sockets, threads, clocks or environment."""

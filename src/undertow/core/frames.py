@@ -1,0 +1,108 @@
+"""Stage 5, the frame: a fixed header and raw bytes.
+
+    offset  size  field
+         0     4  magic    "UTOW"
+         4     1  version  1
+         5     1  kind     see Kind
+         6     1  dtype    see DType
+         7     1  flags    see Flag
+         8     4  job      which job and group, so that frames never cross over
+        12     4  key      which slice
+        16     4  step     which round of that key
+        20     4  rank     who speaks
+        24     8  present  which of the slice's tensors hold a value, bit 0 the first
+        32     8  length   bytes that follow the header
+        40     4  checksum CRC-32 of the 40 bytes before
+
+All numbers are little-endian.  A push of the 8 bytes of key 3 at step 1 by rank 2:
+
+    55544f57 01 01 02 01 00000000 03000000 01000000 02000000
+    0100000000000000 0800000000000000 <crc> <8 bytes>
+
+The body is covered by TCP's own checksum; the header's makes sure that a stream
+that went astray is noticed before a length is believed.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import NamedTuple
+
+from undertow.core.dtypes import DType
+from undertow.errors import UndertowError
+
+MAGIC = b"UTOW"
+VERSION = 1
+_FIELDS = struct.Struct("<4sBBBBIIIIQQ")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+MAX_CONTROL_BYTES = 64 << 20
+
+
+class Kind(enum.IntEnum):
+    PUSH = 1  # worker to shard: my contribution to a round
+    RESULT = 2  # shard to worker: the round's result, or that it is done
+    PULL = 3  # worker to shard: send me the value that you hold
+    VALUE = 7  # shard to worker: the value that was pulled
+    RECEIVED = 4  # credit: `present` counts the slice bytes received on this link so far
+    CONTROL = 5  # a message with a schema, see coordinator.messages
+    HEARTBEAT = 6
+
+
+class Flag(enum.IntFlag):
+    NONE = 0
+    WANTS = 1  # push: answer with the result, not only with "done"
+    ABSENT = 2  # result: a worker had joined (ran out of input) and took no part
+
+
+class Header(NamedTuple):
+    kind: Kind
+    key: int = 0
+    step: int = 0
+    rank: int = 0
+    present: int = 0
+    length: int = 0
+    dtype: DType = DType.BYTES
+    flags: int = 0
+    job: int = 0
+
+
+class Garbled(UndertowError):
+    """Bytes that are not a frame of ours."""
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_DTYPES = {int(dtype): dtype for dtype in DType}
+
+
+def pack(header: Header) -> bytes:
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        header.kind,
+        header.dtype,
+        header.flags,
+        header.job,
+        header.key,
+        header.step,
+        header.rank,
+        header.present,
+        header.length,
+    )
+    return fields + _CHECKSUM.pack(zlib.crc32(fields))
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Header:
+    """Read a header; `Garbled` says what is wrong with it."""
+    magic, version, kind, dtype, flags, job, key, step, rank, present, length = _FIELDS.unpack_from(data)
+    if magic != MAGIC:
+        raise Garbled(f"a frame starts with {magic!r}, not {MAGIC!r}")
+    if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(data[: _FIELDS.size]):
+        raise Garbled("a frame's header does not match its checksum")
+    if version != VERSION:
+        raise Garbled(f"a frame of version {version}, expected {VERSION}")
+    if kind not in _KINDS or dtype not in _DTYPES:
+        raise Garbled(f"a frame of unknown kind {kind} or type {dtype}")
+    return Header(_KINDS[kind], key, step, rank, present, length, _DTYPES[dtype], flags, job)

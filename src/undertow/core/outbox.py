@@ -1,0 +1,77 @@
+"""Stage 4, the outbox: decides which ready slice goes on the wire next.
+
+In: a parcel with its priority.  Out: the next parcel to send, or None.
+The lower number goes first; equal numbers leave in the order they came.
+Nothing overtakes a parcel that was taken, so the credit, not the tensor,
+bounds how long an urgent slice can wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One frame for one peer.  The body must stay untouched until the peer has it."""
+
+    peer: int
+    header: bytes
+    body: Any  # a buffer
+    size_bytes: int
+
+
+class Outbox:
+    """Strict (priority, sequence) order under a credit of bytes in flight.
+
+    Credit is taken when a parcel leaves and returned when its peer says that
+    it *received* it, not when it was written: the kernel's buffers hide a slow
+    peer.  It is not returned by the round's result: a round needs every worker,
+    and waiting for it could block for ever.
+    """
+
+    def __init__(self, credit_bytes: int) -> None:
+        self.credit_bytes = credit_bytes
+        self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
+        self._taken: defaultdict[int, int] = defaultdict(int)
+        self._received: defaultdict[int, int] = defaultdict(int)
+        self._heap: list[tuple[int, int, Parcel]] = []
+        self._sequence = 0  # breaks ties, so that parcels themselves are never compared
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, parcel: Parcel, priority: int = 0) -> None:
+        heapq.heappush(self._heap, (priority, self._sequence, parcel))
+        self._sequence += 1
+
+    def take(self) -> Parcel | None:
+        """The most urgent parcel, if the credit allows it; a smaller one never passes it by.
+
+        A parcel larger than the whole credit leaves when nothing is in flight.
+        """
+        if not self._heap:
+            return None
+        parcel = self._heap[0][2]
+        if self.in_flight_bytes and self.in_flight_bytes + parcel.size_bytes > self.credit_bytes:
+            return None
+        heapq.heappop(self._heap)
+        self._taken[parcel.peer] += parcel.size_bytes
+        self.in_flight_bytes += parcel.size_bytes
+        return parcel
+
+    def acknowledge(self, peer: int, received_bytes: int) -> bool:
+        """The peer has received that many bytes in all.  False if that cannot be true."""
+        if not self._received[peer] <= received_bytes <= self._taken[peer]:
+            return False
+        self.in_flight_bytes -= received_bytes - self._received[peer]
+        self._received[peer] = received_bytes
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing is in flight."""
+        return not self._heap and not self.in_flight_bytes

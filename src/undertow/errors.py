@@ -1,0 +1,35 @@
+"""Every error that undertow raises on purpose.
+
+UndertowError
+├── ConfigError(ValueError)   the caller asked for something impossible
+├── MismatchError             ranks disagree: names the tensor and the ranks
+├── PeerLost                  names rank, host, step, and for how long it was silent
+├── Refused                   no or wrong token, wrong version
+└── DriftError                replicas differ: names the tensor
+"""
+
+from __future__ import annotations
+
+
+class UndertowError(Exception):
+    """The root of the tree: `except UndertowError` catches them all."""
+
+
+class ConfigError(UndertowError, ValueError):
+    """The caller asked for something impossible."""
+
+
+class MismatchError(UndertowError):
+    """Ranks disagree about what they train or what they do next."""
+
+
+class PeerLost(UndertowError):
+    """A worker died, stopped, left or never came; the message names it."""
+
+
+class Refused(UndertowError):
+    """A peer did not know the job's token or speaks another version."""
+
+
+class DriftError(UndertowError):
+    """Replicas that must be bit-identical are not."""

@@ -1,0 +1,1 @@
+"""Stage 2, the plan: which slices a tensor is cut into, and which shard owns them."""

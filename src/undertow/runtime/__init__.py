@@ -1,0 +1,1 @@
+"""The engine: one thread that runs the pure core over real sockets."""

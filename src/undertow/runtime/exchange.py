@@ -1,0 +1,231 @@
+"""Stages 4 to 8 in the engine thread: slices out, results in, credit back.
+
+In: contributions of this worker, frames of slices from the peers.
+Out: frames to the peers, results in the contributions' own memory.
+What to do is decided by the flow, the shard and the outbox; here it is done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from undertow import trace
+from undertow.core import frames
+from undertow.core.flow import Contribution, Flow
+from undertow.core.frames import Flag, Header, Kind
+from undertow.core.outbox import Outbox, Parcel
+from undertow.core.rounds import Array, KeySpec
+from undertow.plan.slicing import Slice
+from undertow.runtime.pool import Pool
+from undertow.runtime.shape import Shape
+from undertow.store.shard import Answer, Shard, Unexpected
+from undertow.wire.transport import Transport
+
+SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
+
+
+class Exchange:
+    """This worker's side of all rounds, and its shard.  Owned by the engine thread."""
+
+    def __init__(self, shape: Shape, transport: Transport) -> None:
+        self.step = 0  # the latest round that this worker has begun, for messages
+        self._shape = shape
+        self._rank = shape.rank
+        self._transport = transport
+        self._pool = Pool()
+        self._flow = Flow()
+        self._shard = Shard(shape.size, self._pool.give)
+        self._outbox = Outbox(shape.credit_bytes)
+        self._priorities: dict[int, int] = {}
+        self._received_bytes: Counter[int] = Counter()
+        self._acknowledged_bytes: Counter[int] = Counter()
+        # Many small slices share one acknowledgement; what is held back by all peers
+        # together stays far below the credit, so it can never run dry.
+        self._acknowledge_at = shape.credit_bytes // (4 * shape.size)
+
+    # What this worker wants
+
+    def learn(self, slices: Sequence[Slice]) -> None:
+        self._flow.add(item.spec for item in slices)
+        self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
+
+    def contribute(self, contributions: Sequence[Contribution]) -> None:
+        for contribution in contributions:
+            ready = self._flow.contribute(contribution)
+            if ready is not None:
+                self._push(ready)
+        self.pump()
+
+    def join(self, rank: int, keys: Sequence[int], *, divide_by_active: bool) -> None:
+        """A worker ran out of input: the rounds of these keys go on without it."""
+        self._answer(self._shard.join(rank, keys, divide_by_active=divide_by_active))
+        self.pump()
+
+    def resume(self, keys: Sequence[int], step: int) -> None:
+        self._flow.resume(keys, step)
+        self._shard.rejoin(keys, step)
+
+    def round_of(self, key: int) -> int:
+        return self._flow.step(key)
+
+    # Frames
+
+    def sink(self, peer: int, header: Header) -> Array:
+        """Where the body of this slice belongs; `Unexpected` if it makes no sense."""
+        if header.kind is Kind.PUSH:
+            spec = self._shard.expects(peer, header.key, header.step)
+            _check_body(header, spec)
+            return self._pool.take(spec.size_bytes)
+        item = self._awaited(peer, header)
+        _check_body(header, self._flow.spec(header.key))
+        if item.target is None:
+            raise Unexpected(f"a result of key {header.key} that was not wanted")
+        return _raw(item.target)
+
+    def handle(self, peer: int, header: Header, body: Array | None) -> None:
+        """A frame of a slice, or about one, is complete."""
+        if header.kind is Kind.RECEIVED:
+            if not self._outbox.acknowledge(peer, header.present):
+                raise Unexpected(f"rank {peer} acknowledges {header.present} bytes that it cannot have")
+        elif header.kind is Kind.PUSH:
+            self._take_push(peer, header, body)
+        elif header.kind is Kind.PULL:
+            self._answer([self._shard.pull(peer, header.key)], Kind.VALUE)
+        else:
+            self._accept(self._awaited(peer, header), header.present, bool(header.flags & Flag.ABSENT))
+        if body is not None:
+            self._acknowledge(peer, header.length)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what the credit allows."""
+        while (parcel := self._outbox.take()) is not None:
+            self._transport.send(parcel.peer, parcel.header, parcel.body)
+
+    # Questions
+
+    @property
+    def is_drained(self) -> bool:
+        return not len(self._outbox)
+
+    def blocked_by(self, departed: Collection[int]) -> int | None:
+        """One of these workers, if something cannot end without it."""
+        blocked = self._shard.blocked_by(departed)
+        return blocked[0] if blocked else self._flow.pending_at(departed)
+
+    def pending(self) -> tuple[KeySpec, int] | None:
+        """A key and round that this worker waits for."""
+        item = self._flow.pending()
+        return None if item is None else (self._flow.spec(item.key), item.step)
+
+    def missing(self, key: int, step: int) -> list[int]:
+        """Whom this shard still waits for."""
+        return self._shard.missing(key, step)
+
+    # Inside
+
+    def _push(self, item: Contribution) -> None:
+        spec = self._flow.spec(item.key)
+        wants = item.target is not None
+        self.step = max(self.step, item.step)
+        self._priorities[item.key] = item.priority
+        if trace.is_on:
+            trace.record("push", key=item.key, step=item.step)
+        if spec.shard != self._rank:
+            header = Header(
+                Kind.PULL if item.is_pull else Kind.PUSH,
+                item.key,
+                item.step,
+                self._rank,
+                item.present,
+                0 if item.source is None else spec.size_bytes,
+                spec.dtype,
+                Flag.WANTS if wants else Flag.NONE,
+                self._shape.job,
+            )
+            self._put(spec.shard, header, item.source, item.priority)
+        elif item.is_pull:
+            self._answer([self._shard.pull(self._rank, item.key)])
+        else:
+            self._answer(
+                self._shard.contribute(self._rank, item.key, item.step, item.source, present=item.present, wants=wants)
+            )
+
+    def _take_push(self, peer: int, header: Header, body: Array | None) -> None:
+        if body is None and header.present:
+            raise Unexpected(f"a contribution to key {header.key} without its bytes")
+        array = None if body is None else body.view(header.dtype.numpy)
+        wants = bool(header.flags & Flag.WANTS)
+        self._answer(self._shard.contribute(peer, header.key, header.step, array, present=header.present, wants=wants))
+
+    def _awaited(self, peer: int, header: Header) -> Contribution:
+        item = self._flow.awaited(header.key, header.step)
+        is_from_shard = item is not None and self._flow.spec(header.key).shard == peer
+        if item is None or not is_from_shard or item.is_pull is not (header.kind is Kind.VALUE):
+            raise Unexpected(f"a result of round {header.step} of key {header.key} that nobody waits for")
+        if not header.length and header.present and item.target is not None:
+            raise Unexpected(f"a result of key {header.key} without its bytes")
+        return item
+
+    def _answer(self, answers: Sequence[Answer], kind: Kind = Kind.RESULT) -> None:
+        for answer in answers:
+            if answer.rank == self._rank:
+                self._answer_self(answer)
+                continue
+            spec = self._shard.spec(answer.key)
+            header = Header(
+                kind,
+                answer.key,
+                answer.step,
+                self._rank,
+                answer.present,
+                0 if answer.array is None else spec.size_bytes,
+                spec.dtype,
+                Flag.ABSENT if answer.absent else Flag.NONE,
+                self._shape.job,
+            )
+            self._put(answer.rank, header, answer.array, self._priorities.get(answer.key, 0))
+
+    def _answer_self(self, answer: Answer) -> None:
+        item = self._flow.awaited(answer.key, answer.step)
+        assert item is not None
+        if answer.array is not None and item.target is not None:
+            np.copyto(item.target, answer.array)
+        self._accept(item, answer.present, answer.absent > 0)
+
+    def _accept(self, item: Contribution, present: int, absent: bool) -> None:
+        if trace.is_on:
+            trace.record("result", key=item.key, step=item.step)
+        following = self._flow.answer(item.key)
+        item.present, item.absent = present, absent
+        item.on_result(item)
+        if following is not None:
+            self._push(following)
+
+    def _acknowledge(self, peer: int, length: int) -> None:
+        self._received_bytes[peer] += length
+        total = self._received_bytes[peer]
+        if total - self._acknowledged_bytes[peer] >= self._acknowledge_at:
+            self._acknowledged_bytes[peer] = total
+            header = Header(Kind.RECEIVED, rank=self._rank, present=total, job=self._shape.job)
+            self._transport.send(peer, frames.pack(header))
+
+    def _put(self, peer: int, header: Header, body: Array | None, priority: int) -> None:
+        raw = None if body is None else _raw(body)
+        self._outbox.put(Parcel(peer, frames.pack(header), raw, header.length), priority)
+
+
+def _raw(array: Array) -> Array:
+    """The array's bytes, whatever its type: bfloat16 has no buffer format of its own."""
+    return array.view(np.uint8)
+
+
+def _check_body(header: Header, spec: KeySpec) -> None:
+    if header.length != spec.size_bytes or header.dtype is not spec.dtype:
+        raise Unexpected(
+            f"a {header.kind.name} of {header.length} bytes of {header.dtype.name} for key {header.key}, "
+            f"which has {spec.size_bytes} of {spec.dtype.name}"
+        )

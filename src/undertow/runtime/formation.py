@@ -1,0 +1,117 @@
+"""How a group comes together: meet, listen, dial, until every pair is connected.
+
+In: a way to meet (see `Meet`), this worker's settings.  Out: a connected `Group`.
+Addresses and ports are the system's own choice; the interface is the one that
+routes to the coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from undertow.coordinator.rendezvous import parse_address
+from undertow.errors import ConfigError, PeerLost, Refused
+from undertow.runtime.group import Group
+from undertow.runtime.shape import Shape
+from undertow.settings import Settings
+from undertow.wire.loop import Loop
+from undertow.wire.tcp import TcpTransport
+
+# Bring a payload, leave with everybody's in rank order.
+Meet = Callable[[bytes], list[bytes]]
+
+
+class Card(msgspec.Struct, frozen=True):
+    """What a worker tells the others when they meet; rank 0's numbers are everyone's."""
+
+    address: str
+    host: str
+    token: str
+    slice_bytes: int
+    credit_bytes: int
+
+
+def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loop: Loop, address: str) -> Group:
+    """Meet the others and connect to them all.  Raises `PeerLost` if one does not come."""
+    deadline = time.monotonic() + settings.start_timeout_s
+    transport = TcpTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
+    try:
+        card = _own_card(transport.address, size, settings)
+        cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
+        token = (settings.token or cards[0].token).encode()
+        job = zlib.crc32(name.encode(), zlib.crc32(token))
+        shape = Shape(
+            rank=rank,
+            hosts=[card.host for card in cards],
+            job=job,
+            slice_bytes=cards[0].slice_bytes,
+            credit_bytes=cards[0].credit_bytes,
+            silence_timeout_s=settings.silence_timeout_s,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+        group = Group(shape, loop, transport)
+        transport.admit(token, job)
+        loop.post(transport.start, group)
+        loop.post(group.start)
+        for peer in range(rank):
+            _dial(transport, peer, cards[peer], deadline)
+        _wait_for_links(group, transport, deadline, settings.start_timeout_s)
+    except BaseException:
+        loop.post(transport.close)
+        raise
+    return group
+
+
+def _own_card(address: str, size: int, settings: Settings) -> Card:
+    credit = settings.credit_bytes or settings.slice_bytes * 2 * max(1, min(size - 1, 4))
+    if credit < 2 * settings.slice_bytes:
+        raise ConfigError(
+            f"a credit of {credit} bytes is less than two slices of {settings.slice_bytes}: raise UNDERTOW_CREDIT"
+        )
+    return Card(address, socket.gethostname(), secrets.token_hex(16), settings.slice_bytes, credit)
+
+
+def _dial(transport: TcpTransport, peer: int, card: Card, deadline: float) -> None:
+    try:
+        transport.dial(peer, card.address, max(0.1, deadline - time.monotonic()))
+    except (OSError, Refused) as error:
+        raise PeerLost(
+            f"rank {peer} on host {card.host} was met but cannot be reached at {card.address}: {error}. "
+            "Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface"
+        ) from None
+
+
+def _wait_for_links(group: Group, transport: TcpTransport, deadline: float, timeout_s: float) -> None:
+    if not group.all_connected.wait(max(0.1, deadline - time.monotonic())):
+        absent = [rank for rank in range(group.size) if rank != group.rank and not transport.is_connected(rank)]
+        raise PeerLost(f"rank {', '.join(map(str, absent))} did not connect within {timeout_s:g} s of the start")
+    group.waiters.check()
+
+
+def route_to(host: str) -> str:
+    """The own address from which this host is reached: the interface in use."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here; the kernel only picks the route
+        return str(probe.getsockname()[0])
+
+
+def same_host_mark() -> str:
+    """Two processes with the same mark share a network stack's loopback."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def host_of(address: str) -> str:
+    return parse_address(address)[0]

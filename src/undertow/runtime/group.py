@@ -1,0 +1,247 @@
+"""A group: the workers that sum together, as one of them sees it.
+
+In: contributions and agreements of the training threads; frames of the peers.
+Out: results in the training thread's own memory, or one error that names its cause.
+The engine thread does the work (see exchange and steward); the training threads only
+post and wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from undertow.coordinator import messages
+from undertow.core import frames
+from undertow.core.flow import Contribution
+from undertow.core.frames import Header, Kind
+from undertow.core.rounds import Op
+from undertow.errors import MismatchError, UndertowError
+from undertow.plan.placement import Placement
+from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
+from undertow.runtime.exchange import SLICE_KINDS, Exchange
+from undertow.runtime.shape import Shape
+from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
+from undertow.runtime.waiting import Waiters
+from undertow.store.shard import Unexpected
+from undertow.wire.loop import Loop
+from undertow.wire.transport import Transport
+
+log = logging.getLogger("undertow")
+
+DEVICE_POLL_S = 0.0002
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _guarded(method: _Call) -> _Call:
+    """The engine thread never dies: what goes wrong is kept and raised by the next call."""
+
+    @functools.wraps(method)
+    def run(self: Group, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except UndertowError as error:
+            self.waiters.fail(error)
+        except Exception as error:  # a defect of ours: said in full, never swallowed
+            log.exception("the engine failed")
+            self.waiters.fail(UndertowError(f"the engine failed: {type(error).__name__}: {error}"))
+        return None
+
+    return run  # type: ignore[return-value]
+
+
+class Group:
+    def __init__(self, shape: Shape, loop: Loop, transport: Transport) -> None:
+        self.rank = shape.rank
+        self.size = shape.size
+        self.dropped: Counter[str] = Counter()  # frames that made no sense: why, how often
+        self.all_connected = threading.Event()
+        self.waiters = Waiters(shape.stall_timeout_s, self._stalled)
+        self._shape = shape
+        self._loop = loop
+        self._transport = transport
+        self._exchange = Exchange(shape, transport)
+        self._steward = Steward(shape, loop, transport, self._exchange, self.waiters)
+        self._placement = Placement(shape.size)
+        self._agreement_lock = threading.Lock()
+        self._agreement_count = 0
+        self._closed = threading.Event()
+        if self.size == 1:
+            self.all_connected.set()
+
+    # For training threads
+
+    def register(self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False) -> list[Slice]:
+        """Agree with all ranks on these tensors; returns the slices they are cut into.
+
+        Raises `MismatchError`, on every rank, if they do not hold the same.
+        """
+        table = messages.Table(label, list(tensors), op, keep)
+        how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
+        slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
+        self._call(lambda: self._exchange.learn(slices))
+        self.barrier()  # nobody pushes before everybody knows the keys
+        return slices
+
+    def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
+        """Hand over contributions; each one's `on_result` is called in the engine thread.
+
+        `is_ready` tells whether their bytes are in place yet, for copies from a device.
+        """
+        self._loop.post(self._contribute, contributions, is_ready)
+
+    def agree(self, matter: str, payload: bytes = b"") -> bytes:
+        """Come together with all ranks; returns what the coordinator has decided."""
+        with self._agreement_lock:
+            self.waiters.check()
+            self._agreement_count += 1
+            self._steward.agreed.clear()
+            self._loop.post(self._arrive, messages.Arrive(self._agreement_count, matter, payload))
+            self.waiters.wait(self._steward.agreed)
+            verdict = self._steward.verdict
+        assert verdict is not None
+        if verdict.error:
+            raise MismatchError(verdict.error)
+        return verdict.payload
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.agree("barrier")
+
+    def join(self, slices: Sequence[Slice], *, divide_by_active: bool) -> None:
+        """This worker has no more input: rounds of these slices go on without it."""
+        keys = [item.spec.key for item in slices]
+
+        def leave_the_rounds() -> None:
+            self._steward.tell_all(messages.Joined(keys, divide_by_active))
+            self._exchange.join(self.rank, keys, divide_by_active=divide_by_active)
+
+        self._call(leave_the_rounds)
+
+    def rounds_done(self, slices: Sequence[Slice]) -> int:
+        """How many rounds these slices have gone through together."""
+        return self._exchange.round_of(slices[0].spec.key) if slices else 0
+
+    def resume(self, slices: Sequence[Slice], rounds_done: int) -> None:
+        """All have joined: go on together after this many rounds.  A barrier must follow."""
+        self._call(lambda: self._exchange.resume([item.spec.key for item in slices], rounds_done))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the network so far, headers included."""
+        return self._transport.bytes_sent
+
+    def close(self, error: str = "") -> None:
+        """Say goodbye and leave.  Never hangs, never raises."""
+        self._loop.post(self._leave, error)
+        self._closed.wait(GOODBYE_TIMEOUT_S + 1)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the connections without a word; the parent has them."""
+        self._transport.abandon()
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """Run something in the engine thread and wait until it is done."""
+        done = threading.Event()
+        self._loop.post(self._run, work, done)
+        self.waiters.wait(done)
+
+    def _stalled(self, waited_s: float) -> None:
+        self._loop.post(self._ask_who_is_missing, waited_s)
+
+    # Engine thread: what the training threads asked for
+
+    @_guarded
+    def _run(self, work: Callable[[], None], done: threading.Event) -> None:
+        work()
+        done.set()
+
+    @_guarded
+    def _contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None) -> None:
+        if self.waiters.error is not None:
+            return
+        if is_ready is not None and not is_ready():
+            self._loop.later(DEVICE_POLL_S, lambda: self._contribute(contributions, is_ready))
+            return
+        self._exchange.contribute(contributions)
+        self._steward.check_departed()
+
+    @_guarded
+    def _arrive(self, arrival: messages.Arrive) -> None:
+        self._steward.arrive(arrival)
+
+    @_guarded
+    def _ask_who_is_missing(self, waited_s: float) -> None:
+        self._steward.ask_who_is_missing(waited_s)
+
+    @_guarded
+    def _leave(self, error: str) -> None:
+        self._steward.leave(error, self._end)
+
+    def _end(self) -> None:
+        self._loop.no_tick(self._tick)
+        self._transport.close()
+        self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))
+        self._closed.set()
+
+    # Engine thread: what the transport brings (the Receiver)
+
+    def start(self) -> None:
+        """From now on this group hears its peers."""
+        self._loop.every_tick(self._tick)
+
+    @_guarded
+    def _tick(self, now: float) -> None:
+        self._steward.tick(now)
+
+    @_guarded
+    def connected(self, peer: int) -> None:
+        self._steward.heard(peer)
+        if all(self._transport.is_connected(other) for other in self._shape.peers):
+            self.all_connected.set()
+
+    @_guarded
+    def lost(self, peer: int, reason: str) -> None:
+        self._steward.lose(peer, reason)
+
+    def sink(self, peer: int, header: Header) -> Any | None:
+        try:
+            self._check_sender(peer, header)
+            if header.kind in SLICE_KINDS:
+                return self._exchange.sink(peer, header)
+            if header.kind is Kind.CONTROL and header.length <= frames.MAX_CONTROL_BYTES:
+                return bytearray(header.length)
+            raise Unexpected(f"a {header.kind.name} of {header.length} bytes")
+        except Unexpected as error:
+            self._drop(peer, str(error))
+            return None
+
+    @_guarded
+    def arrived(self, peer: int, header: Header, body: Any | None) -> None:
+        self._steward.heard(peer)
+        if header.kind is Kind.HEARTBEAT:
+            return
+        try:
+            self._check_sender(peer, header)
+            if header.kind is Kind.CONTROL:
+                self._steward.obey(peer, messages.decode(body or b""))
+            else:
+                self._exchange.handle(peer, header, body)
+                self._steward.check_departed()
+        except (Unexpected, msgspec.MsgspecError) as error:
+            self._drop(peer, str(error))
+
+    def _check_sender(self, peer: int, header: Header) -> None:
+        if header.job != self._shape.job or header.rank != peer:
+            raise Unexpected(f"a frame of job {header.job} and rank {header.rank} on the link to rank {peer}")
+
+    def _drop(self, peer: int, reason: str) -> None:
+        self.dropped[reason] += 1
+        if self.dropped.total() == 1:
+            log.warning("dropped a frame from rank %d: %s (further ones are counted only)", peer, reason)

@@ -1,0 +1,201 @@
+"""What there is once per process: the engine thread and the groups it serves.
+
+In: `init`, or a framework's own process group.  Out: groups, formed when first needed.
+Importing starts nothing; `shutdown` and the end of the process end everything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from undertow import trace
+from undertow.coordinator.rendezvous import MeetingPoint, attend
+from undertow.errors import ConfigError, UndertowError
+from undertow.runtime import formation
+from undertow.runtime.group import Group
+from undertow.settings import Settings, read_settings
+from undertow.wire.loop import Loop
+
+_lock = threading.RLock()
+_loop: Loop | None = None
+_settings: Settings | None = None
+_groups: dict[object, Group] = {}
+_meetings = 0
+_DEFAULT = "default"
+
+
+def init(**arguments: Any) -> None:
+    """Join the other workers of this job.  A second call changes nothing."""
+    global _settings
+    with _lock:
+        if _DEFAULT in _groups:
+            return
+        settings = read_settings(**arguments)
+        add_group(_DEFAULT, lambda: _form_default(settings))
+        _settings = settings
+
+
+def default_group() -> Group:
+    """The group of `init`; `ConfigError` before it."""
+    try:
+        return _groups[_DEFAULT]
+    except KeyError:
+        raise ConfigError("undertow is not initialised: call undertow.init() first") from None
+
+
+def find_group(name: object) -> Group | None:
+    return _groups.get(name)
+
+
+def settings() -> Settings:
+    default_group()
+    assert _settings is not None
+    return _settings
+
+
+def is_initialized() -> bool:
+    return _DEFAULT in _groups
+
+
+def add_group(name: object, form: Any) -> Group:
+    """The group of this name; formed now if there is none."""
+    with _lock:
+        if name not in _groups:
+            _groups[name] = form()
+        return _groups[name]
+
+
+def loop() -> Loop:
+    """The engine thread, started when first needed."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = Loop()
+            _loop.start()
+            _watch_process()
+        return _loop
+
+
+def shutdown(error: str = "") -> None:
+    """Leave all groups and end the engine thread.  Never hangs, never raises."""
+    global _loop, _settings
+    with _lock:
+        groups, _settings = list(_groups.values()), None
+        _groups.clear()
+        for group in groups:
+            group.close(error)
+        if _loop is not None:
+            _loop.stop()
+            _loop = None
+
+
+def _form_default(settings: Settings) -> Group:
+    global _meetings
+    if settings.trace:
+        trace.start()
+        atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{settings.rank}.jsonl"))
+    _meetings += 1
+    name = f"workers-{_meetings}"
+    if settings.world_size == 1:
+        meet, master = (lambda payload: [payload]), "127.0.0.1"
+    elif settings.rendezvous:
+        meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
+    elif _is_under_torch(os.environ):
+        from undertow.torch import c10d
+
+        return c10d.form_world(name, settings, loop())
+    else:
+        return _form_at_master(name, settings)
+    return form_group(meet, name, settings, formation.route_to(master))
+
+
+def form_group(meet: formation.Meet, name: str, settings: Settings, address: str) -> Group:
+    return formation.form(
+        meet,
+        name=name,
+        rank=settings.rank,
+        size=settings.world_size,
+        settings=settings,
+        loop=loop(),
+        address=settings.address or address,
+    )
+
+
+def _form_at_master(name: str, settings: Settings) -> Group:
+    """Without a launcher of ours: rank 0 holds the meeting where MASTER_ADDR and MASTER_PORT say."""
+    if not settings.master_port:
+        raise ConfigError(
+            f"WORLD_SIZE is {settings.world_size}, but neither MASTER_PORT nor a launcher says where to meet. "
+            "Start with `undertow run` or torchrun, or set MASTER_ADDR and MASTER_PORT"
+        )
+    place = f"{settings.master_addr}:{settings.master_port}"
+    point = None
+    if settings.rank == 0:
+        point = MeetingPoint(settings.master_addr, settings.master_port, settings.token.encode())
+        point.start()
+    try:
+        return form_group(_meet_at(place, name, settings), name, settings, formation.route_to(settings.master_addr))
+    finally:
+        if point is not None:
+            point.close()
+
+
+def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
+    def meet(payload: bytes) -> list[bytes]:
+        return attend(
+            place,
+            settings.token.encode(),
+            meeting=name,
+            rank=settings.rank,
+            size=settings.world_size,
+            payload=payload,
+            timeout_s=settings.start_timeout_s,
+        )
+
+    return meet
+
+
+def _is_under_torch(environ: Any) -> bool:
+    """torchrun started us, or the script has a process group already: its store carries our addresses."""
+    distributed = sys.modules.get("torch.distributed")
+    has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return bool(has_group) or environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _watch_process() -> None:
+    global _watched
+    if not _watched:
+        _watched = True
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+_watched = False
+
+
+def _at_exit() -> None:
+    failure = getattr(sys, "last_value", None)
+    if failure is None or isinstance(failure, UndertowError):
+        shutdown()
+    else:
+        shutdown(f"its script failed with {type(failure).__name__}: {failure}")
+
+
+def _after_fork() -> None:
+    """A forked child (a data loader's worker, say) has no engine thread and takes no part.
+
+    It must not hold the connections open either: the peers would not notice when we die.
+    """
+    global _loop, _lock
+    _lock = threading.RLock()
+    for group in _groups.values():
+        group.abandon()
+    if _loop is not None:
+        _loop.abandon()
+    _groups.clear()
+    _loop = None

@@ -1,0 +1,190 @@
+"""The group's household in the engine thread: who is here, what was agreed, who left.
+
+In: control messages, broken links, ticks.  Out: verdicts, goodbyes, heartbeats, and at
+most one `PeerLost`, which names the first cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from undertow.coordinator import messages
+from undertow.coordinator.agreement import Agreements
+from undertow.core import frames
+from undertow.core.frames import Header, Kind
+from undertow.core.membership import Loss, Membership
+from undertow.errors import PeerLost
+from undertow.runtime.exchange import Exchange
+from undertow.runtime.shape import Shape
+from undertow.runtime.waiting import Waiters
+from undertow.store.shard import Unexpected
+from undertow.wire.loop import Loop
+from undertow.wire.transport import Transport
+
+log = logging.getLogger("undertow")
+
+COORDINATOR = 0
+GOODBYE_TIMEOUT_S = 5.0
+GOODBYE_POLL_S = 0.005
+
+
+class Steward:
+    """Owned by the engine thread, but for `verdict`, read by who waited for `agreed`."""
+
+    def __init__(self, shape: Shape, loop: Loop, transport: Transport, exchange: Exchange, waiters: Waiters) -> None:
+        self.agreed = threading.Event()
+        self.verdict: messages.Verdict | None = None
+        self._shape = shape
+        self._loop = loop
+        self._transport = transport
+        self._exchange = exchange
+        self._waiters = waiters
+        self._awaiting = 0  # the agreement that this rank is at
+        self._agreements = Agreements(shape.size, slice_bytes=shape.slice_bytes)
+        self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=time.monotonic())
+        self._farewells: set[int] = set()
+
+    # Agreements
+
+    def arrive(self, arrival: messages.Arrive) -> None:
+        self._awaiting = arrival.sequence
+        if self._shape.rank == COORDINATOR:
+            self._decide(self._shape.rank, arrival)
+        else:
+            self.tell(COORDINATOR, arrival)
+        self.check_departed()
+
+    def _decide(self, rank: int, arrival: messages.Arrive) -> None:
+        for waiting, verdict in self._agreements.arrive(rank, arrival):
+            if waiting == self._shape.rank:
+                self._hear(verdict)
+            else:
+                self.tell(waiting, verdict)
+
+    def _hear(self, verdict: messages.Verdict) -> None:
+        if verdict.sequence != self._awaiting:
+            raise Unexpected(f"a verdict on agreement {verdict.sequence}, this rank is at {self._awaiting}")
+        self._awaiting = 0
+        self.verdict = verdict
+        self.agreed.set()
+
+    # Messages
+
+    def obey(self, peer: int, message: messages.Message) -> None:
+        match message:
+            case messages.Arrive():
+                self._decide(peer, message)
+            case messages.Verdict():
+                self._hear(message)
+            case messages.Goodbye(error):
+                self._part_with(peer, error)
+            case messages.Farewell():
+                self._farewells.add(peer)
+            case messages.Lost(rank, reason):
+                self.lose(rank, f"{reason} (seen by rank {peer})")
+            case messages.Joined(keys, divide_by_active):
+                self._exchange.join(peer, keys, divide_by_active=divide_by_active)
+            case messages.AskMissing(key, step):
+                self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
+            case messages.Missing(_, step, ranks):
+                self._name_missing(step, ranks)
+        self.check_departed()
+
+    def tell(self, peer: int, message: messages.Message) -> None:
+        body = messages.encode(message)
+        header = Header(Kind.CONTROL, rank=self._shape.rank, length=len(body), job=self._shape.job)
+        self._transport.send(peer, frames.pack(header), body)
+
+    def tell_all(self, message: messages.Message) -> None:
+        for peer in self._shape.peers:
+            self.tell(peer, message)
+
+    # Life and loss
+
+    def heard(self, peer: int) -> None:
+        self._membership.heard(peer, time.monotonic())
+
+    def tick(self, now: float) -> None:
+        heartbeat = frames.pack(Header(Kind.HEARTBEAT, rank=self._shape.rank, job=self._shape.job))
+        for peer in self._shape.peers:
+            self._transport.send(peer, heartbeat)
+        self._mourn(self._membership.tick(now))
+
+    def lose(self, rank: int, reason: str) -> None:
+        if not 0 <= rank < self._shape.size:
+            raise Unexpected(f"rank {rank} is said to be lost, but there is none")
+        self._mourn(self._membership.lose(rank, reason))
+
+    def check_departed(self) -> None:
+        """An error as soon as something waits for a worker that has left in order."""
+        departed = self._membership.departed
+        if not departed or self._waiters.error is not None:
+            return
+        rank = self._exchange.blocked_by(departed)
+        if rank is None:
+            rank = next((peer for peer in departed if self._agreements.waits_for(peer)), None)
+        if rank is None and COORDINATOR in departed and self._awaiting:
+            rank = COORDINATOR
+        if rank is not None:
+            reason = "its script has ended while others still train (uneven inputs? see join())"
+            self._mourn(Loss(rank, self._shape.hosts[rank], reason))
+
+    def _part_with(self, peer: int, error: str) -> None:
+        self._membership.left(peer, error)
+        self.tell(peer, messages.Farewell())
+        if error:
+            self._mourn(Loss(peer, self._shape.hosts[peer], error))
+
+    def _mourn(self, loss: Loss | None) -> None:
+        if loss is None or self._waiters.error is not None:
+            return
+        self.tell_all(messages.Lost(loss.rank, loss.reason))
+        self._waiters.fail(PeerLost(f"{loss}; this is rank {self._shape.rank} at step {self._exchange.step}"))
+
+    # Leaving
+
+    def leave(self, error: str, then: Callable[[], None]) -> None:
+        """Let what is queued go out, say goodbye, wait until everyone has heard it."""
+        deadline = time.monotonic() + GOODBYE_TIMEOUT_S
+
+        def say_goodbye() -> None:
+            self.tell_all(messages.Goodbye(error))
+            # A socket that is closed with unread bytes resets the connection and may cut off
+            # what the peer has not read yet: so wait for the answers.
+            self._until(lambda: self._farewells >= self._living(), deadline, then)
+
+        self._until(lambda: self._exchange.is_drained or self._waiters.error is not None, deadline, say_goodbye)
+
+    def _until(self, condition: Callable[[], bool], deadline: float, then: Callable[[], None]) -> None:
+        if condition() or time.monotonic() > deadline:
+            then()
+        else:
+            self._loop.later(GOODBYE_POLL_S, lambda: self._until(condition, deadline, then))
+
+    def _living(self) -> set[int]:
+        loss = self._membership.loss
+        gone = {*self._membership.departed, *([loss.rank] if loss else [])}
+        return {peer for peer in self._shape.peers if self._transport.is_connected(peer)} - gone
+
+    # Who is late
+
+    def ask_who_is_missing(self, waited_s: float) -> None:
+        pending = self._exchange.pending()
+        if pending is None:
+            log.warning(
+                "rank %d has waited for %.0f s for the other ranks to come to the same call", self._shape.rank, waited_s
+            )
+            return
+        spec, step = pending
+        if spec.shard == self._shape.rank:
+            self._name_missing(step, self._exchange.missing(spec.key, step))
+        else:
+            self.tell(spec.shard, messages.AskMissing(spec.key, step))
+
+    def _name_missing(self, step: int, ranks: list[int]) -> None:
+        if ranks and all(0 <= rank < self._shape.size for rank in ranks):
+            names = ", ".join(f"{rank} on host {self._shape.hosts[rank]}" for rank in ranks)
+            log.warning("rank %d waits at step %d for rank %s: alive, but not there yet", self._shape.rank, step, names)

@@ -1,0 +1,91 @@
+"""How a training thread waits for the engine: until done, or until the group fails.
+
+A wait never hangs in silence: it says after a while whom it waits for, and gives
+up after the stall timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from undertow.core.flow import Contribution
+from undertow.errors import UndertowError
+
+FIRST_NOTICE_S = 10.0
+
+
+class Waiters:
+    """The training threads that wait, and the first error, which ends all waits."""
+
+    def __init__(self, stall_timeout_s: float, on_stall: Callable[[float], None]) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._on_stall = on_stall
+        self._lock = threading.Lock()
+        self._error: UndertowError | None = None
+        self._events: set[threading.Event] = set()
+
+    @property
+    def error(self) -> UndertowError | None:
+        return self._error
+
+    def fail(self, error: UndertowError) -> bool:
+        """Keep the first error and wake everyone.  False if there was one already."""
+        with self._lock:
+            if self._error is not None:
+                return False
+            self._error = error
+            for event in self._events:
+                event.set()
+        return True
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+
+    def wait(self, event: threading.Event) -> None:
+        """Return when the event is set; raise the group's error if it fails first."""
+        if event.is_set() and self._error is None:
+            return
+        with self._lock:
+            if self._error is None:
+                self._events.add(event)
+        try:
+            self.check()
+            self._wait(event)
+        finally:
+            with self._lock:
+                self._events.discard(event)
+        self.check()
+
+    def _wait(self, event: threading.Event) -> None:
+        since = time.monotonic()
+        pause = FIRST_NOTICE_S
+        while not event.wait(min(pause, self._stall_timeout_s)):
+            waited = time.monotonic() - since
+            if waited >= self._stall_timeout_s:
+                raise UndertowError(
+                    f"nothing has come for {waited:.0f} s although all workers are alive; see the warnings above for "
+                    "who is late. Set UNDERTOW_STALL_TIMEOUT to wait longer"
+                )
+            self._on_stall(waited)
+            pause = min(2 * pause, 300.0)
+
+
+class Ticket:
+    """A number of answers to come.  The engine counts down, a training thread waits."""
+
+    def __init__(self, count: int) -> None:
+        self.done = threading.Event()
+        self.absent = False  # some worker had joined and took no part
+        self._left = count
+        if not count:
+            self.done.set()
+
+    def answer(self, contribution: Contribution) -> None:
+        """One answer is here.  Called in the engine thread only."""
+        self.absent |= contribution.absent
+        self._left -= 1
+        if not self._left:
+            self.done.set()

@@ -1,0 +1,105 @@
+"""The one reader of the environment: argument first, then variable, then default.
+
+In: keyword arguments and a mapping of environment variables.
+Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from undertow.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set, with its variable and its default."""
+
+    rank: int = field(default=0, metadata={"env": "RANK", "help": "this worker's number, 0 to world_size - 1"})
+    world_size: int = field(default=1, metadata={"env": "WORLD_SIZE", "help": "number of workers"})
+    local_rank: int = field(default=0, metadata={"env": "LOCAL_RANK", "help": "this worker's number on its host"})
+    local_world_size: int = field(default=1, metadata={"env": "LOCAL_WORLD_SIZE", "help": "workers on this host"})
+    master_addr: str = field(default="127.0.0.1", metadata={"env": "MASTER_ADDR", "help": "host of rank 0"})
+    master_port: int = field(default=0, metadata={"env": "MASTER_PORT", "help": "where rank 0 waits for the others"})
+    rendezvous: str = field(
+        default="", metadata={"env": "UNDERTOW_RENDEZVOUS", "help": "address:port of the launcher's meeting point"}
+    )
+    token: str = field(
+        default="", metadata={"env": "UNDERTOW_TOKEN", "help": "the job's secret; `undertow run` makes a fresh one"}
+    )
+    address: str = field(
+        default="",
+        metadata={"env": "UNDERTOW_ADDRESS", "help": "own address to listen on; default: the route to rank 0"},
+    )
+    start_timeout_s: float = field(
+        default=120.0, metadata={"env": "UNDERTOW_START_TIMEOUT", "help": "seconds to wait for all workers to arrive"}
+    )
+    silence_timeout_s: float = field(
+        default=10.0, metadata={"env": "UNDERTOW_SILENCE_TIMEOUT", "help": "seconds without a sign of life: peer lost"}
+    )
+    stall_timeout_s: float = field(
+        default=1800.0,
+        metadata={
+            "env": "UNDERTOW_STALL_TIMEOUT",
+            "help": "seconds to wait for a living worker that does not contribute",
+        },
+    )
+    slice_bytes: int = field(
+        default=1 << 20, metadata={"env": "UNDERTOW_SLICE", "help": "bytes of one slice on the wire"}
+    )
+    credit_bytes: int = field(
+        default=0,
+        metadata={"env": "UNDERTOW_CREDIT", "help": "bytes in flight at most; default: two slices per peer, up to 8"},
+    )
+    trace: str = field(
+        default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ConfigError(
+                f"world size {self.world_size} is not possible: at least one worker is needed (WORLD_SIZE)"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank {self.rank} is outside of 0 to {self.world_size - 1}: check RANK and WORLD_SIZE")
+        if self.slice_bytes < 1024 or self.slice_bytes % 16:
+            raise ConfigError(
+                f"slice of {self.slice_bytes} bytes: use a multiple of 16 of at least 1024, or leave it out"
+            )
+        for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
+
+
+def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+    """Merge arguments (None means not given), the environment and the defaults."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        if arguments.get(item.name) is not None:
+            values[item.name] = arguments.pop(item.name)
+        elif environ.get(item.metadata["env"], "") != "":
+            values[item.name] = _parse(
+                item.name, type(item.default), item.metadata["env"], environ[item.metadata["env"]]
+            )
+        arguments.pop(item.name, None)
+    if arguments:
+        raise ConfigError(
+            f"unknown setting {next(iter(arguments))!r}; known: {', '.join(f.name for f in fields(Settings))}"
+        )
+    return Settings(**values)
+
+
+def _parse(name: str, kind: type, variable: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={text!r} is not a valid {kind.__name__} for {name}") from None
+
+
+def table() -> list[tuple[str, str, str]]:
+    """(variable, default, help) of every setting, for the docs and the help text."""
+    return [(f.metadata["env"], str(f.default), f.metadata["help"]) for f in fields(Settings)]

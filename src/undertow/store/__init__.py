@@ -1,0 +1,1 @@
+"""The key-value store: every worker owns one shard of it."""

@@ -1,0 +1,149 @@
+"""Stage 6, the shard: the keys that one worker owns, and their rounds.
+
+In: contributions, pulls, joins and departures of workers.
+Out: answers, one per worker and round, as soon as the round is complete.
+It never waits and never asks: a worker is answered without having to pull.
+What makes no sense (a key that nobody knows, a contribution too many) is
+refused with a reason and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from undertow.core.rounds import Array, KeySpec, Round
+from undertow.errors import UndertowError
+
+
+class Unexpected(UndertowError):
+    """A frame that makes no sense now: dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell this worker the result.  `array` is None if it is empty or not wanted."""
+
+    rank: int
+    key: int
+    step: int
+    present: int
+    absent: int
+    array: Array | None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A round in progress and who wants its result."""
+
+    round: Round
+    wants: set[int]
+    contributors: list[int]
+
+
+class Shard:
+    """Owns keys.  Not thread-safe: the engine's thread alone uses it."""
+
+    def __init__(self, size: int, release: Callable[[Array], None] = lambda array: None) -> None:
+        self._size = size
+        self._release = release
+        self._specs: dict[int, KeySpec] = {}
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._done: dict[int, int] = {}  # key -> number of the last complete round
+        self._values: dict[int, tuple[int, Array | None, int]] = {}  # kept: step, array, present
+        self._absent: dict[int, frozenset[int]] = {}  # key -> workers that ran out of input
+        self._divide_by_active: set[int] = set()
+
+    def own(self, specs: Iterable[KeySpec]) -> None:
+        for spec in specs:
+            self._specs[spec.key] = spec
+            self._done[spec.key] = 0
+
+    def spec(self, key: int) -> KeySpec:
+        try:
+            return self._specs[key]
+        except KeyError:
+            raise Unexpected(f"key {key} is not known here") from None
+
+    def expects(self, rank: int, key: int, step: int) -> KeySpec:
+        """The key's spec, if this worker may contribute to that round now."""
+        spec = self.spec(key)
+        # A worker starts a round only after the one before, so two can be open at most.
+        if not self._done[key] < step <= self._done[key] + 2:
+            raise Unexpected(f"round {step} of key {key} from rank {rank}: {self._done[key]} rounds are done")
+        opened = self._open.get((key, step))
+        if opened is not None and opened.round.has(rank):
+            raise Unexpected(f"a second contribution of rank {rank} to round {step} of key {key}")
+        return spec
+
+    def contribute(
+        self, rank: int, key: int, step: int, array: Array | None, *, present: int, wants: bool
+    ) -> list[Answer]:
+        spec = self.expects(rank, key, step)
+        opened = self._open.get((key, step))
+        if opened is None:
+            opened = self._open[key, step] = _Open(Round(spec, self._size, self._release), set(), [])
+        opened.contributors.append(rank)
+        if wants:
+            opened.wants.add(rank)
+        opened.round.add(rank, array, present)
+        return self._finish(key, step) if opened.round.is_complete(self._away(key)) else []
+
+    def pull(self, rank: int, key: int) -> Answer:
+        self.spec(key)
+        if key not in self._values:
+            raise Unexpected(f"rank {rank} pulls key {key}, which holds no value")
+        step, array, present = self._values[key]
+        return Answer(rank, key, step, present, 0, array)
+
+    def join(self, rank: int, keys: Iterable[int], *, divide_by_active: bool) -> list[Answer]:
+        """This worker ran out of input: rounds of these keys go on without it."""
+        answers: list[Answer] = []
+        for key in keys:
+            if key not in self._specs:
+                continue
+            self._absent[key] = self._away(key) | {rank}
+            if divide_by_active:
+                self._divide_by_active.add(key)
+            step = self._done[key] + 1
+            opened = self._open.get((key, step))
+            if opened is not None and opened.round.is_complete(self._absent[key]):
+                answers += self._finish(key, step)
+        return answers
+
+    def rejoin(self, keys: Iterable[int], step: int) -> None:
+        """All workers have joined; they go on together after round `step`."""
+        for key in keys:
+            if key in self._specs:
+                self._absent.pop(key, None)
+                self._divide_by_active.discard(key)
+                self._done[key] = step
+
+    def missing(self, key: int, step: int) -> list[int]:
+        """Whom this round still waits for."""
+        opened = self._open.get((key, step))
+        if opened is None:
+            return list(range(self._size)) if step > self._done.get(key, step) else []
+        return opened.round.missing(self._away(key))
+
+    def blocked_by(self, departed: Iterable[int]) -> tuple[int, int, int] | None:
+        """(rank, key, step) of a round that waits for a worker that has left, if there is one."""
+        for (key, step), opened in self._open.items():
+            for rank in departed:
+                if not opened.round.has(rank) and rank not in self._away(key):
+                    return rank, key, step
+        return None
+
+    def _away(self, key: int) -> frozenset[int]:
+        return self._absent.get(key, frozenset())
+
+    def _finish(self, key: int, step: int) -> list[Answer]:
+        opened = self._open.pop((key, step))
+        outcome = opened.round.finish(self._away(key), divide_by_active=key in self._divide_by_active)
+        self._done[key] = step
+        if self._specs[key].keep and outcome.array is not None:
+            self._values[key] = (step, outcome.array, outcome.present)
+        return [
+            Answer(rank, key, step, outcome.present, outcome.absent, outcome.array if rank in opened.wants else None)
+            for rank in sorted(opened.contributors)
+        ]

@@ -1,0 +1,195 @@
+"""One connection to one peer: frames out, frames in, no copies of large bodies.
+
+In: frames to send, bytes from the socket.  Out: bytes to the socket, frames to the receiver.
+It knows nothing of rounds or priorities: whatever is queued here leaves in order.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from undertow.core import frames
+from undertow.core.frames import HEADER_BYTES, Garbled, Header
+from undertow.wire.loop import Loop
+from undertow.wire.transport import Receiver
+
+# Small frames come out of this buffer, several at a time; the rest of a large body is
+# received straight into its place.
+STAGING_BYTES = 16 << 10
+# The thread wakes for this much of a large body at once, not for every packet of it.
+LOW_WATER_BYTES = 256 << 10
+# One peer is read at most this often before the others get their chance.
+READS_IN_A_ROW = 8
+MAX_PARTS = 16
+
+
+class Link:
+    """Owned by the engine thread.  `on_lost(reason)` is called once, when it breaks."""
+
+    def __init__(
+        self, sock: socket.socket, peer: int, *, loop: Loop, receiver: Receiver, on_lost: Callable[[str], None]
+    ) -> None:
+        self.peer = peer
+        self.bytes_sent = 0
+        self.is_open = True
+        self._sock = sock
+        self._loop = loop
+        self._receiver = receiver
+        self._on_lost = on_lost
+        self._parts: deque[memoryview] = deque()
+        self._wants_write = False
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._staged = 0  # bytes of the staging buffer that hold received data
+        self._header: Header | None = None  # of the frame whose body is being received
+        self._body: Any | None = None
+        self._rest: memoryview | None = None  # where the next bytes of the body belong
+        self._drop_bytes = 0  # bytes of an unwanted body still to come
+        self._low_water = 1
+        sock.setblocking(False)
+        loop.watch(sock, selectors.EVENT_READ, self._ready)
+
+    # Out
+
+    def send(self, header: bytes, body: Any) -> None:
+        self._parts.append(memoryview(header))
+        if body is not None:
+            self._parts.append(memoryview(body).cast("B"))
+        if not self._wants_write:
+            self._write()
+
+    def _write(self) -> None:
+        while self._parts:
+            try:
+                sent = self._sock.sendmsg(list(islice(self._parts, MAX_PARTS)))
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self.close(f"its connection broke ({error})")
+                return
+            self.bytes_sent += sent
+            self._written(sent)
+        self._want_write(bool(self._parts))
+
+    def _written(self, sent: int) -> None:
+        while sent:
+            part = self._parts[0]
+            if sent < len(part):
+                self._parts[0] = part[sent:]
+                return
+            sent -= len(part)
+            self._parts.popleft()
+
+    def _want_write(self, wants: bool) -> None:
+        if wants != self._wants_write and self.is_open:
+            self._wants_write = wants
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants else 0)
+            self._loop.rewatch(self._sock, events, self._ready)
+
+    # In
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._write()
+        if events & selectors.EVENT_READ:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            for _ in range(READS_IN_A_ROW):
+                if not self.is_open or not self._read_some():
+                    return
+        except BlockingIOError:
+            pass
+        except Garbled as error:
+            self.close(f"it sent bytes that are no frame: {error}")
+        except OSError as error:
+            self.close(f"its connection broke ({error})")
+
+    def _read_some(self) -> bool:
+        """One system call's worth of bytes; False if the peer has closed."""
+        target = self._rest if self._rest is not None else self._staging[self._staged :]
+        got = self._sock.recv_into(target)
+        if not got:
+            self.close("its connection closed (the process ended)")
+            return False
+        if self._rest is not None:
+            self._rest = self._rest[got:]
+            self._finish_body()
+        else:
+            self._staged += got
+            self._parse()
+        return True
+
+    def _parse(self) -> None:
+        """Take all frames out of the staging buffer; what is left of the last one stays."""
+        start = 0
+        while self.is_open:
+            available = self._staged - start
+            if self._drop_bytes:
+                dropped = min(available, self._drop_bytes)
+                self._drop_bytes -= dropped
+                start += dropped
+                if self._drop_bytes:
+                    break
+            elif available < HEADER_BYTES:
+                break
+            else:
+                start = self._begin(start)
+                if self._rest is not None:
+                    break
+        self._staging[: self._staged - start] = self._staging[start : self._staged]
+        self._staged -= start
+
+    def _begin(self, start: int) -> int:
+        """Read the header at `start`, and as much of its body as is there."""
+        header = frames.unpack(self._staging[start : start + HEADER_BYTES])
+        start += HEADER_BYTES
+        if header.length == 0:
+            self._receiver.arrived(self.peer, header, None)
+            return start
+        sink = self._receiver.sink(self.peer, header)
+        if sink is None:
+            self._drop_bytes = header.length
+            return start
+        self._header, self._body = header, sink
+        view = memoryview(sink).cast("B")
+        there = min(len(view), self._staged - start)
+        view[:there] = self._staging[start : start + there]
+        self._rest = view[there:]
+        self._finish_body()
+        return start + there
+
+    def _finish_body(self) -> None:
+        assert self._rest is not None
+        assert self._header is not None
+        missing = len(self._rest)
+        self._set_low_water(min(missing, LOW_WATER_BYTES) or 1)
+        if not missing:
+            header, body = self._header, self._body
+            self._header = self._body = self._rest = None
+            self._receiver.arrived(self.peer, header, body)
+
+    def _set_low_water(self, low_water: int) -> None:
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    def close(self, reason: str | None = None) -> None:
+        """Close; with a reason, the link was lost and says so."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+        self._parts.clear()
+        if reason is not None:
+            self._on_lost(reason)
+
+    def abandon(self) -> None:
+        """Close this process's copy of the socket and nothing else."""
+        self._sock.close()

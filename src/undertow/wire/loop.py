@@ -1,0 +1,117 @@
+"""The engine thread: one per process, asleep unless something happens.
+
+In: sockets that are ready, calls posted by other threads, a tick every second.
+Out: callbacks, all in this one thread, so that what they touch needs no locks.
+It starts with the first group and ends with the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+TICK_S = 1.0
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakes)
+        self._asleep = False
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # never empty: the tick is in it
+        self._sequence = itertools.count()
+        self._tickers: list[Callable[[float], None]] = []
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="undertow-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def post(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Run `call` in the engine thread, soon and in order.  From any thread."""
+        self._posted.append((call, arguments))
+        # A wake-up costs a system call and is needed only if the thread sleeps.  It says so
+        # before it looks at the queue a last time, so a call can never be overlooked.
+        if self._asleep:
+            self._wake()
+
+    def stop(self) -> None:
+        """End the thread; from any thread but this one."""
+        self.post(self._stop)
+        self._thread.join(timeout=5)
+
+    def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        self._selector.register(sock, events, call)
+
+    def rewatch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        self._selector.modify(sock, events, call)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+
+    def every_tick(self, call: Callable[[float], None]) -> None:
+        self._tickers.append(call)
+
+    def no_tick(self, call: Callable[[float], None]) -> None:
+        self._tickers.remove(call)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Run `call` once after this delay; in the engine thread only."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), call))
+
+    def _run(self) -> None:
+        self.later(TICK_S, self._tick)
+        while self._running:
+            self._asleep = True
+            timeout = 0.0 if self._posted else max(0.0, self._timers[0][0] - time.monotonic())
+            ready = self._selector.select(timeout)
+            self._asleep = False
+            for key, events in ready:
+                key.data(events)
+            while self._posted:
+                call, arguments = self._posted.popleft()
+                call(*arguments)
+            while self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+        self._close()
+
+    def _tick(self) -> None:
+        self.later(TICK_S, self._tick)
+        for ticker in tuple(self._tickers):
+            ticker(time.monotonic())
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: a wake-up is under way; closed: nobody to wake
+            self._wake_in.send(b"\0")
+
+    def _drain_wakes(self, events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not run: close what was copied."""
+        self._close()
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def _close(self) -> None:
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()

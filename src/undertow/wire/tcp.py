@@ -1,0 +1,211 @@
+"""The transport over TCP: one connection for each pair of workers.
+
+In: a listening socket, the addresses of the peers, the token.
+Out: links to peers that know the token; strangers are refused, counted and
+logged once, and can neither block nor delay anyone.
+The lower rank listens, the higher one dials.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import struct
+import time
+from collections import Counter
+from typing import Any
+
+from undertow.errors import Refused
+from undertow.wire.auth import Handshake, Role, shake_hands
+from undertow.wire.link import Link
+from undertow.wire.loop import Loop
+from undertow.wire.transport import Receiver
+
+log = logging.getLogger("undertow")
+
+INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
+STRANGER_TIMEOUT_S = 5.0
+MAX_STRANGERS = 64
+
+
+class TcpTransport:
+    """All links of one group.  Made and closed in any thread, used in the engine's."""
+
+    def __init__(self, loop: Loop, *, rank: int, size: int, host: str, silence_s: float) -> None:
+        self.refused: Counter[str] = Counter()  # why, how often
+        self._loop = loop
+        self._rank = rank
+        self._size = size
+        self._silence_s = silence_s
+        self._job = 0
+        self._token = b""
+        self._links: dict[int, Link] = {}
+        self._strangers: set[_Stranger] = set()
+        self._listener = _listen(host)
+        self._receiver: Receiver | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def admit(self, token: bytes, job: int) -> None:
+        """Whom to let in; call it before `start` and `dial`."""
+        self._token = token
+        self._job = job
+
+    def start(self, receiver: Receiver) -> None:
+        """Accept peers from now on; call it in the engine thread."""
+        self._receiver = receiver
+        self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        self._loop.every_tick(self._expire)
+
+    def dial(self, peer: int, address: str, timeout_s: float) -> None:
+        """Connect to a peer that listens; blocks, so not in the engine thread."""
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        try:
+            shake_hands(sock, Role.DIALER, self._token)
+            sock.sendall(INTRODUCTION.pack(self._job, self._rank))
+        except BaseException:
+            sock.close()
+            raise
+        self._loop.post(self._adopt, sock, peer)
+
+    def send(self, peer: int, header: bytes, body: Any = None) -> None:
+        link = self._links.get(peer)
+        if link is not None and link.is_open:
+            link.send(header, body)
+
+    def is_connected(self, peer: int) -> bool:
+        return peer in self._links and self._links[peer].is_open
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes_sent for link in self._links.values())
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for stranger in tuple(self._strangers):
+            self._forget(stranger)
+        for link in self._links.values():
+            link.close()
+        if self._receiver is not None:
+            self._loop.unwatch(self._listener)
+            self._loop.no_tick(self._expire)
+        self._listener.close()
+
+    def abandon(self) -> None:
+        for link in self._links.values():
+            link.abandon()
+        for stranger in self._strangers:
+            stranger.sock.close()
+        self._listener.close()
+
+    # Strangers: connections that have not shown the token yet.
+
+    def _accept(self, events: int) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            return  # it gave up before we came, or we are out of descriptors: the next one may work
+        if len(self._strangers) >= MAX_STRANGERS:
+            sock.close()
+            self._refuse("too many connections without a token", address)
+            return
+        sock.setblocking(False)
+        stranger = _Stranger(sock, address, self._token)
+        self._strangers.add(stranger)
+        self._loop.watch(sock, selectors.EVENT_READ, lambda events: self._hear(stranger))
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            introduction = stranger.read()
+        except BlockingIOError:
+            return
+        except (OSError, Refused) as error:
+            self._forget(stranger)
+            self._refuse(str(error), stranger.address)
+            return
+        if introduction is None:
+            return
+        self._forget(stranger, keep_socket=True)
+        job, peer = INTRODUCTION.unpack(introduction)
+        if job != self._job or not self._rank < peer < self._size or peer in self._links:
+            stranger.sock.close()
+            self._refuse("it knows the token but has no place in this group", stranger.address)
+            return
+        self._adopt(stranger.sock, peer)
+
+    def _adopt(self, sock: socket.socket, peer: int) -> None:
+        assert self._receiver is not None
+        if self._closed:
+            sock.close()
+            return
+        tune(sock, self._silence_s)
+        receiver = self._receiver
+        self._links[peer] = Link(
+            sock, peer, loop=self._loop, receiver=receiver, on_lost=lambda reason: receiver.lost(peer, reason)
+        )
+        receiver.connected(peer)
+
+    def _forget(self, stranger: _Stranger, *, keep_socket: bool = False) -> None:
+        self._strangers.discard(stranger)
+        self._loop.unwatch(stranger.sock)
+        if not keep_socket:
+            stranger.sock.close()
+
+    def _expire(self, now: float) -> None:
+        for stranger in tuple(self._strangers):
+            if now - stranger.since > STRANGER_TIMEOUT_S:
+                self._forget(stranger)
+                self._refuse("it said nothing within 5 s", stranger.address)
+
+    def _refuse(self, reason: str, address: Any) -> None:
+        self.refused[reason] += 1
+        if self.refused[reason] == 1:
+            log.warning("refused a connection from %s: %s (further ones are counted only)", address[0], reason)
+
+
+class _Stranger:
+    """An accepted connection on its way through the handshake."""
+
+    def __init__(self, sock: socket.socket, address: Any, token: bytes) -> None:
+        self.sock = sock
+        self.address = address
+        self.since = time.monotonic()
+        self._handshake = Handshake(Role.LISTENER, token)
+        self._introduction = b""
+
+    def read(self) -> bytes | None:
+        """Read what is there; returns the introduction when it is complete."""
+        wants = self._handshake.wants or INTRODUCTION.size - len(self._introduction)
+        data = self.sock.recv(wants)
+        if not data:
+            raise Refused("it closed the connection during the handshake")
+        if self._handshake.done:
+            self._introduction += data
+            return self._introduction if len(self._introduction) == INTRODUCTION.size else None
+        # At most 55 bytes into an empty socket buffer: this cannot block.
+        self.sock.sendall(self._handshake.feed(data))
+        return None
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def tune(sock: socket.socket, silence_s: float) -> None:
+    """No delay for small frames, and an error if the peer's host stops to acknowledge."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
