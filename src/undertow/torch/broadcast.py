@@ -1,0 +1,80 @@
+"""One rank's tensors for everybody: the first weights, and buffers before each forward.
+
+In: tensors, any type and layout.  Out: the same tensors with the source rank's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from undertow.core.dtypes import DType
+from undertow.core.flow import Contribution
+from undertow.core.rounds import Array, Op
+from undertow.plan.slicing import Slice
+from undertow.runtime.group import Group
+from undertow.runtime.waiting import Ticket
+from undertow.torch.table import Table
+from undertow.torch.tensors import as_array, byte_spec
+
+
+class Broadcast:
+    """Tensors that are copied from one rank to all, as often as wanted."""
+
+    def __init__(self, group: Group, label: str, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self.table = Table(group, label, [byte_spec(name, tensor) for name, tensor in named], Op.COPY)
+        self._group = group
+        self._running = Ticket(0)
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[torch.Tensor], *, source: int | None = 0) -> None:
+        """Copy the source rank's values into everyone's tensors.
+
+        With `source=None` every rank offers its own, and the lowest rank that takes part wins.
+        The source itself does not wait until the others have them.
+        """
+        # The source may be here again before the others have taken its last values.
+        self._group.waiters.wait(self._running.done)
+        offers = source is None or source == self._group.rank
+        takes = source != self._group.rank
+        hosts = [_host_copy(tensor) for tensor in tensors]
+        arrays = [as_array(host, DType.BYTES) for host in hosts]
+        memories = [_gather(item, arrays) for item in self.table.slices]
+        self._running = Ticket(len(memories))
+        self._group.contribute(
+            [
+                Contribution(
+                    item.spec.key,
+                    memory if offers else None,
+                    memory if takes else None,
+                    int(offers),
+                    self._running.answer,
+                )
+                for item, memory in zip(self.table.slices, memories, strict=True)
+            ]
+        )
+        if not takes:
+            return
+        self._group.waiters.wait(self._running.done)
+        for item, memory in zip(self.table.slices, memories, strict=True):
+            _scatter(item, memory, arrays)
+        for tensor, host in zip(tensors, hosts, strict=True):
+            tensor.copy_(host)
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+def _gather(item: Slice, arrays: Sequence[Array]) -> Array:
+    """The slice's bytes: a view where it is a piece of one tensor, a copy where it is fused."""
+    pieces = [arrays[part.tensor][part.offset : part.offset + part.elements] for part in item.parts]
+    return np.concatenate(pieces) if item.is_fused else pieces[0]
+
+
+def _scatter(item: Slice, memory: Array, arrays: Sequence[Array]) -> None:
+    if item.is_fused:
+        for part in item.parts:
+            arrays[part.tensor][part.offset : part.offset + part.elements] = memory[part.at : part.at + part.elements]

@@ -1,0 +1,201 @@
+"""The first door: torch's DistributedDataParallel, kept to the letter, over our engine.
+
+In: a module, and the user's own training loop.  Out: after `backward()` every `.grad`
+is the mean over all workers, and all replicas stay bit-identical.
+It subclasses torch's class, so `isinstance` holds, but shares nothing with its reducer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.utils import _to_kwargs
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from undertow.errors import ConfigError
+from undertow.torch.join import Joining, TorchJoinHook
+from undertow.torch.synchroniser import Synchroniser
+
+# Accepted, and without effect: they tune torch's buckets, or name the parameters without
+# a gradient, which nothing needs here.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "bucket_cap_mb",
+        "bucket_cap_mb_list",
+        "batched_grad_copy",
+        "find_unused_parameters",
+        "check_reduction",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "skip_all_reduce_unused_params",
+    }
+)
+_IMPOSSIBLE = {
+    "mixed_precision": "cast the model yourself, or use torch.autocast",
+    "delay_all_reduce_named_params": "all gradients are sent as soon as they exist",
+    "param_to_hook_all_reduce": "all gradients are sent as soon as they exist",
+    "device_mesh": "give the process_group of its data-parallel dimension",
+}
+
+
+class DistributedDataParallel(TorchDistributedDataParallel):
+    """Wraps a module so that `backward()` leaves the mean gradient of all workers.
+
+    Takes torch's arguments, by position or by name.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        *,
+        forward_sync_buffers: bool | None = None,
+        **options: Any,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        Joinable.__init__(self)
+        _check_options(options)
+        self.module = module
+        self.device_ids = [getattr(device, "index", device) for device in device_ids or ()]
+        self.output_device = output_device
+        self.dim = dim
+        self.process_group = process_group
+        self.find_unused_parameters = bool(options.get("find_unused_parameters"))
+        self.static_graph = bool(options.get("static_graph"))
+        self.gradient_as_bucket_view = bool(options.get("gradient_as_bucket_view"))
+        self.forward_sync_buffers = broadcast_buffers is not False and forward_sync_buffers is not False
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._joining: Joining | None = None
+        self._synchroniser: Synchroniser | None = None
+        synchroniser = self._connect()
+        if init_sync:
+            synchroniser.copy_state(with_buffers=broadcast_buffers is not False)
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.module.parameters()), torch.empty(0)).device
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        synchroniser = self._connect()
+        synchroniser.passes.check_closed()
+        synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
+        Join.notify_join_context(self)
+        if synchronises:
+            synchroniser.adopt_unfrozen()
+        if self.will_sync_module_buffers():
+            synchroniser.copy_buffers(from_lowest=self._joining is not None)
+        inputs, kwargs = self._move(inputs, kwargs)
+        outputs = self.module(*inputs, **kwargs)
+        # As torch has it: buffers follow the next time if this forward trained.
+        self.require_forward_param_sync = synchronises
+        synchroniser.passes.expect(outputs, synchronise=synchronises)
+        return outputs
+
+    def will_sync_module_buffers(self) -> bool:
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._connect().has_buffers
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forward passes inside of it accumulate gradients on this rank only."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Train with uneven inputs: ranks that run out let the others go on without them."""
+        if not enable:
+            yield
+            return
+        self._joining = Joining(self._connect(), not divide_by_initial_world_size, throw_on_early_termination)
+        try:
+            yield
+            self._joining.run_out()
+        finally:
+            self._joining = None
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        divide_by_active = not kwargs.get("divide_by_initial_world_size", True)
+        self._joining = Joining(self._connect(), divide_by_active, throws=False)
+        return TorchJoinHook(self._joining)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.process_group if self.process_group is not None else torch.distributed.group.WORLD
+
+    def register_comm_hook(self, state: object, hook: Any) -> NoReturn:
+        raise ConfigError(
+            "communication hooks belong to torch's reducer, which is not used here; gradients travel without loss and "
+            "need none. Use torch's own DistributedDataParallel for a lossy compression"
+        )
+
+    def _connect(self) -> Synchroniser:
+        """What runs underneath; made again after a copy or unpickling."""
+        if self._synchroniser is None:
+            self._synchroniser = Synchroniser(self, self._end_of_backward)
+        return self._synchroniser
+
+    def _end_of_backward(self, absent: bool) -> None:
+        if self._joining is not None and absent:
+            self._joining.notice_absent()
+
+    def _move(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+        if not self.device_ids:
+            return inputs, kwargs
+        device = torch.device(self.device.type, self.device_ids[0])
+        moved_inputs, moved_kwargs = _to_kwargs(inputs, kwargs, device, False)
+        return moved_inputs[0], moved_kwargs[0]
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return {
+            "backend_name": "undertow",
+            "world_size": self._connect().group.size,
+            "rank": self._connect().group.rank,
+        }
+
+    def _set_static_graph(self) -> None:
+        self.static_graph = True  # nothing to prepare: any graph works
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_synchroniser": None, "_joining": None, "process_group": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _IMPOSSIBLE and value is not None:
+            raise ConfigError(f"{name} is not supported by undertow: {_IMPOSSIBLE[name]}")
+        if name not in _IMPOSSIBLE and name not in _WITHOUT_EFFECT:
+            raise TypeError(f"DistributedDataParallel got an unexpected argument {name!r}")

@@ -1,0 +1,73 @@
+"""Tensors on an accelerator: through pinned host memory, on a stream of their own.
+
+In: a tensor on a device.  Out: its bytes in host memory, and a way to ask whether
+they are there yet; and back.  Device-neutral through torch's generic streams and events.
+Nothing here has run on hardware so far: the logic is tested with stand-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Streams(Protocol):
+    """What is needed of a device; `torch.cuda` and its siblings have it."""
+
+    def current_stream(self) -> Any: ...
+    def Stream(self) -> Any: ...  # noqa: N802
+    def Event(self) -> Any: ...  # noqa: N802
+    def stream(self, stream: Any) -> Any: ...
+
+
+class DeviceCopier:
+    """Copies between one device and the host beside the computation, never before its results exist."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._side = streams.Stream()
+
+    def out(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], bool]:
+        """Start a copy to the host.  The result tells whether it has ended."""
+        self._side.wait_stream(self._streams.current_stream())
+        with self._streams.stream(self._side):
+            target.copy_(source, non_blocking=True)
+            event = self._streams.Event()
+            event.record(self._side)
+        # The allocator must not hand the gradient's memory to anyone before it is read.
+        source.record_stream(self._side)
+        is_done: Callable[[], bool] = event.query
+        return is_done
+
+    def back(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy to the device; whatever the computation does next comes after it."""
+        current = self._streams.current_stream()
+        self._side.wait_stream(current)
+        with self._streams.stream(self._side):
+            target.copy_(source, non_blocking=True)
+        current.wait_stream(self._side)
+        target.record_stream(self._side)
+
+
+class HostCopier:
+    """The same on the host: a plain copy, at once."""
+
+    def out(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def back(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+
+Copier = DeviceCopier | HostCopier
+
+
+def copier_for(device: torch.device) -> Copier:
+    return HostCopier() if device.type == "cpu" else DeviceCopier(torch.get_device_module(device))
+
+
+def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Flat host memory for copies from and to this device: pinned unless it is the host."""
+    return torch.empty(elements, dtype=dtype, pin_memory=device.type != "cpu")

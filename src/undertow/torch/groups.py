@@ -1,0 +1,26 @@
+"""Which group a torch object belongs to: that of `undertow.init()`, or a process group's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from undertow.errors import ConfigError
+from undertow.runtime import process
+from undertow.runtime.group import Group
+from undertow.torch import c10d
+
+
+def group_for(process_group: Any = None) -> Group:
+    """The group over these ranks; formed through the process group's store if need be."""
+    if process_group is None and process.is_initialized():
+        return process.default_group()
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "no workers are joined yet: call undertow.init(), or torch.distributed.init_process_group(), first"
+        )
+    chosen = process_group if process_group is not None else dist.group.WORLD
+    if dist.get_rank(chosen) < 0:
+        raise ConfigError("this rank is not part of the process group that was given")
+    return process.add_group(chosen, lambda: c10d.form_process_group(chosen, process.loop()))

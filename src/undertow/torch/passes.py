@@ -1,0 +1,128 @@
+"""Stage 1, the hooks: which backward passes are synchronised, when each begins and ends.
+
+In: forward passes that want synchronisation, autograd's own hooks.
+Out: "begin", "this gradient is ready" and "finish" for the gradients.
+
+The forward decides (as torch has it): its outputs carry a hook that opens the pass when
+backward reaches them.  Autograd's end-of-backward callback closes it.  Reducing a
+gradient that is the same everywhere gives the same again, so whatever was accumulated
+before (`no_sync`, an earlier pass) comes out right.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from undertow.errors import UndertowError
+from undertow.torch.gradients import Gradients
+
+
+class Passes:
+    """The backward passes over one wrapper's parameters.  `on_end(absent)` follows each."""
+
+    _open: ClassVar[list[Passes]] = []  # all that are open in this process, the first one first
+
+    def __init__(self, on_end: Callable[[bool], None]) -> None:
+        self._on_end = on_end
+        self._gradients: list[Gradients] = []
+        self._parameters: set[torch.Tensor] = set()
+        self._is_armed = False  # the last forward asked for synchronisation
+        self._task: int | None = None  # autograd's number of the open pass
+        self._is_late = False  # another open pass sends these gradients: ours follow at the end
+
+    def watch(self, gradients: Gradients) -> None:
+        """From now on these gradients take part."""
+        self._gradients.append(gradients)
+        self._parameters.update(gradients.parameters)
+        ref = weakref.ref(self)  # a wrapper that is gone leaves dead hooks behind, not a live self
+        table = len(self._gradients) - 1
+        for index, parameter in enumerate(gradients.parameters):
+            parameter.register_post_accumulate_grad_hook(_hook(ref, table, index))  # type: ignore[no-untyped-call]
+
+    def expect(self, outputs: Any, *, synchronise: bool) -> None:
+        """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
+        self._is_armed = synchronise
+        if synchronise:
+            for tensor in find_tensors(outputs):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(self._reached)  # type: ignore[no-untyped-call]
+
+    def check_closed(self) -> None:
+        if self._task is not None:
+            raise UndertowError(
+                "the backward pass before this forward was broken off by an exception: its gradients are incomplete on "
+                "this rank, and the other ranks wait for them. End the run and start it again from a checkpoint"
+            )
+
+    def _reached(self, gradient: torch.Tensor) -> None:
+        if self._task is None and any(_will_accumulate(parameter) for parameter in self._parameters):
+            self._begin()
+
+    def ready(self, table: int, index: int) -> None:
+        """A parameter's gradient of this backward is complete."""
+        if self._task is None:
+            if not self._is_armed:
+                return
+            self._begin()
+        # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
+        # before the outer one ends: it is sent then.
+        if torch._C._current_graph_task_id() == self._task and not self._is_late:
+            self._gradients[table].send(index)
+
+    def _begin(self) -> None:
+        self._task = torch._C._current_graph_task_id()
+        self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
+        self._open.append(self)
+        for gradients in self._gradients:
+            gradients.begin()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        try:
+            for gradients in self._gradients:
+                gradients.send_rest()
+            absent = [gradients.land() for gradients in self._gradients]
+        finally:
+            self._task = None
+            self._is_armed = False
+            self._open.remove(self)
+        self._on_end(any(absent))
+
+
+def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[torch.Tensor], None]:
+    def ready(parameter: torch.Tensor) -> None:
+        passes = ref()
+        if passes is not None:
+            passes.ready(table, index)
+
+    return ready
+
+
+def _will_accumulate(parameter: torch.Tensor) -> bool:
+    """Whether this backward adds to the parameter's gradient; `torch.autograd.grad` does not."""
+    if not parameter.requires_grad:
+        return False
+    with torch.enable_grad():
+        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    return bool(torch._C._will_engine_execute_node(node))  # type: ignore[arg-type]
+
+
+def find_tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a module's output, however nested."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, dict):
+        yield from _find_in(outputs.values())
+    elif isinstance(outputs, (list, tuple, set)):
+        yield from _find_in(outputs)
+    elif hasattr(outputs, "__dataclass_fields__"):
+        yield from _find_in(vars(outputs).values() if hasattr(outputs, "__dict__") else ())
+
+
+def _find_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        yield from find_tensors(value)

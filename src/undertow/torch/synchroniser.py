@@ -1,0 +1,83 @@
+"""What runs underneath one wrapped module: its tables, its passes, its group.
+
+In: a wrapper.  Out: gradients, weights and buffers that are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from undertow.plan.slicing import Slice
+from undertow.torch.broadcast import Broadcast
+from undertow.torch.gradients import Gradients
+from undertow.torch.groups import group_for
+from undertow.torch.passes import Passes
+
+if TYPE_CHECKING:
+    from undertow.torch.ddp import DistributedDataParallel
+
+
+class Synchroniser:
+    """Registers the module's tensors with all ranks; raises `MismatchError` if they differ."""
+
+    def __init__(self, wrapper: DistributedDataParallel, on_end: Callable[[bool], None]) -> None:
+        self.group = group_for(wrapper.process_group)
+        ended = weakref.WeakMethod(on_end)
+        self.passes = Passes(lambda absent: _call(ended, absent))
+        self._module = wrapper.module
+        self._ignored = wrapper.parameters_to_ignore
+        self._label = type(wrapper.module).__name__
+        self._gradients: list[Gradients] = []
+        self._frozen = self._parameters()
+        self._state: Broadcast | None = None
+        self._buffers: Broadcast | None = None
+        self.has_buffers = bool(self._named_buffers())
+        self.adopt_unfrozen()
+
+    def adopt_unfrozen(self) -> None:
+        """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
+        ready = [(name, parameter) for name, parameter in self._frozen if parameter.requires_grad]
+        if not ready:
+            return
+        self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
+        # Gradients come in about the reverse order of the forward pass.
+        gradients = Gradients(self.group, f"the parameters of {self._label}", ready[::-1])
+        self._gradients.append(gradients)
+        self.passes.watch(gradients)
+
+    def copy_state(self, *, source: int = 0, with_buffers: bool = True) -> None:
+        """Give everyone the source rank's parameters and buffers."""
+        named: list[tuple[str, torch.Tensor]] = [*self._parameters()]
+        named += self._named_buffers() if with_buffers else []
+        if self._state is None:
+            self._state = Broadcast(self.group, f"the parameters and buffers of {self._label}", named)
+        self._state.run([tensor for _, tensor in named], source=source)
+
+    def copy_buffers(self, *, from_lowest: bool) -> None:
+        """Give everyone rank 0's buffers; of those that still train, the lowest one's."""
+        buffers = self._named_buffers()
+        if self._buffers is None:
+            self._buffers = Broadcast(self.group, f"the buffers of {self._label}", buffers)
+        self._buffers.run([tensor for _, tensor in buffers], source=None if from_lowest else 0)
+
+    def slices(self) -> list[list[Slice]]:
+        """All slices that go through one round per step, by table."""
+        tables = [gradients.table for gradients in self._gradients]
+        return [table.slices for table in (*tables, *([self._buffers.table] if self._buffers else []))]
+
+    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, p) for name, p in self._module.named_parameters() if name not in self._ignored]
+
+    def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        # Looked up every time: a module may assign its buffers anew.
+        return [(name, buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored]
+
+
+def _call(ended: weakref.WeakMethod[Callable[[bool], None]], absent: bool) -> None:
+    call = ended()
+    if call is not None:
+        call(absent)

@@ -1,0 +1,61 @@
+"""Between torch's tensors and the arrays on the wire, without a copy where possible.
+
+In: tensors.  Out: flat numpy views of the same memory, and what all ranks must agree on.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from undertow.core.dtypes import DType
+from undertow.core.rounds import Array
+from undertow.errors import ConfigError
+from undertow.plan.slicing import TensorSpec
+
+_DTYPES = {
+    torch.float64: DType.FLOAT64,
+    torch.float32: DType.FLOAT32,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.complex64: DType.FLOAT32,
+    torch.complex128: DType.FLOAT64,
+}
+
+
+def gradient_spec(name: str, parameter: torch.Tensor) -> TensorSpec:
+    """How this parameter's gradient travels; complex numbers as pairs of real ones."""
+    if parameter.dtype not in _DTYPES:
+        raise ConfigError(
+            f"parameter {name!r} is of type {parameter.dtype}, whose gradients cannot be summed exactly; "
+            f"use one of {', '.join(str(dtype) for dtype in _DTYPES)}, or freeze it (requires_grad_(False))"
+        )
+    elements = parameter.numel() * (2 if parameter.is_complex() else 1)
+    return TensorSpec(name, tuple(parameter.shape), _DTYPES[parameter.dtype], elements, str(parameter.dtype))
+
+
+def byte_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """How any tensor travels that is only copied."""
+    size_bytes = tensor.numel() * tensor.element_size()
+    return TensorSpec(name, tuple(tensor.shape), DType.BYTES, size_bytes, str(tensor.dtype))
+
+
+def as_array(tensor: torch.Tensor, dtype: DType) -> Array:
+    """The memory of a contiguous host tensor as a flat array of the type that travels."""
+    # Bytes serve as the bridge: numpy does not know torch's bfloat16.
+    array: Array = tensor.detach().reshape(-1).view(torch.uint8).numpy().view(dtype.numpy)
+    return array
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers, sharing its memory; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether this memory can be sent and received in place."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+    )
