@@ -1,0 +1,73 @@
+"""`undertow run`: turns the command line into a `Job` and launches it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from undertow.errors import ConfigError, UndertowError
+from undertow.launch.job import Job, choose_master, read_job_settings
+from undertow.launch.launcher import launch
+
+FAILED_RUN = 1
+USAGE_ERROR = 2
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The training script (or module, with -m).", metavar="SCRIPT")],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="Everything after SCRIPT belongs to the script.", metavar="ARGS")
+    ] = None,
+    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Workers on this host.")] = 1,
+    is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
+    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, 0 to nnodes - 1.")] = 0,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", help="Address of host 0; else MASTER_ADDR, else 127.0.0.1.")
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port", help="A free port of host 0; else MASTER_PORT, else 29500. One host alone takes any."
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float | None, typer.Option("--start-timeout", help="Seconds to wait for all workers to arrive.", metavar="S")
+    ] = None,
+    quiet_ranks: Annotated[
+        bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a launcher error.")] = False,
+) -> int:
+    """Start a job's workers on this host, watch them, and end them together.
+
+    Example, 4 workers here: undertow run -n 4 train.py --epochs 3
+
+    Example, two hosts: undertow run -n 4 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
+    (and on the other host the same with --node-rank 1)
+    """
+    try:
+        settings = read_job_settings(os.environ)
+        addr, port = choose_master(settings, nnodes=nnodes, addr=master_addr, port=master_port)
+        job = Job(
+            script=script,
+            args=tuple(args or ()),
+            is_module=is_module,
+            nproc=nproc,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=addr,
+            master_port=port,
+            token=settings.token,
+            start_timeout_s=settings.start_timeout_s if start_timeout is None else start_timeout,
+            quiet_ranks=quiet_ranks,
+        )
+        return launch(job, os.environ)
+    except UndertowError as error:
+        if debug:
+            raise
+        print(f"undertow run: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED_RUN

@@ -1,0 +1,1 @@
+"""`undertow run`: starts the workers of a job, watches them, and leaves nothing behind."""

@@ -1,0 +1,35 @@
+"""What a worker finds in its environment.
+
+In: the launcher's own environment, the worker's place.  Out: a new mapping.
+The names are torchrun's, so that any script and any framework finds its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from undertow.launch.nodes import Placement
+
+
+def build_environment(base: Mapping[str, str], placement: Placement, *, local_rank: int) -> dict[str, str]:
+    """The base with the worker's own variables on top; thread counts of the user win."""
+    own = {
+        "RANK": str(placement.first_rank + local_rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.nproc),
+        "GROUP_RANK": str(placement.node_rank),
+        "MASTER_ADDR": placement.master_addr,
+        "MASTER_PORT": str(placement.master_port),
+        "UNDERTOW_RENDEZVOUS": placement.rendezvous,
+        "UNDERTOW_TOKEN": placement.token,
+        "UNDERTOW_START_TIMEOUT": f"{placement.start_timeout_s:g}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    threads = {"OMP_NUM_THREADS": "1"} if limits_threads(base, nproc=placement.nproc) else {}
+    return {**base, **threads, **own}
+
+
+def limits_threads(base: Mapping[str, str], *, nproc: int) -> bool:
+    """As torchrun: several workers would each take all cores and slow each other down."""
+    return nproc > 1 and not base.get("OMP_NUM_THREADS")

@@ -1,0 +1,89 @@
+"""Which rank failed first, and what the user is told: a pure function.
+
+In: how every worker of this host ended.  Out: the exit code and the words.
+A follower is a rank whose own error is PeerLost, or which the launcher ended;
+followers are one line each.  The first cause comes last and in full, so that it
+stands at the bottom of the terminal and no cascade hides it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The last line of a traceback, also inside of an ExceptionGroup's frame of bars.
+_PEER_LOST = re.compile(r"^[\s|+-]*(?:[\w.]+\.)?PeerLost(?::|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How one worker ended."""
+
+    rank: int
+    code: int  # as Popen has it: below 0 means killed by that signal
+    ended_s: float
+    by_launcher: bool = False
+    error: tuple[str, ...] = ()  # the last lines of its stderr
+
+    @property
+    def lost_a_peer(self) -> bool:
+        return any(_PEER_LOST.match(line) for line in self.error)
+
+    @property
+    def summary(self) -> str:
+        """The last thing it said."""
+        return next((line.strip() for line in reversed(self.error) if line.strip()), "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the launcher exits with and prints, line by line."""
+
+    exit_code: int
+    lines: tuple[str, ...] = ()
+
+
+def decide(endings: Sequence[Ending], *, host: str, interrupted_by: signal.Signals | None = None) -> Verdict:
+    """The first cause is the earliest failure that is not a consequence of another."""
+    if interrupted_by is not None:
+        return Verdict(
+            128 + interrupted_by, (f"undertow: interrupted by {interrupted_by.name}, all workers have ended",)
+        )
+    failed = [ending for ending in endings if ending.code != 0]
+    if not failed:
+        return Verdict(0)
+    first = min(failed, key=_order)
+    followers = sorted((ending for ending in failed if ending is not first), key=lambda ending: ending.rank)
+    headline = f"rank {first.rank} (host {host}) failed first: {describe_code(first.code)}"
+    error = first.error or ("(it wrote nothing to stderr)",)
+    return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error))
+
+
+def describe_code(code: int) -> str:
+    """An exit code in words; signals by name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}{'; out of memory?' if -code == signal.SIGKILL else ''}"
+
+
+def _order(ending: Ending) -> tuple[bool, bool, float, bool, int]:
+    # Causes before followers, then time; in the same instant a signal before an exit code, then the lower rank.
+    return ending.by_launcher, ending.lost_a_peer, ending.ended_s, ending.code > 0, ending.rank
+
+
+def _describe_follower(ending: Ending) -> str:
+    if ending.by_launcher:
+        return f"rank {ending.rank} was ended, because another rank failed"
+    lost = [line.strip(" |+-") for line in ending.error if _PEER_LOST.match(line)]
+    words = lost[-1] if lost else ending.summary
+    return f"rank {ending.rank} failed too: {describe_code(ending.code)}{': ' if words else ''}{words}"
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code

@@ -1,0 +1,120 @@
+"""The guard: ends the workers when the launcher itself was killed.
+
+In: lines `+pid` and `-pid` on stdin, one for each worker group that starts or ends.
+Out: nothing; when stdin closes, every group that is still listed gets SIGKILL.
+A process of its own, because prctl(PR_SET_PDEATHSIG) would need code between fork and
+exec (unsafe in a process with threads) and would not reach the workers' own children.
+Started by path in isolated mode, so it must import the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+PASSES = 20
+
+
+class Guard:
+    """The launcher's end of it.  A guard that is gone is not missed: it only matters when we die."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+        self.pid = self._process.pid
+
+    def watch(self, pid: int) -> None:
+        self._tell(f"+{pid}")
+
+    def forget(self, pid: int) -> None:
+        self._tell(f"-{pid}")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+
+def signal_group(leader: int, signum: int) -> None:
+    """Send a signal to a worker and to the children that stayed in its process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signum)
+
+
+def kill_descendants(roots: Iterable[int], *, spare: Container[int] = ()) -> None:
+    """Kill everything below `roots`, also what moved to a session of its own."""
+    for _ in range(PASSES):  # again, because a process may fork while we look
+        victims = [pid for pid in find_descendants(roots) if pid not in spare]
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not victims:
+            return
+        time.sleep(0.01)
+
+
+def bury_orphans(spare: Container[int]) -> None:
+    """Reap adopted grandchildren that have ended; children in `spare` keep their exit code."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in spare:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def find_descendants(roots: Iterable[int]) -> list[int]:
+    """Living processes below `roots`, without the roots; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = _read_stat(entry)
+            if state != "Z":
+                children.setdefault(parent, []).append(int(entry.parent.name))
+    found: list[int] = []
+    todo = list(roots)
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def read_state(pid: int) -> str:
+    """One letter as in ps: R runs, S sleeps, T was stopped; empty when unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _read_stat(Path(f"/proc/{pid}/stat"))[0]
+    return ""
+
+
+def _read_stat(path: Path) -> tuple[str, int]:
+    # The command name in parentheses may hold anything, closing parentheses included.
+    state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def main() -> None:
+    groups: set[int] = set()
+    for line in sys.stdin:
+        pid = int(line[1:])
+        (groups.add if line[0] == "+" else groups.discard)(pid)
+    kill_descendants(groups)
+    for pid in groups:
+        signal_group(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

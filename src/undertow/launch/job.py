@@ -1,0 +1,69 @@
+"""What the user asked for, checked once, before anything is started.
+
+In: the command line's values and the environment.  Out: a frozen `Job`.
+Impossible wishes are refused here with `ConfigError`; later stages trust a `Job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from undertow.errors import ConfigError
+from undertow.settings import Settings, read_settings
+
+# torchrun's default, so that a cluster's firewall rules keep working.
+DEFAULT_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One `undertow run` on one host."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0  # 0: a free one, possible on a single host only
+    token: str = ""  # empty: the first host makes one
+    start_timeout_s: float = 120.0
+    quiet_ranks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nproc < 1:
+            raise ConfigError(f"-n {self.nproc} is not possible: at least one worker is needed on each host")
+        if self.nnodes < 1:
+            raise ConfigError(f"--nnodes {self.nnodes} is not possible: at least one host is needed")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(
+                f"--node-rank {self.node_rank} is outside of 0 to {self.nnodes - 1} (--nnodes {self.nnodes})"
+            )
+        if not 0 <= self.master_port < 1 << 16:
+            raise ConfigError(f"--master-port {self.master_port} is not a port: use 1 to 65535")
+        if self.start_timeout_s <= 0:
+            raise ConfigError(f"--start-timeout {self.start_timeout_s:g} is not possible: give seconds above 0")
+        if not self.is_module and not Path(self.script).is_file():
+            raise ConfigError(
+                f"script {self.script!r} is not there; give the path of a Python file, or -m and a module"
+            )
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What follows the interpreter on a worker's command line."""
+        return (*(("-m",) if self.is_module else ()), self.script, *self.args)
+
+
+def read_job_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings that concern a launcher; a rank left over from an outer job does not."""
+    return read_settings(environ, rank=0, world_size=1, local_rank=0, local_world_size=1)
+
+
+def choose_master(settings: Settings, *, nnodes: int, addr: str | None, port: int | None) -> tuple[str, int]:
+    """Where rank 0 waits: argument, then environment, then default; on one host any free port."""
+    if nnodes == 1:
+        return addr or "127.0.0.1", port or 0
+    return addr or settings.master_addr, port or settings.master_port or DEFAULT_MASTER_PORT

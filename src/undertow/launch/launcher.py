@@ -1,0 +1,84 @@
+"""The story of one `undertow run`, from the first worker to the last word.
+
+In: a checked `Job`.  Out: an exit code; everything that was started has ended.
+Belongs to a process of its own: it handles signals, adopts orphans and, when a job
+fails or is interrupted, kills whatever is left below this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from undertow.launch.environment import build_environment, limits_threads
+from undertow.launch.failure import Ending, decide
+from undertow.launch.guard import Guard
+from undertow.launch.job import Job
+from undertow.launch.nodes import Placement, meet
+from undertow.launch.relay import Relay
+from undertow.launch.supervisor import Signals, Supervisor, catch_signals
+from undertow.launch.worker import start_worker
+
+PR_SET_CHILD_SUBREAPER = 36
+# How long children that outlive their worker may go on writing before they are ended.
+LEFTOVERS_S = 0.5
+# How long a slow reader of our output may hold up the end of a job that did not end well.
+LAST_WORDS_S = 1.0
+
+
+def launch(job: Job, environ: Mapping[str, str]) -> int:
+    """Run the job; returns the code to exit with."""
+    relay = Relay()
+    endings: Sequence[Ending] = ()
+    interrupted_by: signal.Signals | None = None
+    try:
+        with meet(job, notify) as placement, closing(Guard()) as guard, catch_signals() as signals:
+            supervisor = Supervisor(guard, notify=notify)
+            _run(supervisor, signals, environments=_environments(environ, placement), job=job, relay=relay)
+        endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
+        relay.finish(None if supervisor.went_well else LAST_WORDS_S)
+    except KeyboardInterrupt:
+        interrupted_by = signal.SIGINT
+    heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
+    verdict = decide(heard, host=socket.gethostname(), interrupted_by=interrupted_by)
+    for line in verdict.lines:
+        print(line, file=sys.stderr)
+    return verdict.exit_code
+
+
+def notify(text: str) -> None:
+    """One line from the launcher itself."""
+    print(f"undertow: {text}", file=sys.stderr, flush=True)
+
+
+def _environments(environ: Mapping[str, str], placement: Placement) -> list[dict[str, str]]:
+    if limits_threads(environ, nproc=placement.nproc):
+        notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
+    return [build_environment(environ, placement, local_rank=rank) for rank in range(placement.nproc)]
+
+
+def _run(
+    supervisor: Supervisor, signals: Signals, *, environments: list[dict[str, str]], job: Job, relay: Relay
+) -> None:
+    """Start all workers, watch them, and clean up behind them."""
+    _adopt_orphans()
+    try:
+        for environment in environments:
+            supervisor.adopt(start_worker(job, environment, relay=relay))
+        relay.start()
+        supervisor.watch(signals)
+        if supervisor.went_well:
+            relay.wait(LEFTOVERS_S)
+    finally:
+        supervisor.sweep()
+
+
+def _adopt_orphans() -> None:
+    """Let grandchildren whose parent died become our children, so that they can be found at the end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

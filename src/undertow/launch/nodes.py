@@ -1,0 +1,124 @@
+"""The hosts of a job meet, before any worker is started.
+
+In: the job as each host was told.  Out: a `Placement`: which ranks are here, where
+the workers will meet, and the token they share.
+The hosts meet at the master's address and port, which is closed again before any
+worker starts: torch's own store needs that port.  The workers' meeting point is
+another one, on a port given by the system, and lives as long as the first launcher.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from undertow.coordinator.meeting_point import format_address
+from undertow.coordinator.rendezvous import MeetingPoint, attend
+from undertow.errors import PeerLost, Refused
+from undertow.launch.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """This host's part of the job."""
+
+    node_rank: int
+    first_rank: int
+    nproc: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    rendezvous: str
+    token: str
+    start_timeout_s: float
+
+
+class NodeCard(msgspec.Struct, frozen=True, array_like=True):
+    """What a host tells the others; only the first one fills the last two fields."""
+
+    nproc: int
+    rendezvous: str = ""
+    token: str = ""
+
+
+@contextmanager
+def meet(job: Job, notify: Callable[[str], None]) -> Iterator[Placement]:
+    """Agree with the other hosts; the workers' meeting point stays open inside of the block."""
+    token = job.token or secrets.token_hex(16)
+    with ExitStack() as stack:
+        rendezvous = ""
+        if job.node_rank == 0:
+            point = MeetingPoint(job.master_addr, 0, token.encode())
+            stack.callback(point.close)
+            point.start()
+            rendezvous = point.address
+        card = NodeCard(job.nproc, rendezvous, token)
+        cards = [card] if job.nnodes == 1 else _exchange(job, card, notify=notify)
+        yield _place(job, cards)
+
+
+def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> list[NodeCard]:
+    """Everybody's card; node 0 lends the master's port to the meeting and frees it at its end."""
+    guard = job.token.encode()  # empty when there is no shared secret: then anyone on the network could join
+    with ExitStack() as stack:
+        if job.node_rank == 0:
+            _warn(job, notify)
+            point = MeetingPoint(job.master_addr, job.master_port, guard)
+            stack.callback(point.close)
+            point.start()
+        else:
+            card = NodeCard(job.nproc)
+        master = format_address(job.master_addr, job.master_port)
+        payloads = _attend(job, master, guard, meeting="hosts", payload=msgspec.msgpack.encode(card))
+    cards = [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
+    # Node 0 comes here after it closed the master's port, so no worker mistakes our meeting for torch's store.
+    _attend(job, cards[0].rendezvous, cards[0].token.encode(), meeting="hosts may start", payload=b"")
+    return cards
+
+
+def _attend(job: Job, address: str, token: bytes, *, meeting: str, payload: bytes) -> list[bytes]:
+    place = {"rank": job.node_rank, "size": job.nnodes}
+    try:
+        return attend(address, token, meeting=meeting, **place, payload=payload, timeout_s=job.start_timeout_s)
+    except PeerLost as error:
+        raise PeerLost(f"not all hosts have met (their ranks are the --node-rank): {error}") from None
+    except Refused as error:
+        raise Refused(f"{address}: {error}; set the same UNDERTOW_TOKEN on every host, or on none") from None
+
+
+def _place(job: Job, cards: list[NodeCard]) -> Placement:
+    return Placement(
+        node_rank=job.node_rank,
+        first_rank=sum(card.nproc for card in cards[: job.node_rank]),
+        nproc=job.nproc,
+        world_size=sum(card.nproc for card in cards),
+        master_addr=job.master_addr,
+        master_port=job.master_port if job.nnodes > 1 else choose_port(job.master_addr, job.master_port),
+        rendezvous=cards[0].rendezvous,
+        token=cards[0].token,
+        start_timeout_s=job.start_timeout_s,
+    )
+
+
+def choose_port(host: str, port: int) -> int:
+    """A port that is free now (the given one, if any); it is left free for torch's own store."""
+    point = MeetingPoint(host, port, b"")
+    point.close()
+    return int(point.address.rpartition(":")[2])
+
+
+def _warn(job: Job, notify: Callable[[str], None]) -> None:
+    if not job.token:
+        notify(
+            "the job's token is handed to the other hosts without a shared secret; "
+            "to close that, set the same UNDERTOW_TOKEN on every host"
+        )
+    here = str(socket.getaddrinfo(job.master_addr, None)[0][4][0])
+    if here != job.master_addr and ipaddress.ip_address(here).is_loopback:
+        notify(f"{job.master_addr} is {here} on this host, which others cannot reach: give --master-addr an IP address")

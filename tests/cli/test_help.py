@@ -1,0 +1,92 @@
+"""The command explains itself, quickly, and refuses nonsense in one line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.command import Cli
+from undertow.settings import table
+
+
+def test_help_names_the_commands_and_an_example(cli: Cli) -> None:
+    result = cli.run("--help")
+    assert result.returncode == 0
+    assert "undertow run -n 4 train.py" in result.stdout
+    for command in ("run", "env"):
+        assert command in result.stdout
+
+
+def test_help_of_run_has_every_option_and_an_example(cli: Cli) -> None:
+    result = cli.run("run", "--help")
+    assert result.returncode == 0
+    assert "undertow run -n 4 train.py --epochs 3" in result.stdout
+    for option in ("-n", "--nproc-per-node", "-m", "--module", "--nnodes", "--node-rank", "--master-addr"):
+        assert option in result.stdout
+    for option in ("--master-port", "--start-timeout", "--quiet-ranks", "--debug"):
+        assert option in result.stdout
+
+
+def test_version_is_the_packages(cli: Cli) -> None:
+    result = cli.run("--version")
+    assert (result.returncode, result.stdout) == (0, f"undertow {importlib.metadata.version('undertow')}\n")
+
+
+def test_env_lists_every_setting_with_its_default(cli: Cli) -> None:
+    result = cli.run("env")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [variable for variable, _, _ in table()]
+    for line, (_, default, meaning) in zip(lines, table(), strict=True):
+        assert line.split()[1] == (default or "-")
+        assert line.endswith(meaning)
+
+
+def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
+    result = cli.run()
+    assert result.returncode == 2
+    assert "Usage: undertow" in result.stdout
+
+
+def test_importing_the_command_line_does_not_import_torch() -> None:
+    code = "import sys, undertow.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["walk"], "No such command 'walk'"),
+        (["run"], "Missing argument 'SCRIPT'"),
+        (["run", "--fast", "script.py"], "--fast"),
+        (["run", "-n", "many", "script.py"], "-n"),
+        (["run", "-n", "0", __file__], "-n 0 is not possible"),
+        (["run", "nowhere.py"], "script 'nowhere.py' is not there"),
+        (["run", "--nnodes", "2", "--node-rank", "2", __file__], "--node-rank 2 is outside of 0 to 1"),
+        (["run", "--start-timeout", "0", __file__], "--start-timeout 0"),
+        (["run", "--master-addr", "192.0.2.1", __file__], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(cli: Cli, arguments: list[str], words: str) -> None:
+    result = cli.run(*arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_bad_variable_is_wrong_usage_too(cli: Cli) -> None:
+    cli.environment["UNDERTOW_START_TIMEOUT"] = "soon"
+    result = cli.run("run", __file__)
+    assert result.returncode == 2
+    assert result.stderr == "undertow run: UNDERTOW_START_TIMEOUT='soon' is not a valid float for start_timeout_s\n"
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    result = cli.run("run", "--debug", "nowhere.py")
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr
+    assert "ConfigError: script 'nowhere.py' is not there" in result.stderr

@@ -1,0 +1,102 @@
+"""The first cause is found, and said last."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+import pytest
+
+from undertow.launch.failure import Ending, decide, describe_code
+
+TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: broken")
+LOST = ("Traceback (most recent call last):", "undertow.errors.PeerLost: rank 1 (host b) is lost")
+
+
+def ending(rank: int, code: int = 0, *, at_s: float = 0.0, error: tuple[str, ...] = (), ended: bool = False) -> Ending:
+    return Ending(rank=rank, code=code, ended_s=at_s, by_launcher=ended, error=error)
+
+
+def test_all_well_says_nothing() -> None:
+    verdict = decide([ending(0), ending(1)], host="a")
+    assert (verdict.exit_code, verdict.lines) == (0, ())
+
+
+def test_the_first_cause_comes_last_and_in_full() -> None:
+    verdict = decide([ending(0, -15, at_s=3, ended=True), ending(1, 1, at_s=1, error=TRACEBACK)], host="a")
+    assert verdict.exit_code == 1
+    assert verdict.lines == (
+        "rank 0 was ended, because another rank failed",
+        "rank 1 (host a) failed first: exit code 1",
+        *TRACEBACK,
+    )
+
+
+def test_a_lost_peer_is_never_the_cause_even_if_it_was_seen_first() -> None:
+    verdict = decide([ending(0, 1, at_s=1, error=LOST), ending(1, 7, at_s=2, error=TRACEBACK)], host="a")
+    assert verdict.exit_code == 7
+    assert verdict.lines[0] == "rank 0 failed too: exit code 1: undertow.errors.PeerLost: rank 1 (host b) is lost"
+    assert verdict.lines[1] == "rank 1 (host a) failed first: exit code 7"
+
+
+def test_an_ended_rank_is_never_the_cause() -> None:
+    verdict = decide([ending(0, 9, at_s=0, ended=True), ending(1, 1, at_s=5, error=LOST)], host="a")
+    assert verdict.lines[-3] == "rank 1 (host a) failed first: exit code 1"
+
+
+def test_when_all_lost_a_peer_of_another_host_the_earliest_is_shown() -> None:
+    verdict = decide([ending(1, 1, at_s=2, error=LOST), ending(0, 1, at_s=1, error=LOST)], host="a")
+    assert verdict.lines[1:] == ("rank 0 (host a) failed first: exit code 1", *LOST)
+
+
+def test_among_own_failures_the_earliest_is_the_cause() -> None:
+    verdict = decide([ending(0, 1, at_s=2, error=TRACEBACK), ending(1, 2, at_s=1)], host="a")
+    assert verdict.lines == (
+        "rank 0 failed too: exit code 1: ValueError: broken",
+        "rank 1 (host a) failed first: exit code 2",
+        "(it wrote nothing to stderr)",
+    )
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_in_the_same_instant_a_signal_goes_before_an_exit_code_then_the_lower_rank(order: tuple[int, ...]) -> None:
+    endings = [ending(0, 1), ending(1, -11), ending(2, -11)]
+    verdict = decide([endings[index] for index in order], host="a")
+    assert verdict.exit_code == 139
+    assert verdict.lines[-2] == "rank 1 (host a) failed first: killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "exit code 3"),
+        (-signal.SIGKILL, "killed by SIGKILL; out of memory?"),
+        (-signal.SIGABRT, "killed by SIGABRT"),
+        (-60, "killed by signal 60"),
+    ],
+)
+def test_codes_are_said_in_words(code: int, words: str) -> None:
+    assert describe_code(code) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ("PeerLost: rank 2", True),
+        ("undertow.errors.PeerLost: rank 2", True),
+        ("  | undertow.errors.PeerLost: rank 2", True),
+        ("PeerLost", True),
+        ("ValueError: not PeerLost: no", False),
+        ("NotPeerLost: rank 2", False),
+        ("log: PeerLostness", False),
+    ],
+)
+def test_a_lost_peer_is_recognised_by_its_traceback(line: str, lost: bool) -> None:
+    assert ending(0, 1, error=("Traceback", line)).lost_a_peer is lost
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_is_no_failure_of_a_rank(signum: signal.Signals, code: int) -> None:
+    verdict = decide([ending(0, 1, error=TRACEBACK)], host="a", interrupted_by=signum)
+    assert verdict.exit_code == code
+    assert verdict.lines == (f"undertow: interrupted by {signum.name}, all workers have ended",)

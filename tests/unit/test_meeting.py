@@ -1,0 +1,130 @@
+"""Meetings, without sockets: who is there, who is told what, and when."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from undertow.coordinator.meeting import Complaint, Join, Meetings, name_ranks
+
+
+def join(rank: int, size: int = 3, *, meeting: str = "m", timeout_s: float = 10.0, left_s: float | None = None) -> Join:
+    return Join(meeting, rank, size, f"payload {rank}".encode(), timeout_s, timeout_s if left_s is None else left_s)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_any_arrival_order_gives_payloads_in_rank_order(order: tuple[int, ...]) -> None:
+    meetings = Meetings()
+    replies = [meetings.join(f"guest {rank}", join(rank), 0.0) for rank in order]
+    assert replies[:2] == [[], []]
+    assert {who for who, _ in replies[2]} == {"guest 0", "guest 1", "guest 2"}
+    assert all(reply.payloads == [b"payload 0", b"payload 1", b"payload 2"] for _, reply in replies[2])
+
+
+def test_a_meeting_of_one_is_complete_at_once() -> None:
+    assert Meetings().join("a", join(0, 1), 0.0)[0][1].payloads == [b"payload 0"]
+
+
+def test_a_name_can_be_used_again_also_with_another_size() -> None:
+    meetings = Meetings()
+    for size in (2, 3, 1):
+        replies = [meetings.join((size, rank), join(rank, size), 0.0) for rank in range(size)]
+        assert len(replies[-1]) == size
+    assert meetings.next_deadline_s() is None
+
+
+def test_meetings_with_different_names_do_not_mix() -> None:
+    meetings = Meetings()
+    assert meetings.join("a", join(0, 2, meeting="x"), 0.0) == []
+    assert meetings.join("b", join(1, 2, meeting="y"), 0.0) == []
+    assert len(meetings.join("c", join(1, 2, meeting="x"), 0.0)) == 2
+
+
+def test_who_leaves_is_no_longer_counted() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0), 0.0)
+    meetings.join("b", join(1), 0.0)
+    meetings.leave("b")
+    assert meetings.join("c", join(2), 0.0) == []
+    assert len(meetings.join("b again", join(1), 0.0)) == 3
+
+
+def test_leaving_without_a_seat_is_harmless() -> None:
+    meetings = Meetings()
+    meetings.leave("nobody")
+    meetings.join("a", join(0, 1), 0.0)
+    meetings.leave("a")
+
+
+def test_the_last_one_to_leave_ends_the_meeting() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0, 3), 0.0)
+    meetings.leave("a")
+    assert meetings.join("b", join(0, 2), 0.0) == []
+
+
+def test_a_taken_rank_is_refused_to_the_second_only() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(1), 0.0)
+    [(who, reply)] = meetings.join("b", join(1), 0.0)
+    assert (who, reply.complaint) == ("b", Complaint.TAKEN)
+    assert "rank 1 of 3 is taken" in reply.text
+    meetings.leave("b")
+    meetings.join("c", join(0), 0.0)
+    assert len(meetings.join("d", join(2), 0.0)) == 3
+
+
+def test_another_size_is_refused_with_both_numbers() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0, 3), 0.0)
+    [(who, reply)] = meetings.join("b", join(1, 4), 0.0)
+    assert (who, reply.complaint) == ("b", Complaint.DISAGREE)
+    assert "expects 4" in reply.text
+    assert "rank 0 before it expected 3" in reply.text
+
+
+def test_an_impossible_rank_is_refused() -> None:
+    [(_, reply)] = Meetings().join("a", join(3, 3), 0.0)
+    assert reply.complaint is Complaint.TAKEN
+
+
+def test_a_deadline_tells_everybody_who_came_and_who_did_not() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0, 4, timeout_s=30), 0.0)
+    meetings.join("b", join(1, 4, timeout_s=30), 5.0)
+    assert meetings.next_deadline_s() == 30.0
+    assert meetings.expire(29.9) == []
+    replies = meetings.expire(30.0)
+    assert [who for who, _ in replies] == ["a", "b"]
+    assert {reply.complaint for _, reply in replies} == {Complaint.ABSENT}
+    assert "ranks 2 and 3 of 4 did not arrive within 30 s (ranks 0 and 1 did)" in replies[0][1].text
+    assert meetings.next_deadline_s() is None
+
+
+def test_words_have_the_timeout_that_was_asked_for_not_what_is_left_of_it() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0, 2, timeout_s=30, left_s=29.37), 100.0)
+    assert meetings.next_deadline_s() == pytest.approx(129.37)
+    assert "within 30 s" in meetings.expire(130.0)[0][1].text
+
+
+def test_a_deadline_of_one_meeting_leaves_the_others_alone() -> None:
+    meetings = Meetings()
+    meetings.join("a", join(0, meeting="short", timeout_s=1), 0.0)
+    meetings.join("b", join(0, meeting="long", timeout_s=9), 0.0)
+    assert [who for who, _ in meetings.expire(2.0)] == ["a"]
+    assert meetings.next_deadline_s() == 9.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([2], "rank 2"),
+        ([2, 3], "ranks 2 and 3"),
+        ([0, 1, 4], "ranks 0, 1 and 4"),
+        (list(range(20)), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 4 more"),
+    ],
+)
+def test_ranks_are_named_in_a_phrase(ranks: list[int], words: str) -> None:
+    assert name_ranks(ranks) == words

@@ -1,0 +1,278 @@
+"""Rendezvous over real sockets: everybody meets, strangers disturb nobody."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from undertow.coordinator import meeting_point, rendezvous
+from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES
+from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
+from undertow.errors import ConfigError, MismatchError, PeerLost, Refused
+from undertow.wire.auth import MAGIC, Role, shake_hands
+
+TOKEN = b"secret"
+LONG_S = 30.0  # a hang guard: nothing that succeeds takes this long
+
+
+@pytest.fixture
+def point() -> Iterator[MeetingPoint]:
+    point = MeetingPoint("127.0.0.1", 0, TOKEN)
+    point.start()
+    yield point
+    point.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+def come(
+    pool: ThreadPoolExecutor, address: str, rank: int, *, size: int, meeting: str = "m", timeout_s: float = LONG_S
+) -> Future[list[bytes]]:
+    payload = f"from {rank}".encode()
+    return pool.submit(
+        attend, address, TOKEN, meeting=meeting, rank=rank, size=size, payload=payload, timeout_s=timeout_s
+    )
+
+
+def payloads(size: int) -> list[bytes]:
+    return [f"from {rank}".encode() for rank in range(size)]
+
+
+def connect(point: MeetingPoint) -> socket.socket:
+    return socket.create_connection(parse_address(point.address), timeout=LONG_S)
+
+
+def is_turned_away(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_all_ranks_leave_with_everything(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    futures = [come(pool, point.address, rank, size=40) for rank in reversed(range(40))]
+    assert all(future.result() == payloads(40) for future in futures)
+
+
+def test_meetings_are_held_side_by_side_and_one_after_another(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    for name in ("a", "b", "a"):
+        other = [come(pool, point.address, rank, size=3, meeting="x" + name) for rank in range(3)]
+        futures = [come(pool, point.address, rank, size=2, meeting=name) for rank in range(2)]
+        assert [future.result() for future in futures] == [payloads(2)] * 2
+        assert [future.result() for future in other] == [payloads(3)] * 3
+
+
+def test_participants_may_come_before_the_meeting_point(pool: ThreadPoolExecutor) -> None:
+    first = MeetingPoint("127.0.0.1", 0, TOKEN)
+    host, port = parse_address(first.address)
+    first.close()
+    futures = [come(pool, first.address, rank, size=2) for rank in range(2)]
+    point = MeetingPoint(host, port, TOKEN)
+    point.start()
+    assert [future.result() for future in futures] == [payloads(2)] * 2
+    point.close()
+
+
+def test_a_large_payload_arrives(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    large = bytes(range(256)) * (MAX_PAYLOAD_BYTES // 256)
+    futures = [
+        pool.submit(attend, point.address, TOKEN, meeting="m", rank=r, size=4, payload=large, timeout_s=LONG_S)
+        for r in range(4)
+    ]
+    assert all(future.result() == [large] * 4 for future in futures)
+
+
+def test_too_large_a_payload_is_refused_before_it_is_sent(point: MeetingPoint) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        attend(point.address, TOKEN, meeting="m", rank=0, size=1, payload=bytes(MAX_PAYLOAD_BYTES + 1), timeout_s=1)
+
+
+def test_timeout_names_who_came_and_who_did_not(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    futures = [come(pool, point.address, rank, size=4, timeout_s=0.5) for rank in range(2)]
+    for future in futures:
+        with pytest.raises(PeerLost, match=r"ranks 2 and 3 of 4 did not arrive within 0.5 s \(ranks 0 and 1 did\)"):
+            future.result()
+
+
+def test_no_meeting_point_is_said_with_its_address() -> None:
+    point = MeetingPoint("127.0.0.1", 0, TOKEN)
+    point.close()
+    with pytest.raises(PeerLost, match=f"at {point.address} within 0.2 s: Connection refused"):
+        attend(point.address, TOKEN, meeting="m", rank=0, size=2, payload=b"", timeout_s=0.2)
+
+
+def test_a_silent_server_does_not_hang_the_participant() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=f"at {address} within 0.2 s"):
+            attend(address, TOKEN, meeting="m", rank=0, size=2, payload=b"", timeout_s=0.2)
+
+
+def test_the_second_to_claim_a_rank_is_refused(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    first, second = (come(pool, point.address, 0, size=2) for _ in range(2))
+    refused = wait_for_first(first, second)
+    with pytest.raises(ConfigError, match="rank 0 of 2 is taken"):
+        refused.result()
+    patient = second if refused is first else first
+    assert come(pool, point.address, 1, size=2).result() == payloads(2)
+    assert patient.result() == payloads(2)
+
+
+def wait_for_first(*futures: Future[list[bytes]]) -> Future[list[bytes]]:
+    done = threading.Event()
+    for future in futures:
+        future.add_done_callback(lambda _: done.set())
+    assert done.wait(LONG_S)
+    return next(future for future in futures if future.done())
+
+
+def test_another_size_is_a_mismatch(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    futures = [come(pool, point.address, rank, size=rank + 2, timeout_s=0.5) for rank in range(2)]
+    errors = {type(future.exception()): str(future.exception()) for future in futures}
+    assert errors.keys() == {MismatchError, PeerLost}
+    assert "start all with the same number" in errors[MismatchError]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_an_impossible_place_is_refused_at_once(rank: int, size: int) -> None:
+    with pytest.raises(ConfigError, match=f"rank {rank} of {size}"):
+        attend("127.0.0.1:1", TOKEN, meeting="m", rank=rank, size=size, payload=b"", timeout_s=LONG_S)
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":80", "host:", "host:0", "host:99999", "host:x"])
+def test_a_bad_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address"):
+        parse_address(address)
+
+
+def test_addresses_of_both_kinds_are_understood() -> None:
+    assert parse_address("10.0.0.1:80") == ("10.0.0.1", 80)
+    assert parse_address(meeting_point.format_address("::1", 80)) == ("::1", 80)
+
+
+def test_a_wrong_token_is_refused_at_once_and_counted(point: MeetingPoint) -> None:
+    with pytest.raises(Refused, match="wrong token"):
+        attend(point.address, b"wrong", meeting="m", rank=0, size=1, payload=b"", timeout_s=LONG_S)
+
+
+def test_who_disconnects_is_no_longer_present(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    quitter = connect(point)
+    shake_hands(quitter, Role.DIALER, TOKEN)
+    quitter.sendall(meeting_point.pack(rendezvous.Join("m", 1, 3, b"old", LONG_S, LONG_S)))
+    with pytest.raises(ConfigError):  # so the meeting point has seated it
+        attend(point.address, TOKEN, meeting="m", rank=1, size=3, payload=b"", timeout_s=LONG_S)
+    quitter.close()
+    futures = [come(pool, point.address, rank, size=3, timeout_s=0.5) for rank in (0, 2)]
+    for future in futures:
+        with pytest.raises(PeerLost, match="rank 1 of 3 did not arrive"):
+            future.result()
+
+
+def test_a_flood_of_silent_strangers_blocks_nobody(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    strangers = [connect(point) for _ in range(meeting_point.MAX_STRANGERS + 50)]
+    futures = [come(pool, point.address, rank, size=4) for rank in range(4)]
+    assert [future.result() for future in futures] == [payloads(4)] * 4
+    assert all(is_turned_away(stranger) for stranger in strangers[:50])
+    assert point.refused >= 50
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_silent_stranger_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatch, point: MeetingPoint) -> None:
+    monkeypatch.setattr(meeting_point, "STRANGER_TIMEOUT_S", 0.1)
+    with connect(point) as stranger:
+        assert is_turned_away(stranger)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0).to_bytes(4, "little"),
+        (meeting_point.MAX_REQUEST_BYTES + 1).to_bytes(4, "little"),
+        b"\xff\xff\xff\xff",
+        (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
+        meeting_point.pack(rendezvous.Join("m", 0, 1 << 30, b"", 1.0, 1.0)),
+        meeting_point.pack(rendezvous.Join("m", 0, 2, b"", 1.0, 1.0)) + b"more",
+    ],
+    ids=["empty", "oversized", "huge", "not msgpack", "impossible size", "talks on"],
+)
+def test_a_friend_who_talks_nonsense_is_dropped(point: MeetingPoint, pool: ThreadPoolExecutor, bad: bytes) -> None:
+    with connect(point) as friend:
+        shake_hands(friend, Role.DIALER, TOKEN)
+        friend.sendall(bad)
+        assert is_turned_away(friend)
+    assert [come(pool, point.address, 0, size=1).result()] == [payloads(1)]
+    assert point.refused == 1
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", MAGIC + b"\x09\x00" + bytes(16)])
+def test_a_stranger_who_talks_garbage_is_turned_away_and_logged_once(
+    point: MeetingPoint, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with connect(point) as stranger:
+            stranger.sendall(garbage)
+            assert is_turned_away(stranger)
+    assert point.refused == 3
+    assert len(caplog.records) == 1
+
+
+def test_a_nonsensical_answer_is_refused() -> None:
+    def serve(server: socket.socket) -> None:
+        guest, _ = server.accept()
+        with guest:
+            shake_hands(guest, Role.LISTENER, TOKEN)
+            guest.sendall(b"\x02\x00\x00\x00" + msgspec.msgpack.encode(7) * 2)
+            guest.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(Refused, match="makes no sense"):
+            attend(address, TOKEN, meeting="m", rank=0, size=1, payload=b"", timeout_s=LONG_S)
+        thread.join()
+
+
+def test_a_port_in_use_is_said_with_its_number(point: MeetingPoint) -> None:
+    host, port = parse_address(point.address)
+    with pytest.raises(ConfigError, match=f"cannot listen on {host}:{port}: Address already in use"):
+        MeetingPoint(host, port, TOKEN)
+
+
+def test_an_address_of_another_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        MeetingPoint("192.0.2.1", 0, TOKEN)
+
+
+def test_it_listens_on_its_own_interface_only(point: MeetingPoint) -> None:
+    _, port = parse_address(point.address)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=LONG_S)
+
+
+def test_closing_delivers_the_replies_first(pool: ThreadPoolExecutor) -> None:
+    point = MeetingPoint("127.0.0.1", 0, TOKEN)
+    point.start()
+    others = [come(pool, point.address, rank, size=8) for rank in range(1, 8)]
+    assert come(pool, point.address, 0, size=8).result() == payloads(8)
+    point.close()
+    assert [future.result() for future in others] == [payloads(8)] * 7
+
+
+def test_its_port_is_free_after_closing(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+    host, port = parse_address(point.address)
+    for future in [come(pool, point.address, rank, size=2) for rank in range(2)]:
+        future.result()
+    point.close()
+    again = MeetingPoint(host, port, TOKEN)
+    again.close()

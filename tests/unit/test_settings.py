@@ -1,0 +1,63 @@
+"""Settings: argument first, then variable, then default; nonsense is refused in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from undertow.errors import ConfigError
+from undertow.settings import Settings, read_settings, table
+
+
+def test_defaults_hold_without_arguments_and_variables() -> None:
+    assert read_settings({}) == Settings()
+
+
+def test_variables_override_defaults() -> None:
+    settings = read_settings({"RANK": "2", "WORLD_SIZE": "4", "UNDERTOW_START_TIMEOUT": "7.5", "UNDERTOW_TOKEN": "x"})
+    assert (settings.rank, settings.world_size, settings.start_timeout_s, settings.token) == (2, 4, 7.5, "x")
+
+
+def test_arguments_override_variables() -> None:
+    assert read_settings({"RANK": "1", "WORLD_SIZE": "4"}, rank=3).rank == 3
+
+
+def test_an_argument_of_none_counts_as_not_given() -> None:
+    assert read_settings({"RANK": "1", "WORLD_SIZE": "4"}, rank=None).rank == 1
+
+
+def test_an_overridden_variable_is_not_even_read() -> None:
+    assert read_settings({"RANK": "nonsense"}, rank=0).rank == 0
+
+
+def test_empty_variable_counts_as_not_set() -> None:
+    assert read_settings({"WORLD_SIZE": ""}).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "rank 4 is outside of 0 to 3"),
+        ({"RANK": "-1"}, "rank -1"),
+        ({"WORLD_SIZE": "0"}, "world size 0"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE='many' is not a valid int"),
+        ({"UNDERTOW_START_TIMEOUT": "0"}, "start_timeout_s is 0"),
+        ({"UNDERTOW_START_TIMEOUT": "soon"}, "not a valid float"),
+        ({"UNDERTOW_SLICE": "1000"}, "slice of 1000 bytes"),
+    ],
+)
+def test_impossible_values_are_refused_in_words(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_settings(variables)
+
+
+def test_unknown_argument_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'rnak'; known: .*rank"):
+        read_settings({}, rnak=1)
+
+
+def test_table_has_every_setting_once() -> None:
+    variables = [variable for variable, _, _ in table()]
+    assert len(variables) == len(set(variables)) == len(dataclasses.fields(Settings))
+    assert all(meaning for _, _, meaning in table())
