@@ -197,6 +197,7 @@ def test_exit_code_is_that_of_the_worker(cli: Cli, source: str, code: int, words
 def run_on_a_terminal(cli: Cli, *arguments: object) -> tuple[int, str]:
     """The exit code, and everything that the terminal got to see."""
     reader, writer = pty.openpty()
+    cli.environment["TERMINAL"] = os.ttyname(writer)
     process = cli.start("run", *arguments, stdin=writer, stdout=writer, stderr=writer)
     os.close(writer)
     seen = bytearray()
@@ -220,6 +221,7 @@ def test_with_quiet_ranks_rank_0_has_the_terminal_for_its_progress_bar(cli: Cli)
     script = cli.write("""
         mark(f"terminal{rank}", [sys.stdout.isatty(), sys.stderr.isatty()])
         if rank == 0:
+            assert os.ttyname(1) == os.environ["TERMINAL"], "a copy would not follow the window's size"
             raise ValueError("broken")
     """)
     code, seen = run_on_a_terminal(cli, "-n", 2, "--quiet-ranks", script)

@@ -7,9 +7,9 @@ import pytest
 from undertow.errors import ConfigError
 from undertow.launch.environment import build_environment
 from undertow.launch.job import DEFAULT_MASTER_PORT, Job, choose_master, read_job_settings
-from undertow.launch.nodes import Placement
+from undertow.launch.nodes import Seat
 
-PLACEMENT = Placement(
+SEAT = Seat(
     node_rank=1,
     first_rank=3,
     nproc=2,
@@ -23,7 +23,7 @@ PLACEMENT = Placement(
 
 
 def test_a_worker_finds_its_place() -> None:
-    environment = build_environment({"HOME": "/home/me", "RANK": "77"}, PLACEMENT, local_rank=1)
+    environment = build_environment({"HOME": "/home/me", "RANK": "77"}, SEAT, local_rank=1)
     assert environment == {
         "HOME": "/home/me",
         "RANK": "4",
@@ -42,7 +42,7 @@ def test_a_worker_finds_its_place() -> None:
 
 
 def test_the_users_thread_count_wins() -> None:
-    assert build_environment({"OMP_NUM_THREADS": "6"}, PLACEMENT, local_rank=0)["OMP_NUM_THREADS"] == "6"
+    assert build_environment({"OMP_NUM_THREADS": "6"}, SEAT, local_rank=0)["OMP_NUM_THREADS"] == "6"
 
 
 def test_everything_after_the_script_is_the_scripts() -> None:

@@ -177,7 +177,10 @@ def test_who_disconnects_is_no_longer_present(point: MeetingPoint, pool: ThreadP
             future.result()
 
 
-def test_a_flood_of_silent_strangers_blocks_nobody(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
+def test_a_flood_of_silent_strangers_blocks_nobody(
+    monkeypatch: pytest.MonkeyPatch, point: MeetingPoint, pool: ThreadPoolExecutor
+) -> None:
+    monkeypatch.setattr(meeting_point, "STRANGER_TIMEOUT_S", 10 * LONG_S)  # so that only their number counts
     strangers = [connect(point) for _ in range(meeting_point.MAX_STRANGERS + 50)]
     futures = [come(pool, point.address, rank, size=4) for rank in range(4)]
     assert [future.result() for future in futures] == [payloads(4)] * 4
@@ -201,7 +204,7 @@ def test_a_silent_stranger_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatc
         b"\xff\xff\xff\xff",
         (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
         meeting_point.pack(rendezvous.Join("m", 0, 1 << 30, b"", 1.0, 1.0)),
-        meeting_point.pack(rendezvous.Join("m", 0, 2, b"", 1.0, 1.0)) + b"more",
+        meeting_point.pack(rendezvous.Join("m", 0, 2, b"", 1.0, 1.0)) + b"\x05\x00\x00\x00",
     ],
     ids=["empty", "oversized", "huge", "not msgpack", "impossible size", "talks on"],
 )
@@ -263,10 +266,19 @@ def test_it_listens_on_its_own_interface_only(point: MeetingPoint) -> None:
 def test_closing_delivers_the_replies_first(pool: ThreadPoolExecutor) -> None:
     point = MeetingPoint("127.0.0.1", 0, TOKEN)
     point.start()
-    others = [come(pool, point.address, rank, size=8) for rank in range(1, 8)]
-    assert come(pool, point.address, 0, size=8).result() == payloads(8)
-    point.close()
-    assert [future.result() for future in others] == [payloads(8)] * 7
+    slow = connect(point)
+    shake_hands(slow, Role.DIALER, TOKEN)
+    large = bytes(MAX_PAYLOAD_BYTES)  # times 12: no socket buffer holds the whole reply
+    slow.sendall(meeting_point.pack(rendezvous.Join("m", 0, 12, large, LONG_S, LONG_S)))
+    options = {"meeting": "m", "size": 12, "payload": large, "timeout_s": LONG_S}
+    others = [pool.submit(attend, point.address, TOKEN, rank=rank, **options) for rank in range(1, 12)]
+    others[0].result()
+    closing = pool.submit(point.close)
+    with slow, slow.makefile("rb") as stream:
+        length = int.from_bytes(stream.read(4), "little")
+        assert len(stream.read(length)) == length > 12 * len(large)
+    closing.result()
+    assert [future.result() for future in others] == [[large] * 12] * 11
 
 
 def test_its_port_is_free_after_closing(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:

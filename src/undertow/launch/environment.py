@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from undertow.launch.nodes import Placement
+from undertow.launch.nodes import Seat
 
 
-def build_environment(base: Mapping[str, str], placement: Placement, *, local_rank: int) -> dict[str, str]:
+def build_environment(base: Mapping[str, str], seat: Seat, *, local_rank: int) -> dict[str, str]:
     """The base with the worker's own variables on top; thread counts of the user win."""
     own = {
-        "RANK": str(placement.first_rank + local_rank),
-        "WORLD_SIZE": str(placement.world_size),
+        "RANK": str(seat.first_rank + local_rank),
+        "WORLD_SIZE": str(seat.world_size),
         "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.nproc),
-        "GROUP_RANK": str(placement.node_rank),
-        "MASTER_ADDR": placement.master_addr,
-        "MASTER_PORT": str(placement.master_port),
-        "UNDERTOW_RENDEZVOUS": placement.rendezvous,
-        "UNDERTOW_TOKEN": placement.token,
-        "UNDERTOW_START_TIMEOUT": f"{placement.start_timeout_s:g}",
+        "LOCAL_WORLD_SIZE": str(seat.nproc),
+        "GROUP_RANK": str(seat.node_rank),
+        "MASTER_ADDR": seat.master_addr,
+        "MASTER_PORT": str(seat.master_port),
+        "UNDERTOW_RENDEZVOUS": seat.rendezvous,
+        "UNDERTOW_TOKEN": seat.token,
+        "UNDERTOW_START_TIMEOUT": f"{seat.start_timeout_s:g}",
         "PYTHONUNBUFFERED": "1",
     }
-    threads = {"OMP_NUM_THREADS": "1"} if limits_threads(base, nproc=placement.nproc) else {}
+    threads = {"OMP_NUM_THREADS": "1"} if limits_threads(base, nproc=seat.nproc) else {}
     return {**base, **threads, **own}
 
 

@@ -19,7 +19,7 @@ from undertow.launch.environment import build_environment, limits_threads
 from undertow.launch.failure import Ending, decide
 from undertow.launch.guard import Guard
 from undertow.launch.job import Job
-from undertow.launch.nodes import Placement, meet
+from undertow.launch.nodes import Seat, meet
 from undertow.launch.relay import Relay
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
 from undertow.launch.worker import start_worker
@@ -37,9 +37,9 @@ def launch(job: Job, environ: Mapping[str, str]) -> int:
     endings: Sequence[Ending] = ()
     interrupted_by: signal.Signals | None = None
     try:
-        with meet(job, notify) as placement, closing(Guard()) as guard, catch_signals() as signals:
+        with meet(job, notify) as seat, closing(Guard()) as guard, catch_signals() as signals:
             supervisor = Supervisor(guard, notify=notify)
-            _run(supervisor, signals, environments=_environments(environ, placement), job=job, relay=relay)
+            _run(supervisor, signals, environments=_environments(environ, seat), job=job, relay=relay)
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
         relay.finish(None if supervisor.went_well else LAST_WORDS_S)
     except KeyboardInterrupt:
@@ -56,10 +56,10 @@ def notify(text: str) -> None:
     print(f"undertow: {text}", file=sys.stderr, flush=True)
 
 
-def _environments(environ: Mapping[str, str], placement: Placement) -> list[dict[str, str]]:
-    if limits_threads(environ, nproc=placement.nproc):
+def _environments(environ: Mapping[str, str], seat: Seat) -> list[dict[str, str]]:
+    if limits_threads(environ, nproc=seat.nproc):
         notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
-    return [build_environment(environ, placement, local_rank=rank) for rank in range(placement.nproc)]
+    return [build_environment(environ, seat, local_rank=rank) for rank in range(seat.nproc)]
 
 
 def _run(

@@ -1,6 +1,6 @@
 """The hosts of a job meet, before any worker is started.
 
-In: the job as each host was told.  Out: a `Placement`: which ranks are here, where
+In: the job as each host was told.  Out: a `Seat`: which ranks are here, where
 the workers will meet, and the token they share.
 The hosts meet at the master's address and port, which is closed again before any
 worker starts: torch's own store needs that port.  The workers' meeting point is
@@ -25,7 +25,7 @@ from undertow.launch.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class Seat:
     """This host's part of the job."""
 
     node_rank: int
@@ -48,7 +48,7 @@ class NodeCard(msgspec.Struct, frozen=True, array_like=True):
 
 
 @contextmanager
-def meet(job: Job, notify: Callable[[str], None]) -> Iterator[Placement]:
+def meet(job: Job, notify: Callable[[str], None]) -> Iterator[Seat]:
     """Agree with the other hosts; the workers' meeting point stays open inside of the block."""
     token = job.token or secrets.token_hex(16)
     with ExitStack() as stack:
@@ -92,8 +92,8 @@ def _attend(job: Job, address: str, token: bytes, *, meeting: str, payload: byte
         raise Refused(f"{address}: {error}; set the same UNDERTOW_TOKEN on every host, or on none") from None
 
 
-def _place(job: Job, cards: list[NodeCard]) -> Placement:
-    return Placement(
+def _place(job: Job, cards: list[NodeCard]) -> Seat:
+    return Seat(
         node_rank=job.node_rank,
         first_rank=sum(card.nproc for card in cards[: job.node_rank]),
         nproc=job.nproc,

@@ -127,9 +127,12 @@ def shake_hands(sock: socket.socket, role: Role, token: bytes) -> None:
     Raises `Refused`, or `OSError` where the connection fails or times out.
     """
     handshake = Handshake(role, token)
-    sock.sendall(handshake.start())
+    if role is Role.DIALER:
+        sock.sendall(handshake.start())
     while not handshake.done:
         data = sock.recv(handshake.wants)
         if not data:
             raise Refused("the peer closed the connection during the handshake: wrong token or version?")
-        sock.sendall(handshake.feed(data))
+        answer = handshake.feed(data)
+        if answer:  # after the last word the peer may have closed already, and even an empty send would fail
+            sock.sendall(answer)
