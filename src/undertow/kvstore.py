@@ -8,6 +8,8 @@
 
 Every call returns at once with a handle; `handle.wait()` or `kv.wait()` waits.  Until
 then leave the arrays alone.  The lower priority number goes first.
+A worker takes its shard with it when it ends: call `undertow.barrier()` before, if others
+may still pull.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class KVStore:
         """Make a key known; all workers call it in the same order.  Rank 0's value counts."""
         if key in self._entries:
             raise ConfigError(f"key {key!r} is initialised already")
-        value = np.ascontiguousarray(value)
-        spec = TensorSpec(repr(key), value.shape, dtype_of(value.dtype), value.size, str(value.dtype))
+        value = np.asarray(value, order="C")
+        spec = TensorSpec(str(key), value.shape, dtype_of(value.dtype), value.size, str(value.dtype))
         slices = self._group.register("the key-value store", [spec], op=Op.SUM, keep=True)
         self._entries[key] = spec, slices
         # The sum of one value and nothing else is that value.
@@ -111,7 +113,9 @@ class KVStore:
         spec, slices = self._entries[key]
         for array in (value, out):
             _check_fits(array, spec)
-        source = None if value is None else np.ascontiguousarray(value).reshape(-1)
+        if out is not None and not out.flags.writeable:
+            raise ConfigError(f"the array for key {key!r} is read-only: nothing can be put into it")
+        source = None if value is None else np.asarray(value, order="C").reshape(-1)
         target = None if out is None else _flat_target(out)
         ticket = Ticket(len(slices))
         self._group.contribute(
@@ -142,7 +146,7 @@ def _range(item: Slice) -> slice:
 def _check_fits(array: Array | None, spec: TensorSpec) -> None:
     if array is not None and (array.shape != spec.shape or str(array.dtype) != spec.label):
         raise ConfigError(
-            f"key {spec.name} holds {list(spec.shape)} {spec.label}, not {list(array.shape)} {array.dtype}"
+            f"key {spec.name!r} holds {list(spec.shape)} {spec.label}, not {list(array.shape)} {array.dtype}"
         )
 
 

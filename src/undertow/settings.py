@@ -52,7 +52,10 @@ class Settings:
     )
     credit_bytes: int = field(
         default=0,
-        metadata={"env": "UNDERTOW_CREDIT", "help": "bytes in flight at most; default: two slices per peer, up to 8"},
+        metadata={
+            "env": "UNDERTOW_CREDIT",
+            "help": "bytes in flight at most; default: two slices per peer, but 4 to 8",
+        },
     )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}

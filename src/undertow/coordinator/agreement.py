@@ -13,7 +13,10 @@ import msgspec
 
 from undertow.coordinator.messages import Arrive, Table, Verdict
 from undertow.errors import MismatchError
-from undertow.plan.slicing import Cut
+from undertow.plan.slicing import Cut, TensorSpec
+
+# Below this a message costs more than it carries.
+SMALLEST_SLICE_BYTES = 64 << 10
 
 Decide = Callable[[Sequence[bytes]], bytes]
 
@@ -73,10 +76,16 @@ class Agreements:
     def _cut(self, payloads: Sequence[bytes]) -> bytes:
         tables = [msgspec.msgpack.decode(payload, type=Table) for payload in payloads]
         compare_tables(tables)
-        how = Cut(self._next_key, self._slice_bytes)
+        how = Cut(self._next_key, self._choose_slice_bytes(tables[0].tensors))
         # Keys are never used twice; this many slices at the most, whatever the type.
-        self._next_key += sum(tensor.elements * 8 // self._slice_bytes + 1 for tensor in tables[0].tensors)
+        self._next_key += sum(tensor.elements * 8 // how.slice_bytes + 1 for tensor in tables[0].tensors)
         return msgspec.msgpack.encode(how)
+
+    def _choose_slice_bytes(self, tensors: Sequence[TensorSpec]) -> int:
+        """As wanted, but less for a small model: one slice per shard at least, so that all links share the load."""
+        total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tensors)
+        share = (-(-total // self._size) + 15) // 16 * 16
+        return min(self._slice_bytes, max(SMALLEST_SLICE_BYTES, share))
 
 
 def compare_tables(tables: Sequence[Table]) -> None:

@@ -42,9 +42,10 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """This worker ran out of input; the rounds of these keys go on without it."""
+    """This worker ran out of input after round `step`; the rounds of these keys go on without it."""
 
     keys: list[int]
+    step: int
     divide_by_active: bool
 
 

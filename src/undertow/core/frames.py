@@ -5,19 +5,20 @@
          4     1  version  1
          5     1  kind     see Kind
          6     1  dtype    see DType
-         7     1  flags    see Flag
+         7     1  flags    1 WANTS, 2 ABSENT
          8     4  job      which job and group, so that frames never cross over
         12     4  key      which slice
         16     4  step     which round of that key
         20     4  rank     who speaks
         24     8  present  which of the slice's tensors hold a value, bit 0 the first
         32     8  length   bytes that follow the header
-        40     4  checksum CRC-32 of the 40 bytes before
+        40     8  received slice bytes that the sender has received on this link so far: credit
+        48     4  checksum CRC-32 of the 48 bytes before
 
 All numbers are little-endian.  A push of the 8 bytes of key 3 at step 1 by rank 2:
 
     55544f57 01 01 02 01 00000000 03000000 01000000 02000000
-    0100000000000000 0800000000000000 <crc> <8 bytes>
+    0100000000000000 0800000000000000 0000000000000000 <crc> <8 bytes>
 
 The body is covered by TCP's own checksum; the header's makes sure that a stream
 that went astray is noticed before a length is believed.
@@ -35,7 +36,7 @@ from undertow.errors import UndertowError
 
 MAGIC = b"UTOW"
 VERSION = 1
-_FIELDS = struct.Struct("<4sBBBBIIIIQQ")
+_FIELDS = struct.Struct("<4sBBBBIIIIQQQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 MAX_CONTROL_BYTES = 64 << 20
@@ -46,15 +47,14 @@ class Kind(enum.IntEnum):
     RESULT = 2  # shard to worker: the round's result, or that it is done
     PULL = 3  # worker to shard: send me the value that you hold
     VALUE = 7  # shard to worker: the value that was pulled
-    RECEIVED = 4  # credit: `present` counts the slice bytes received on this link so far
+    RECEIVED = 4  # nothing but its `received`, where no other frame goes that way
     CONTROL = 5  # a message with a schema, see coordinator.messages
     HEARTBEAT = 6
 
 
-class Flag(enum.IntFlag):
-    NONE = 0
-    WANTS = 1  # push: answer with the result, not only with "done"
-    ABSENT = 2  # result: a worker had joined (ran out of input) and took no part
+# Flags
+WANTS = 1  # push: answer with the result, not only with "done"
+ABSENT = 2  # result: a worker had joined (ran out of input) and took no part
 
 
 class Header(NamedTuple):
@@ -67,6 +67,7 @@ class Header(NamedTuple):
     dtype: DType = DType.BYTES
     flags: int = 0
     job: int = 0
+    received: int = 0
 
 
 class Garbled(UndertowError):
@@ -77,7 +78,8 @@ _KINDS = {int(kind): kind for kind in Kind}
 _DTYPES = {int(dtype): dtype for dtype in DType}
 
 
-def pack(header: Header) -> bytes:
+def pack(header: Header, received: int = 0) -> bytes:
+    """The header's bytes.  What was received is filled in last, when the frame leaves."""
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -90,13 +92,14 @@ def pack(header: Header) -> bytes:
         header.rank,
         header.present,
         header.length,
+        received,
     )
     return fields + _CHECKSUM.pack(zlib.crc32(fields))
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:
     """Read a header; `Garbled` says what is wrong with it."""
-    magic, version, kind, dtype, flags, job, key, step, rank, present, length = _FIELDS.unpack_from(data)
+    magic, version, kind, dtype, flags, job, key, step, rank, present, length, received = _FIELDS.unpack_from(data)
     if magic != MAGIC:
         raise Garbled(f"a frame starts with {magic!r}, not {MAGIC!r}")
     if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(data[: _FIELDS.size]):
@@ -105,4 +108,4 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
         raise Garbled(f"a frame of version {version}, expected {VERSION}")
     if kind not in _KINDS or dtype not in _DTYPES:
         raise Garbled(f"a frame of unknown kind {kind} or type {dtype}")
-    return Header(_KINDS[kind], key, step, rank, present, length, _DTYPES[dtype], flags, job)
+    return Header(_KINDS[kind], key, step, rank, present, length, _DTYPES[dtype], flags, job, received)

@@ -19,7 +19,7 @@ class Parcel:
     """One frame for one peer.  The body must stay untouched until the peer has it."""
 
     peer: int
-    header: bytes
+    header: Any
     body: Any  # a buffer
     size_bytes: int
 

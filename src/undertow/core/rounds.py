@@ -23,6 +23,8 @@ Array = np.ndarray[Any, Any]
 FOLD_AT = 4
 # One block of each contribution stays in the core's cache while it is added.
 BLOCK_ELEMENTS = 32768
+# Infinite gradients are news for a loss scaler, not a warning from the engine's thread.
+QUIET = np.errstate(all="ignore")
 
 
 class Op(enum.IntEnum):
@@ -56,10 +58,18 @@ class Outcome:
     absent: int
 
 
+@dataclass(slots=True)
+class _Held:
+    """A contribution that is not yet in the sum."""
+
+    array: Array
+    is_owned: bool  # ours to write to; another worker's own gradient is only read
+
+
 class Round:
     """Gathers one key's contributions at one step.
 
-    `release(array)` gives a contribution's memory back once it is folded in.
+    `release(array)` gives an owned contribution's memory back once it is folded in.
     """
 
     def __init__(self, spec: KeySpec, size: int, release: Callable[[Array], None]) -> None:
@@ -68,24 +78,20 @@ class Round:
         self._size = size
         self._release = release
         self._heard: set[int] = set()
-        self._waiting: dict[int, Array | None] = {}  # heard, not yet folded
+        self._waiting: dict[int, _Held | None] = {}  # heard, not yet folded
         self._next_rank = 0  # invariant: all ranks below are folded
         self._sum: Array | None = None
-
-    @property
-    def heard(self) -> frozenset[int]:
-        return frozenset(self._heard)
 
     def has(self, rank: int) -> bool:
         return rank in self._heard
 
-    def add(self, rank: int, array: Array | None, present: int = 0) -> None:
+    def add(self, rank: int, array: Array | None, present: int = 0, *, is_owned: bool = False) -> None:
         assert rank not in self._heard, f"rank {rank} contributed twice to key {self.spec.key}"
         self._heard.add(rank)
-        self._waiting[rank] = array
+        self._waiting[rank] = None if array is None else _Held(array, is_owned)
         self.present |= present
-        if len(self._waiting) >= FOLD_AT:
-            self._fold(self._ready())
+        if len(self._waiting) >= FOLD_AT and len(self._heard) < self._size:
+            self._fold(self._take_run())
 
     def is_complete(self, absent: frozenset[int] = frozenset()) -> bool:
         return len(self._heard) + len(absent - self._heard) == self._size
@@ -93,17 +99,24 @@ class Round:
     def missing(self, absent: frozenset[int] = frozenset()) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._heard and rank not in absent]
 
-    def finish(self, absent: frozenset[int] = frozenset(), *, divide_by_active: bool = False) -> Outcome:
-        """The result; only when the round is complete."""
+    @QUIET
+    def finish(
+        self, absent: frozenset[int] = frozenset(), *, divide_by_active: bool = False, into: Array | None = None
+    ) -> Outcome:
+        """The result, and a copy of it `into` that memory; only when the round is complete."""
         away = len(absent - self._heard)
-        self._fold([self._waiting.pop(rank) for rank in sorted(self._waiting)])
+        divisor = self._size - (away if divide_by_active else 0)
+        self._fold([self._waiting.pop(rank) for rank in sorted(self._waiting)], divisor=divisor, into=into)
         if self._sum is None:
             return Outcome(None, 0, away)
-        divisor = self._size - away if divide_by_active else self._size
-        return Outcome(_finish(self._sum, self.spec, divisor), self.present, away)
+        if self._sum.dtype != self.spec.dtype.numpy:
+            self._sum = self._sum.astype(self.spec.dtype.numpy)
+            if into is not None:
+                np.copyto(into, self._sum)
+        return Outcome(self._sum, self.present, away)
 
-    def _ready(self) -> list[Array | None]:
-        """The unbroken run of contributions from the next rank on, taken out if long enough."""
+    def _take_run(self) -> list[_Held | None]:
+        """The unbroken run of contributions from the next rank on, if it is long enough."""
         run = 0
         while self._next_rank + run in self._waiting:
             run += 1
@@ -112,38 +125,51 @@ class Round:
         self._next_rank += run
         return [self._waiting.pop(rank) for rank in range(self._next_rank - run, self._next_rank)]
 
-    def _fold(self, contributions: list[Array | None]) -> None:
-        arrays = [array for array in contributions if array is not None]
-        if not arrays:
+    def _fold(self, waiting: list[_Held | None], *, divisor: int = 1, into: Array | None = None) -> None:
+        """Add these to the sum.  A divisor comes with the last of them."""
+        held = [item for item in waiting if item is not None]
+        terms = [item.array for item in held]
+        if self._sum is not None:
+            terms.insert(0, self._sum)
+        if not terms:
             return
+        self._sum = self._room(held)
         if self.spec.op is Op.COPY:
-            self._sum = arrays[0].copy() if self._sum is None else self._sum
-        else:
-            self._sum = add_up(self._sum, arrays, self.spec.dtype.accumulator)
-        for array in arrays:
-            self._release(array)
+            terms = terms[:1]
+        fold(terms, self._sum, divisor=divisor if self.spec.op is Op.MEAN else 1, into=into)
+        for item in held:
+            if item.is_owned and item.array is not self._sum:
+                self._release(item.array)
+
+    def _room(self, held: list[_Held]) -> Array:
+        """Where the sum goes: into a contribution's own memory if we may, which spares the cache."""
+        if self._sum is not None:
+            return self._sum
+        accumulator = self.spec.dtype.accumulator
+        # Only the first two: a later one would be overwritten before it is read.
+        owned = (item.array for item in held[:2] if item.is_owned and item.array.dtype == accumulator)
+        room = next(owned, None)
+        return np.empty(self.spec.elements, accumulator) if room is None else room
 
 
-def add_up(total: Array | None, arrays: list[Array], accumulator: np.dtype[Any]) -> Array:
-    """((total + a) + b) + ..., block by block, in the accumulator's type."""
-    is_new = total is None
-    if total is None:
-        total = np.empty(arrays[0].shape, accumulator)
+@QUIET
+def fold(terms: list[Array], total: Array, *, divisor: int = 1, into: Array | None = None) -> None:
+    """total = ((a + b) + c + ...) / divisor, block by block, in the type of the total.
+
+    `total` may be one of the first two terms.  Where `into` has the same type it gets a copy while the
+    block is still in the cache.
+    """
+    copies = into is not None and into.dtype == total.dtype
     for start in range(0, total.size, BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
-        target, rest = total[block], arrays
-        if is_new and len(arrays) > 1 and arrays[0].dtype == accumulator:
-            np.add(arrays[0][block], arrays[1][block], out=target)
-            rest = arrays[2:]
-        elif is_new:
-            np.copyto(target, arrays[0][block], casting="unsafe")
-            rest = arrays[1:]
-        for array in rest:
-            np.add(target, array[block].astype(accumulator, copy=False), out=target)
-    return total
-
-
-def _finish(total: Array, spec: KeySpec, divisor: int) -> Array:
-    if spec.op is Op.MEAN and divisor > 1:
-        np.divide(total, divisor, out=total)
-    return total.astype(spec.dtype.numpy, copy=False)
+        target = total[block]
+        if len(terms) > 1:
+            np.add(terms[0][block], terms[1][block], out=target, dtype=total.dtype)
+        elif terms[0] is not total:
+            np.copyto(target, terms[0][block], casting="unsafe")
+        for term in terms[2:]:
+            np.add(target, term[block], out=target, dtype=total.dtype)
+        if divisor > 1:
+            np.divide(target, divisor, out=target)
+        if copies:
+            into[block] = target  # type: ignore[index]

@@ -15,7 +15,7 @@ import numpy as np
 from undertow import trace
 from undertow.core import frames
 from undertow.core.flow import Contribution, Flow
-from undertow.core.frames import Flag, Header, Kind
+from undertow.core.frames import ABSENT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel
 from undertow.core.rounds import Array, KeySpec
 from undertow.plan.slicing import Slice
@@ -42,9 +42,10 @@ class Exchange:
         self._priorities: dict[int, int] = {}
         self._received_bytes: Counter[int] = Counter()
         self._acknowledged_bytes: Counter[int] = Counter()
-        # Many small slices share one acknowledgement; what is held back by all peers
-        # together stays far below the credit, so it can never run dry.
-        self._acknowledge_at = shape.credit_bytes // (4 * shape.size)
+        # Credit travels back with the next frame to that peer, or alone once more than this has
+        # come without one.  All peers together hold back two slices less than the credit, so it
+        # can never run dry.
+        self._acknowledge_at = max(0, shape.credit_bytes - 2 * shape.slice_bytes) // max(1, len(shape.peers))
 
     # What this worker wants
 
@@ -59,14 +60,16 @@ class Exchange:
                 self._push(ready)
         self.pump()
 
-    def join(self, rank: int, keys: Sequence[int], *, divide_by_active: bool) -> None:
-        """A worker ran out of input: the rounds of these keys go on without it."""
-        self._answer(self._shard.join(rank, keys, divide_by_active=divide_by_active))
+    def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
+        """A worker ran out of input after round `step`: the rounds of these keys go on without it."""
+        self._answer(self._shard.join(rank, keys, step, divide_by_active=divide_by_active))
         self.pump()
 
     def resume(self, keys: Sequence[int], step: int) -> None:
-        self._flow.resume(keys, step)
-        self._shard.rejoin(keys, step)
+        # One number is left out: what a worker said when it ran out of input may come after the
+        # verdict, which takes another link, and is known as old by the number in it.
+        self._flow.resume(keys, step + 1)
+        self._shard.rejoin(keys, step + 1)
 
     def round_of(self, key: int) -> int:
         return self._flow.step(key)
@@ -87,29 +90,35 @@ class Exchange:
 
     def handle(self, peer: int, header: Header, body: Array | None) -> None:
         """A frame of a slice, or about one, is complete."""
-        if header.kind is Kind.RECEIVED:
-            if not self._outbox.acknowledge(peer, header.present):
-                raise Unexpected(f"rank {peer} acknowledges {header.present} bytes that it cannot have")
-        elif header.kind is Kind.PUSH:
+        self._received_bytes[peer] += header.length
+        if not self._outbox.acknowledge(peer, header.received):
+            raise Unexpected(f"rank {peer} says that it received {header.received} bytes, which it cannot have")
+        if header.kind is Kind.PUSH:
             self._take_push(peer, header, body)
         elif header.kind is Kind.PULL:
-            self._answer([self._shard.pull(peer, header.key)], Kind.VALUE)
-        else:
-            self._accept(self._awaited(peer, header), header.present, bool(header.flags & Flag.ABSENT))
-        if body is not None:
-            self._acknowledge(peer, header.length)
+            self._answer([self._shard.pull(peer, header.key, header.step)], Kind.VALUE)
+        elif header.kind is not Kind.RECEIVED:
+            self._accept(self._awaited(peer, header), header.present, bool(header.flags & ABSENT))
         self.pump()
+        if self._received_bytes[peer] - self._acknowledged_bytes[peer] > self._acknowledge_at:
+            self._send(peer, Header(Kind.RECEIVED, rank=self._rank, job=self._shape.job), None)
 
     def pump(self) -> None:
         """Send what the credit allows."""
         while (parcel := self._outbox.take()) is not None:
-            self._transport.send(parcel.peer, parcel.header, parcel.body)
+            self._send(parcel.peer, parcel.header, parcel.body)
+
+    def _send(self, peer: int, header: Header, body: Array | None) -> None:
+        received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
+        self._transport.send(peer, frames.pack(header, received), body)
 
     # Questions
 
     @property
     def is_drained(self) -> bool:
-        return not len(self._outbox)
+        """Whether nobody needs this worker any more for what it has begun: a round of its own
+        shard to which it contributed may still lack the others."""
+        return not len(self._outbox) and self._flow.pending() is None
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """One of these workers, if something cannot end without it."""
@@ -143,22 +152,24 @@ class Exchange:
                 item.present,
                 0 if item.source is None else spec.size_bytes,
                 spec.dtype,
-                Flag.WANTS if wants else Flag.NONE,
+                WANTS if wants else 0,
                 self._shape.job,
             )
             self._put(spec.shard, header, item.source, item.priority)
         elif item.is_pull:
-            self._answer([self._shard.pull(self._rank, item.key)])
+            self._answer([self._shard.pull(self._rank, item.key, item.step)])
         else:
             self._answer(
-                self._shard.contribute(self._rank, item.key, item.step, item.source, present=item.present, wants=wants)
+                self._shard.contribute_own(
+                    self._rank, item.key, item.step, item.source, present=item.present, into=item.target
+                )
             )
 
     def _take_push(self, peer: int, header: Header, body: Array | None) -> None:
         if body is None and header.present:
             raise Unexpected(f"a contribution to key {header.key} without its bytes")
         array = None if body is None else body.view(header.dtype.numpy)
-        wants = bool(header.flags & Flag.WANTS)
+        wants = bool(header.flags & WANTS)
         self._answer(self._shard.contribute(peer, header.key, header.step, array, present=header.present, wants=wants))
 
     def _awaited(self, peer: int, header: Header) -> Contribution:
@@ -184,7 +195,7 @@ class Exchange:
                 answer.present,
                 0 if answer.array is None else spec.size_bytes,
                 spec.dtype,
-                Flag.ABSENT if answer.absent else Flag.NONE,
+                ABSENT if answer.absent else 0,
                 self._shape.job,
             )
             self._put(answer.rank, header, answer.array, self._priorities.get(answer.key, 0))
@@ -205,17 +216,9 @@ class Exchange:
         if following is not None:
             self._push(following)
 
-    def _acknowledge(self, peer: int, length: int) -> None:
-        self._received_bytes[peer] += length
-        total = self._received_bytes[peer]
-        if total - self._acknowledged_bytes[peer] >= self._acknowledge_at:
-            self._acknowledged_bytes[peer] = total
-            header = Header(Kind.RECEIVED, rank=self._rank, present=total, job=self._shape.job)
-            self._transport.send(peer, frames.pack(header))
-
     def _put(self, peer: int, header: Header, body: Array | None, priority: int) -> None:
         raw = None if body is None else _raw(body)
-        self._outbox.put(Parcel(peer, frames.pack(header), raw, header.length), priority)
+        self._outbox.put(Parcel(peer, header, raw, header.length), priority)
 
 
 def _raw(array: Array) -> Array:

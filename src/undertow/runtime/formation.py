@@ -71,7 +71,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
 
 
 def _own_card(address: str, size: int, settings: Settings) -> Card:
-    credit = settings.credit_bytes or settings.slice_bytes * 2 * max(1, min(size - 1, 4))
+    credit = settings.credit_bytes or settings.slice_bytes * min(max(4, 2 * (size - 1)), 8)
     if credit < 2 * settings.slice_bytes:
         raise ConfigError(
             f"a credit of {credit} bytes is less than two slices of {settings.slice_bytes}: raise UNDERTOW_CREDIT"

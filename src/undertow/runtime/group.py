@@ -50,7 +50,7 @@ def _guarded(method: _Call) -> _Call:
             self.waiters.fail(error)
         except Exception as error:  # a defect of ours: said in full, never swallowed
             log.exception("the engine failed")
-            self.waiters.fail(UndertowError(f"the engine failed: {type(error).__name__}: {error}"))
+            self._fail(error)
         return None
 
     return run  # type: ignore[return-value]
@@ -119,8 +119,9 @@ class Group:
         keys = [item.spec.key for item in slices]
 
         def leave_the_rounds() -> None:
-            self._steward.tell_all(messages.Joined(keys, divide_by_active))
-            self._exchange.join(self.rank, keys, divide_by_active=divide_by_active)
+            step = self.rounds_done(slices)
+            self._steward.tell_all(messages.Joined(keys, step, divide_by_active))
+            self._exchange.join(self.rank, keys, step, divide_by_active=divide_by_active)
 
         self._call(leave_the_rounds)
 
@@ -184,6 +185,9 @@ class Group:
     def _leave(self, error: str) -> None:
         self._steward.leave(error, self._end)
 
+    def _fail(self, error: Exception) -> None:
+        self.waiters.fail(UndertowError(f"the engine failed: {type(error).__name__}: {error}"))
+
     def _end(self) -> None:
         self._loop.no_tick(self._tick)
         self._transport.close()
@@ -195,6 +199,7 @@ class Group:
     def start(self) -> None:
         """From now on this group hears its peers."""
         self._loop.every_tick(self._tick)
+        self._loop.on_failure(self._fail)
 
     @_guarded
     def _tick(self, now: float) -> None:

@@ -20,24 +20,17 @@ class Pool:
     def __init__(self) -> None:
         self._free: defaultdict[int, list[Array]] = defaultdict(list)
         self._free_bytes = 0
-        self._lent: set[int] = set()  # ids of the arrays that are out
 
     def take(self, size_bytes: int) -> Array:
         """Bytes for one contribution."""
         if self._free[size_bytes]:
-            memory = self._free[size_bytes].pop()
             self._free_bytes -= size_bytes
-        else:
-            memory = np.empty(size_bytes, np.uint8)
-        self._lent.add(id(memory))
-        return memory
+            return self._free[size_bytes].pop()
+        return np.empty(size_bytes, np.uint8)
 
     def give(self, array: Array) -> None:
-        """Take back what was lent, or any view of it; other arrays are left alone."""
+        """Take back, once, what was taken here, or a view of it."""
         memory = array if array.base is None else array.base
-        if id(memory) not in self._lent:
-            return
-        self._lent.discard(id(memory))
         if self._free_bytes + memory.nbytes <= MOST_FREE_BYTES:
             self._free[memory.nbytes].append(memory)
             self._free_bytes += memory.nbytes

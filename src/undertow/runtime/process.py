@@ -101,11 +101,13 @@ def _form_default(settings: Settings) -> Group:
         atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{settings.rank}.jsonl"))
     _meetings += 1
     name = f"workers-{_meetings}"
-    if settings.world_size == 1:
-        meet, master = (lambda payload: [payload]), "127.0.0.1"
-    elif settings.rendezvous:
+    if settings.rendezvous and settings.world_size > 1:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
-    elif _is_under_torch(os.environ):
+    elif settings.world_size == 1 and not _has_process_group():
+        meet, master = (lambda payload: [payload]), "127.0.0.1"
+    elif _has_process_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The script has a process group, which knows rank and size, or torchrun started us:
+        # its store carries our addresses.
         from undertow.torch import c10d
 
         return c10d.form_world(name, settings, loop())
@@ -160,11 +162,9 @@ def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
     return meet
 
 
-def _is_under_torch(environ: Any) -> bool:
-    """torchrun started us, or the script has a process group already: its store carries our addresses."""
+def _has_process_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
-    has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return bool(has_group) or environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _watch_process() -> None:

@@ -28,6 +28,7 @@ log = logging.getLogger("undertow")
 
 COORDINATOR = 0
 GOODBYE_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 2.0  # the part of it that may pass before the goodbye
 GOODBYE_POLL_S = 0.005
 
 
@@ -75,18 +76,20 @@ class Steward:
 
     def obey(self, peer: int, message: messages.Message) -> None:
         match message:
-            case messages.Arrive():
+            case messages.Arrive() if self._shape.rank == COORDINATOR:
                 self._decide(peer, message)
-            case messages.Verdict():
+            case messages.Verdict() if peer == COORDINATOR:
                 self._hear(message)
+            case messages.Arrive() | messages.Verdict():
+                raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
             case messages.Goodbye(error):
                 self._part_with(peer, error)
             case messages.Farewell():
                 self._farewells.add(peer)
             case messages.Lost(rank, reason):
-                self.lose(rank, f"{reason} (seen by rank {peer})")
-            case messages.Joined(keys, divide_by_active):
-                self._exchange.join(peer, keys, divide_by_active=divide_by_active)
+                self._hear_of_loss(rank, f"{reason} (seen by rank {peer})")
+            case messages.Joined(keys, step, divide_by_active):
+                self._exchange.join(peer, keys, step, divide_by_active=divide_by_active)
             case messages.AskMissing(key, step):
                 self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
             case messages.Missing(_, step, ranks):
@@ -114,9 +117,13 @@ class Steward:
         self._mourn(self._membership.tick(now))
 
     def lose(self, rank: int, reason: str) -> None:
+        self._mourn(self._membership.lose(rank, reason))
+
+    def _hear_of_loss(self, rank: int, reason: str) -> None:
+        """Also of a worker that has left in order: somebody still needed it, and will leave for that."""
         if not 0 <= rank < self._shape.size:
             raise Unexpected(f"rank {rank} is said to be lost, but there is none")
-        self._mourn(self._membership.lose(rank, reason))
+        self._mourn(self._membership.lose(rank, reason) or Loss(rank, self._shape.hosts[rank], reason))
 
     def check_departed(self) -> None:
         """An error as soon as something waits for a worker that has left in order."""
@@ -148,7 +155,8 @@ class Steward:
 
     def leave(self, error: str, then: Callable[[], None]) -> None:
         """Let what is queued go out, say goodbye, wait until everyone has heard it."""
-        deadline = time.monotonic() + GOODBYE_TIMEOUT_S
+        now = time.monotonic()
+        deadline = now + GOODBYE_TIMEOUT_S
 
         def say_goodbye() -> None:
             self.tell_all(messages.Goodbye(error))
@@ -156,7 +164,10 @@ class Steward:
             # what the peer has not read yet: so wait for the answers.
             self._until(lambda: self._farewells >= self._living(), deadline, then)
 
-        self._until(lambda: self._exchange.is_drained or self._waiters.error is not None, deadline, say_goodbye)
+        def is_over() -> bool:
+            return bool(error) or self._waiters.error is not None or self._exchange.is_drained
+
+        self._until(is_over, now + DRAIN_TIMEOUT_S, say_goodbye)
 
     def _until(self, condition: Callable[[], bool], deadline: float, then: Callable[[], None]) -> None:
         if condition() or time.monotonic() > deadline:

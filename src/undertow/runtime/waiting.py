@@ -61,8 +61,8 @@ class Waiters:
 
     def _wait(self, event: threading.Event) -> None:
         since = time.monotonic()
-        pause = FIRST_NOTICE_S
-        while not event.wait(min(pause, self._stall_timeout_s)):
+        waited, pause = 0.0, FIRST_NOTICE_S
+        while not event.wait(min(pause, self._stall_timeout_s - waited)):
             waited = time.monotonic() - since
             if waited >= self._stall_timeout_s:
                 raise UndertowError(

@@ -22,7 +22,7 @@ class Unexpected(UndertowError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell this worker the result.  `array` is None if it is empty or not wanted."""
+    """Tell this worker the result.  `array` is None if it is empty, not wanted or in place."""
 
     rank: int
     key: int
@@ -39,6 +39,7 @@ class _Open:
     round: Round
     wants: set[int]
     contributors: list[int]
+    into: Array | None = None  # the memory of the worker next to this shard
 
 
 class Shard:
@@ -50,7 +51,7 @@ class Shard:
         self._specs: dict[int, KeySpec] = {}
         self._open: dict[tuple[int, int], _Open] = {}
         self._done: dict[int, int] = {}  # key -> number of the last complete round
-        self._values: dict[int, tuple[int, Array | None, int]] = {}  # kept: step, array, present
+        self._values: dict[int, tuple[Array, int]] = {}  # kept: array, present
         self._absent: dict[int, frozenset[int]] = {}  # key -> workers that ran out of input
         self._divide_by_active: set[int] = set()
 
@@ -79,36 +80,43 @@ class Shard:
     def contribute(
         self, rank: int, key: int, step: int, array: Array | None, *, present: int, wants: bool
     ) -> list[Answer]:
-        spec = self.expects(rank, key, step)
-        opened = self._open.get((key, step))
-        if opened is None:
-            opened = self._open[key, step] = _Open(Round(spec, self._size, self._release), set(), [])
-        opened.contributors.append(rank)
+        """Another worker's part in a round; the array is ours from now on."""
+        opened = self._enter(rank, key, step)
         if wants:
             opened.wants.add(rank)
-        opened.round.add(rank, array, present)
-        return self._finish(key, step) if opened.round.is_complete(self._away(key)) else []
+        opened.round.add(rank, array, present, is_owned=True)
+        return self._finish_if_complete(key, step)
 
-    def pull(self, rank: int, key: int) -> Answer:
+    def contribute_own(
+        self, rank: int, key: int, step: int, array: Array | None, *, present: int, into: Array | None
+    ) -> list[Answer]:
+        """The same of the worker next to this shard: its array is only read, and the result
+        is put `into` its memory."""
+        opened = self._enter(rank, key, step)
+        opened.into = into
+        opened.round.add(rank, array, present)
+        return self._finish_if_complete(key, step)
+
+    def pull(self, rank: int, key: int, step: int) -> Answer:
+        """The value; `step` is the puller's own, by which it knows the answer."""
         self.spec(key)
         if key not in self._values:
             raise Unexpected(f"rank {rank} pulls key {key}, which holds no value")
-        step, array, present = self._values[key]
+        array, present = self._values[key]
         return Answer(rank, key, step, present, 0, array)
 
-    def join(self, rank: int, keys: Iterable[int], *, divide_by_active: bool) -> list[Answer]:
-        """This worker ran out of input: rounds of these keys go on without it."""
+    def join(self, rank: int, keys: Iterable[int], step: int, *, divide_by_active: bool) -> list[Answer]:
+        """This worker ran out of input after round `step`: rounds of these keys go on without it."""
         answers: list[Answer] = []
         for key in keys:
-            if key not in self._specs:
+            # No round can end without this worker before it has said so: if one has, all have
+            # gone on together in the meantime, and this is old news.
+            if key not in self._specs or self._done[key] > step:
                 continue
             self._absent[key] = self._away(key) | {rank}
             if divide_by_active:
                 self._divide_by_active.add(key)
-            step = self._done[key] + 1
-            opened = self._open.get((key, step))
-            if opened is not None and opened.round.is_complete(self._absent[key]):
-                answers += self._finish(key, step)
+            answers += self._finish_if_complete(key, self._done[key] + 1)
         return answers
 
     def rejoin(self, keys: Iterable[int], step: int) -> None:
@@ -137,12 +145,24 @@ class Shard:
     def _away(self, key: int) -> frozenset[int]:
         return self._absent.get(key, frozenset())
 
-    def _finish(self, key: int, step: int) -> list[Answer]:
-        opened = self._open.pop((key, step))
-        outcome = opened.round.finish(self._away(key), divide_by_active=key in self._divide_by_active)
+    def _enter(self, rank: int, key: int, step: int) -> _Open:
+        spec = self.expects(rank, key, step)
+        opened = self._open.get((key, step))
+        if opened is None:
+            opened = self._open[key, step] = _Open(Round(spec, self._size, self._release), set(), [])
+        opened.contributors.append(rank)
+        return opened
+
+    def _finish_if_complete(self, key: int, step: int) -> list[Answer]:
+        opened = self._open.get((key, step))
+        if opened is None or not opened.round.is_complete(self._away(key)):
+            return []
+        del self._open[key, step]
         self._done[key] = step
+        by_active = key in self._divide_by_active
+        outcome = opened.round.finish(self._away(key), divide_by_active=by_active, into=opened.into)
         if self._specs[key].keep and outcome.array is not None:
-            self._values[key] = (step, outcome.array, outcome.present)
+            self._values[key] = (outcome.array, outcome.present)
         return [
             Answer(rank, key, step, outcome.present, outcome.absent, outcome.array if rank in opened.wants else None)
             for rank in sorted(opened.contributors)

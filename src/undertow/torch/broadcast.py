@@ -24,17 +24,25 @@ class Broadcast:
     """Tensors that are copied from one rank to all, as often as wanted."""
 
     def __init__(self, group: Group, label: str, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self.table = Table(group, label, [byte_spec(name, tensor) for name, tensor in named], Op.COPY)
         self._group = group
+        self._label = label
         self._running = Ticket(0)
+        self._register(named)
+
+    def _register(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self.table = Table(self._group, self._label, [byte_spec(name, tensor) for name, tensor in named], Op.COPY)
+        self._forms = _forms(named)
 
     @torch.no_grad()
-    def run(self, tensors: Sequence[torch.Tensor], *, source: int | None = 0) -> None:
+    def run(self, named: Sequence[tuple[str, torch.Tensor]], *, source: int | None = 0) -> None:
         """Copy the source rank's values into everyone's tensors.
 
         With `source=None` every rank offers its own, and the lowest rank that takes part wins.
         The source itself does not wait until the others have them.
         """
+        if _forms(named) != self._forms:  # a buffer was assigned anew in another shape, on all ranks alike
+            self._register(named)
+        tensors = [tensor for _, tensor in named]
         # The source may be here again before the others have taken its last values.
         self._group.waiters.wait(self._running.done)
         offers = source is None or source == self._group.rank
@@ -62,6 +70,10 @@ class Broadcast:
             _scatter(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):
             tensor.copy_(host)
+
+
+def _forms(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in named]
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:

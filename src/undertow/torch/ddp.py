@@ -64,23 +64,27 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _check_options(options)
+        _check_module(module, device_ids, output_device)
         self.module = module
-        self.device_ids = [getattr(device, "index", device) for device in device_ids or ()]
+        self.device_ids = [getattr(device, "index", device) for device in device_ids] if device_ids else None
         self.output_device = output_device
         self.dim = dim
         self.process_group = process_group
         self.find_unused_parameters = bool(options.get("find_unused_parameters"))
         self.static_graph = bool(options.get("static_graph"))
         self.gradient_as_bucket_view = bool(options.get("gradient_as_bucket_view"))
-        self.forward_sync_buffers = broadcast_buffers is not False and forward_sync_buffers is not False
+        # As torch has it: the newer argument wins, and leaves the first copy alone.
+        copies_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
+        self.forward_sync_buffers = copies_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._has_buffers = any(name not in self.parameters_to_ignore for name, _ in module.named_buffers())
         self._joining: Joining | None = None
         self._synchroniser: Synchroniser | None = None
         synchroniser = self._connect()
         if init_sync:
-            synchroniser.copy_state(with_buffers=broadcast_buffers is not False)
+            synchroniser.copy_state(with_buffers=copies_buffers)
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -95,23 +99,28 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return next(iter(self.module.parameters()), torch.empty(0)).device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        synchroniser = self._connect()
-        synchroniser.passes.check_closed()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         Join.notify_join_context(self)
-        if synchronises:
-            synchroniser.adopt_unfrozen()
-        if self.will_sync_module_buffers():
-            synchroniser.copy_buffers(from_lowest=self._joining is not None)
+        # A forward that needs nobody connects to nobody: one rank alone may evaluate a copy.
+        if synchronises or self.will_sync_module_buffers():
+            self._prepare(self._connect(), synchronises)
         inputs, kwargs = self._move(inputs, kwargs)
         outputs = self.module(*inputs, **kwargs)
         # As torch has it: buffers follow the next time if this forward trained.
         self.require_forward_param_sync = synchronises
-        synchroniser.passes.expect(outputs, synchronise=synchronises)
+        if self._synchroniser is not None:
+            self._synchroniser.passes.expect(outputs, synchronise=synchronises)
         return outputs
 
+    def _prepare(self, synchroniser: Synchroniser, synchronises: bool) -> None:
+        synchroniser.passes.check_closed()
+        if synchronises:
+            synchroniser.adopt_unfrozen()
+        if self.will_sync_module_buffers():
+            synchroniser.copy_buffers(from_lowest=self._joining is not None)
+
     def will_sync_module_buffers(self) -> bool:
-        return self.require_forward_param_sync and self.forward_sync_buffers and self._connect().has_buffers
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -143,7 +152,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         divide_by_active = not kwargs.get("divide_by_initial_world_size", True)
         self._joining = Joining(self._connect(), divide_by_active, throws=False)
-        return TorchJoinHook(self._joining)
+        return TorchJoinHook(self._joining, self._end_join)
 
     @property
     def join_device(self) -> torch.device:
@@ -169,6 +178,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._joining is not None and absent:
             self._joining.notice_absent()
 
+    def _end_join(self) -> None:
+        self._joining = None
+
     def _move(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
         if not self.device_ids:
             return inputs, kwargs
@@ -187,6 +199,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.static_graph = True  # nothing to prepare: any graph works
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None and self.process_group is not torch.distributed.group.WORLD:
+            raise ConfigError(
+                "a DistributedDataParallel over a part of the ranks cannot be copied or pickled: the copy would not "
+                "know its process_group. Copy its .module and wrap that"
+            )
         return {**self.__dict__, "_synchroniser": None, "_joining": None, "process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,3 +216,15 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ConfigError(f"{name} is not supported by undertow: {_IMPOSSIBLE[name]}")
         if name not in _IMPOSSIBLE and name not in _WITHOUT_EFFECT:
             raise TypeError(f"DistributedDataParallel got an unexpected argument {name!r}")
+
+
+def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
+    for name, parameter in module.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ConfigError(f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it")
+    is_on_host = all(parameter.device.type == "cpu" for parameter in module.parameters())
+    if len(device_ids or ()) > 1 or (is_on_host and (device_ids or output_device is not None)):
+        raise ConfigError(
+            f"device_ids {device_ids} and output_device {output_device}: give the one device that the module is on, "
+            "or leave both out"
+        )

@@ -8,7 +8,7 @@ differ from step to step and from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from undertow.errors import UndertowError
 from undertow.plan.slicing import Slice
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
-from undertow.torch.device import copier_for, host_memory
+from undertow.torch.device import Copier, copier_for, host_memory
 from undertow.torch.table import Table
 from undertow.torch.tensors import as_array, gradient_spec, is_plain, real
 
@@ -30,13 +30,21 @@ class Gradients:
     Parameters come in the order in which their gradients are expected.
     """
 
-    def __init__(self, group: Group, label: str, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        label: str,
+        named: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        sparse: Container[torch.Tensor] = (),
+    ) -> None:
         self.parameters = [parameter for _, parameter in named]
         self.table = Table(group, label, [gradient_spec(name, parameter) for name, parameter in named], Op.MEAN)
         self._group = group
         self._names = [name for name, _ in named]
-        self._copier = copier_for(self.parameters[0].device) if named else copier_for(torch.device("cpu"))
-        self._fused = {item.spec.key: _Fused(item, self.parameters) for item in self.table.slices if item.is_fused}
+        copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
+        self._homes = [_Home(parameter, copiers[parameter.device], parameter in sparse) for _, parameter in named]
+        self._fused = {item.spec.key: _Fused(item, self._homes) for item in self.table.slices if item.is_fused}
         self._sent = [False] * len(named)
         self._ticket = Ticket(0)
         self._whole: list[tuple[int, torch.Tensor | None, Contribution]] = []
@@ -52,19 +60,23 @@ class Gradients:
     @torch.no_grad()
     def send(self, index: int) -> None:
         """This parameter's gradient is final, or is None: contribute it as it is."""
-        if self._sent[index]:
-            raise UndertowError(
-                f"the gradient of {self._names[index]!r} became ready twice in one backward pass, after it was sent. "
-                "Use torch.utils.checkpoint with use_reentrant=False"
-            )
+        self.check_unsent(index)
         self._sent[index] = True
         if trace.is_on:
             trace.record("gradient", tensor=self._names[index], rank=self._group.rank)
         place = self.table.places[index]
         if place.fused is not None:
-            self._stage(self._fused[place.fused.spec.key], place.bit, self.parameters[index].grad)
+            self._stage(self._fused[place.fused.spec.key], place.bit)
         elif place.slices:
             self._send_whole(index, place.slices)
+
+    def check_unsent(self, index: int) -> None:
+        """More was added to this gradient: an error if that is too late."""
+        if self._sent[index]:
+            raise UndertowError(
+                f"the gradient of {self._names[index]!r} became ready twice in one backward pass, after it was sent. "
+                "Use torch.utils.checkpoint with use_reentrant=False"
+            )
 
     def send_rest(self) -> None:
         """Backward has ended: whatever has not been contributed is now."""
@@ -81,9 +93,9 @@ class Gradients:
         self._group.waiters.wait(self._ticket.done)
         for index, host, answer in self._whole:
             if answer.present and host is not None:
-                self._land(index, host)
+                self._homes[index].put(host)
         for fused in self._fused.values():
-            fused.land(self._copier.back)
+            fused.land()
         return self._ticket.absent
 
     def _send_whole(self, index: int, slices: Sequence[Slice]) -> None:
@@ -97,7 +109,7 @@ class Gradients:
             host = host_memory(parameter.numel(), parameter.dtype, parameter.device)
             array = as_array(host, slices[0].spec.dtype)
             if gradient is not None:
-                is_ready = self._copier.out(real(_dense(gradient)).reshape(-1), host)
+                is_ready = self._homes[index].take(host)
         contributions = [self._piece(item, array, gradient is not None) for item in slices]
         self._whole.append((index, host, contributions[0]))
         self._group.contribute(contributions, is_ready)
@@ -107,76 +119,89 @@ class Gradients:
         piece = array[part.offset : part.offset + part.elements]
         return Contribution(item.spec.key, piece if has_value else None, piece, int(has_value), self._ticket.answer)
 
-    def _stage(self, fused: _Fused, bit: int, gradient: torch.Tensor | None) -> None:
-        is_ready = fused.stage(bit, gradient, self._copier.out)
+    def _stage(self, fused: _Fused, bit: int) -> None:
+        fused.stage(bit)
         if fused.is_full:
             fused.contribution = fused.contribute(self._ticket.answer)
-            self._group.contribute([fused.contribution], is_ready)
+            self._group.contribute([fused.contribution], fused.is_ready)
 
-    def _land(self, index: int, host: torch.Tensor) -> None:
-        parameter = self.parameters[index]
-        result = host.view(real(parameter).shape)
-        if parameter.is_complex():
+
+class _Home:
+    """Where one parameter's gradient lives, if it is not sent and received in place."""
+
+    def __init__(self, parameter: torch.nn.Parameter, copier: Copier, is_sparse: bool) -> None:
+        self.parameter = parameter
+        self.shape = real(parameter.detach()).shape
+        self._copier = copier
+        self._is_sparse = is_sparse  # its owner says so; without a gradient nothing else tells
+
+    def take(self, host: torch.Tensor) -> Callable[[], bool] | None:
+        """Copy the gradient, or zeros, to the host; the result tells whether it is there."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(self.parameter)
+        dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+        return self._copier.out(real(dense), host.view(self.shape))
+
+    def put(self, host: torch.Tensor) -> None:
+        """The result becomes the gradient, in the form that it has."""
+        result = host.view(self.shape)
+        if self.parameter.is_complex():
             result = torch.view_as_complex(result)
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-            self._copier.back(result, parameter.grad)
-        elif parameter.grad.layout is not torch.strided:
-            # Rows that nobody touched stay out; a touched row whose mean is zero does too.
-            parameter.grad = result.to_sparse(parameter.grad.sparse_dim()).to(parameter.device)
+        gradient = self.parameter.grad
+        if gradient is None and not self._is_sparse:
+            gradient = self.parameter.grad = torch.empty_like(self.parameter)
+        if gradient is not None and gradient.layout is torch.strided:
+            self._copier.back(result, gradient)
         else:
-            self._copier.back(result, parameter.grad)
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+            # Rows that nobody touched stay out; a touched row whose mean is zero does too.
+            dimensions = 1 if gradient is None else gradient.sparse_dim()
+            self.parameter.grad = result.to_sparse(dimensions).to(self.parameter.device)
 
 
 class _Fused:
     """Several tiny gradients in one slice: they leave when the last of them is there."""
 
-    def __init__(self, item: Slice, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, item: Slice, homes: Sequence[_Home]) -> None:
         self.contribution: Contribution | None = None
         self._item = item
-        first = real(parameters[item.parts[0].tensor].detach())
+        self._homes = [homes[part.tensor] for part in item.parts]
+        first = real(self._homes[0].parameter.detach())
         memory = host_memory(item.spec.elements, first.dtype, first.device)
         self._array = as_array(memory, item.spec.dtype)
-        self._parameters = [parameters[part.tensor] for part in item.parts]
-        self._segments = [
-            memory[part.at : part.at + part.elements].view(real(parameter.detach()).shape)
-            for part, parameter in zip(item.parts, self._parameters, strict=True)
-        ]
+        self._segments = [memory[part.at : part.at + part.elements] for part in item.parts]
         self._present = 0
         self._left = 0
+        self._copies: list[Callable[[], bool]] = []  # copies from a device that may still be under way
 
     @property
     def is_full(self) -> bool:
         return self._left == 0
 
+    @property
+    def is_ready(self) -> Callable[[], bool] | None:
+        copies = self._copies
+        return (lambda: all(is_done() for is_done in copies)) if copies else None
+
     def reset(self) -> None:
         self._present = 0
         self._left = len(self._segments)
+        self._copies = []
         self.contribution = None
 
-    def stage(
-        self, bit: int, gradient: torch.Tensor | None, copy_out: Callable[..., Callable[[], bool] | None]
-    ) -> Callable[[], bool] | None:
+    def stage(self, bit: int) -> None:
         self._left -= 1
-        if gradient is None:
-            self._segments[bit].zero_()
-            return None
-        self._present |= 1 << bit
-        return copy_out(real(_dense(gradient)), self._segments[bit])
+        self._present |= (self._homes[bit].parameter.grad is not None) << bit
+        is_done = self._homes[bit].take(self._segments[bit])
+        if is_done is not None:
+            self._copies.append(is_done)
 
     def contribute(self, on_result: Callable[[Contribution], None]) -> Contribution:
         source = self._array if self._present else None
         return Contribution(self._item.spec.key, source, self._array, self._present, on_result)
 
-    def land(self, copy_back: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def land(self) -> None:
         assert self.contribution is not None
-        for bit, (parameter, segment) in enumerate(zip(self._parameters, self._segments, strict=True)):
-            if not self.contribution.present >> bit & 1:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            copy_back(segment, real(parameter.grad))
+        for bit, (home, segment) in enumerate(zip(self._homes, self._segments, strict=True)):
+            if self.contribution.present >> bit & 1:
+                home.put(segment)

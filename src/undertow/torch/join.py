@@ -6,6 +6,8 @@ end everyone with the weights of the rank that trained longest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from torch.distributed.algorithms.join import JoinHook
 
@@ -45,7 +47,7 @@ class Joining:
         for slices, step in zip(tables, steps, strict=True):
             group.resume(slices, step)
         group.barrier()
-        self._synchroniser.copy_state(source=last)
+        self._synchroniser.copy_state(source=last, with_buffers=self._synchroniser.follows_buffers)
         if self._throws and not is_even:
             raise RuntimeError("some rank has run out of input before the others; throw_on_early_termination is set")
 
@@ -53,11 +55,13 @@ class Joining:
 class TorchJoinHook(JoinHook):
     """The same for torch's generic `Join` over several objects."""
 
-    def __init__(self, joining: Joining) -> None:
+    def __init__(self, joining: Joining, on_end: Callable[[], None]) -> None:
         self._joining = joining
+        self._on_end = on_end
 
     def main_hook(self) -> None:
         self._joining.leave()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._joining.run_out()
+        self._on_end()

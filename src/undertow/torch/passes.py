@@ -31,7 +31,8 @@ class Passes:
         self._gradients: list[Gradients] = []
         self._parameters: set[torch.Tensor] = set()
         self._is_armed = False  # the last forward asked for synchronisation
-        self._task: int | None = None  # autograd's number of the open pass
+        self._outer: int | None = None  # autograd's number of the backward that has reached an output
+        self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
         self._is_late = False  # another open pass sends these gradients: ours follow at the end
 
     def watch(self, gradients: Gradients) -> None:
@@ -46,6 +47,7 @@ class Passes:
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
         self._is_armed = synchronise
+        self._outer = None  # of a backward that was broken off before any gradient
         if synchronise:
             for tensor in find_tensors(outputs):
                 if tensor.grad_fn is not None:
@@ -59,27 +61,42 @@ class Passes:
             )
 
     def _reached(self, gradient: torch.Tensor) -> None:
+        self._follow()
         if self._task is None and any(_will_accumulate(parameter) for parameter in self._parameters):
             self._begin()
 
     def ready(self, table: int, index: int) -> None:
         """A parameter's gradient of this backward is complete."""
         if self._task is None:
-            if not self._is_armed:
+            if self._outer is None and not self._is_armed:
                 return
+            # Either all outputs are out of sight, or the first gradient comes of a nested pass.
+            self._follow()
             self._begin()
-        # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
-        # before the outer one ends: it is sent then.
-        if torch._C._current_graph_task_id() == self._task and not self._is_late:
+        if torch._C._current_graph_task_id() != self._task:
+            # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
+            # before the outer one ends: it is sent then.
+            self._gradients[table].check_unsent(index)
+        elif not self._is_late:
             self._gradients[table].send(index)
 
+    def _follow(self) -> None:
+        """Be called when this backward ends, and not already when one nested in it does."""
+        if self._outer is None:
+            self._outer = torch._C._current_graph_task_id()
+            torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+
+    def _leave(self) -> None:
+        self._outer = None
+        if self._task is not None:
+            self._end()
+
     def _begin(self) -> None:
-        self._task = torch._C._current_graph_task_id()
+        self._task = self._outer
         self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
         self._open.append(self)
         for gradients in self._gradients:
             gradients.begin()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
         try:
@@ -108,7 +125,10 @@ def _will_accumulate(parameter: torch.Tensor) -> bool:
         return False
     with torch.enable_grad():
         node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    return bool(torch._C._will_engine_execute_node(node))  # type: ignore[arg-type]
+    try:
+        return bool(torch._C._will_engine_execute_node(node))  # type: ignore[arg-type]
+    except RuntimeError:
+        return False  # torch's answer where `torch.autograd.grad` asks for this very parameter
 
 
 def find_tensors(outputs: Any) -> Iterator[torch.Tensor]:

@@ -6,7 +6,7 @@ In: a wrapper.  Out: gradients, weights and buffers that are the same on all ran
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,10 +33,12 @@ class Synchroniser:
         self._label = type(wrapper.module).__name__
         self._gradients: list[Gradients] = []
         self._frozen = self._parameters()
-        self._state: Broadcast | None = None
+        self._states: dict[bool, Broadcast] = {}  # without and with the buffers
         self._buffers: Broadcast | None = None
-        self.has_buffers = bool(self._named_buffers())
         self.adopt_unfrozen()
+        # Now, when all ranks are here: in a join one of them may never come to a forward.
+        if wrapper.forward_sync_buffers:
+            self._buffers = self._make_broadcast("buffers", self._named_buffers())
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
@@ -45,24 +47,33 @@ class Synchroniser:
             return
         self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
         # Gradients come in about the reverse order of the forward pass.
-        gradients = Gradients(self.group, f"the parameters of {self._label}", ready[::-1])
+        gradients = Gradients(
+            self.group, f"the parameters of {self._label}", ready[::-1], sparse=_find_sparse(self._module)
+        )
         self._gradients.append(gradients)
         self.passes.watch(gradients)
 
-    def copy_state(self, *, source: int = 0, with_buffers: bool = True) -> None:
-        """Give everyone the source rank's parameters and buffers."""
-        named: list[tuple[str, torch.Tensor]] = [*self._parameters()]
-        named += self._named_buffers() if with_buffers else []
-        if self._state is None:
-            self._state = Broadcast(self.group, f"the parameters and buffers of {self._label}", named)
-        self._state.run([tensor for _, tensor in named], source=source)
+    def copy_state(self, *, source: int = 0, with_buffers: bool) -> None:
+        """Give everyone the source rank's parameters, and its buffers."""
+        named: list[tuple[str, torch.Tensor]] = [*self._parameters(), *(self._named_buffers() if with_buffers else [])]
+        if with_buffers not in self._states:
+            self._states[with_buffers] = self._make_broadcast("parameters and buffers", named)
+        self._states[with_buffers].run(named, source=source)
 
     def copy_buffers(self, *, from_lowest: bool) -> None:
         """Give everyone rank 0's buffers; of those that still train, the lowest one's."""
         buffers = self._named_buffers()
         if self._buffers is None:
-            self._buffers = Broadcast(self.group, f"the buffers of {self._label}", buffers)
-        self._buffers.run([tensor for _, tensor in buffers], source=None if from_lowest else 0)
+            self._buffers = self._make_broadcast("buffers", buffers)
+        self._buffers.run(buffers, source=None if from_lowest else 0)
+
+    @property
+    def follows_buffers(self) -> bool:
+        """Whether buffers have been the same on all ranks so far."""
+        return self._buffers is not None
+
+    def _make_broadcast(self, what: str, named: Sequence[tuple[str, torch.Tensor]]) -> Broadcast:
+        return Broadcast(self.group, f"the {what} of {self._label}", named)
 
     def slices(self) -> list[list[Slice]]:
         """All slices that go through one round per step, by table."""
@@ -75,6 +86,12 @@ class Synchroniser:
     def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         # Looked up every time: a module may assign its buffers anew.
         return [(name, buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored]
+
+
+def _find_sparse(module: torch.nn.Module) -> set[torch.Tensor]:
+    """Parameters whose gradients are sparse on every rank, also where a rank produced none."""
+    lookups = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return {owner.weight for owner in module.modules() if isinstance(owner, lookups) and owner.sparse}
 
 
 def _call(ended: weakref.WeakMethod[Callable[[bool], None]], absent: bool) -> None:

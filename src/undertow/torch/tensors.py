@@ -58,4 +58,5 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
         and not tensor.is_conj()
+        and not tensor.is_neg()
     )

@@ -57,8 +57,9 @@ class Link:
 
     def send(self, header: bytes, body: Any) -> None:
         self._parts.append(memoryview(header))
-        if body is not None:
-            self._parts.append(memoryview(body).cast("B"))
+        # An empty part would never be written off: sending it sends nothing.
+        if body is not None and (view := memoryview(body).cast("B")):
+            self._parts.append(view)
         if not self._wants_write:
             self._write()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import selectors
 import socket
 import threading
@@ -17,6 +18,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+log = logging.getLogger("undertow")
 
 TICK_S = 1.0
 
@@ -33,6 +36,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # never empty: the tick is in it
         self._sequence = itertools.count()
         self._tickers: list[Callable[[float], None]] = []
+        self._mourners: list[Callable[[Exception], None]] = []
         self._running = True
         self._thread = threading.Thread(target=self._run, name="undertow-engine", daemon=True)
 
@@ -75,21 +79,33 @@ class Loop:
         """Run `call` once after this delay; in the engine thread only."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), call))
 
+    def on_failure(self, call: Callable[[Exception], None]) -> None:
+        """Tell whoever waits for this thread if it ends by a defect of ours."""
+        self._mourners.append(call)
+
     def _run(self) -> None:
         self.later(TICK_S, self._tick)
-        while self._running:
-            self._asleep = True
-            timeout = 0.0 if self._posted else max(0.0, self._timers[0][0] - time.monotonic())
-            ready = self._selector.select(timeout)
-            self._asleep = False
-            for key, events in ready:
-                key.data(events)
-            while self._posted:
-                call, arguments = self._posted.popleft()
-                call(*arguments)
-            while self._timers[0][0] <= time.monotonic():
-                heapq.heappop(self._timers)[2]()
+        try:
+            while self._running:
+                self._turn()
+        except Exception as error:
+            log.exception("the engine thread failed")
+            for call in self._mourners:
+                call(error)
         self._close()
+
+    def _turn(self) -> None:
+        self._asleep = True
+        timeout = 0.0 if self._posted else max(0.0, self._timers[0][0] - time.monotonic())
+        ready = self._selector.select(timeout)
+        self._asleep = False
+        for key, events in ready:
+            key.data(events)
+        while self._posted:
+            call, arguments = self._posted.popleft()
+            call(*arguments)
+        while self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)

@@ -1,0 +1,124 @@
+"""Buffers follow rank 0 before a forward that trains, and before the first one after it, as torch has it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import undertow
+import undertow.torch
+from tests.workers import on_workers
+from undertow.torch import DistributedDataParallel
+
+
+class Counter(nn.Module):
+    """Every forward changes its buffer: by how much, the input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("flag", torch.tensor(False))
+
+    def forward(self, value: int) -> torch.Tensor:
+        self.at_entry = int(self.seen[0])
+        self.seen += value
+        return self.weight.sum()
+
+
+@on_workers(3)
+def test_a_training_forward_starts_with_the_buffers_of_rank_0(rank: int) -> None:
+    model = DistributedDataParallel(Counter())
+    for step in range(4):
+        model.module.flag.fill_(rank == 0)
+        model(rank + 1).backward()
+        assert model.module.at_entry == step  # rank 0 has added 1 each time
+        assert int(model.module.seen[0]) == step + rank + 1
+        assert bool(model.module.flag)
+
+
+@on_workers(2)
+def test_the_first_eval_forward_after_training_has_them_too_and_later_ones_run_alone(rank: int) -> None:
+    model = DistributedDataParallel(Counter())
+    model(10 * rank + 1).backward()
+    model.eval()
+    with torch.no_grad():
+        model(100)
+        assert model.module.at_entry == 1
+        if rank == 1:
+            model(0)  # a second one needs nobody
+    model.train()
+    # As torch has it: a forward after one without gradients does not wait for rank 0 either.
+    model(0).backward()
+    assert model.module.at_entry == 101
+
+
+@on_workers(2)
+def test_batch_norm_statistics_are_those_of_rank_0(rank: int) -> None:
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    for _ in range(3):
+        model(torch.randn(8, 4)).sum().backward()
+    with torch.no_grad():
+        model.eval()(torch.randn(8, 4))
+    undertow.torch.verify_replicas(model)
+
+
+@on_workers(2)
+def test_without_broadcast_buffers_everyone_keeps_its_own(rank: int) -> None:
+    module = Counter()
+    module.seen += 5 * rank
+    model = DistributedDataParallel(module, broadcast_buffers=False)
+    assert not model.broadcast_buffers
+    for _ in range(2):
+        model(rank).backward()
+    assert int(module.seen[0]) == 7 * rank
+
+
+@on_workers(2)
+def test_without_forward_sync_buffers_they_are_copied_once(rank: int) -> None:
+    module = Counter()
+    module.seen += 5 * rank + 1
+    model = DistributedDataParallel(module, forward_sync_buffers=False)
+    for _ in range(2):
+        model(rank).backward()
+    assert int(module.seen[0]) == 1 + 2 * rank
+
+
+@on_workers(2)
+def test_a_buffer_that_is_assigned_anew_is_followed(rank: int) -> None:
+    model = DistributedDataParallel(Counter())
+    model.module.seen = torch.full((3,), 7 + rank)
+    model(1).backward()
+    assert model.module.at_entry == 7
+
+
+@on_workers(2)
+def test_buffers_that_grow_everywhere_are_followed(rank: int) -> None:
+    model = DistributedDataParallel(Counter())
+    for size in (3, 5, 100_000, 2):
+        model.module.seen = torch.full((size,), size + rank)
+        model(0).backward()
+        assert model.module.seen.tolist() == [size] * size
+
+
+@on_workers(2)
+def test_the_newer_of_both_arguments_for_buffers_wins(rank: int) -> None:
+    module = Counter()
+    module.seen += rank + 1
+    model = DistributedDataParallel(module, broadcast_buffers=False, forward_sync_buffers=True)
+    assert model.forward_sync_buffers
+    assert int(module.seen[0]) == 1
+
+
+@on_workers(2)
+def test_ignored_parameters_and_buffers_stay_local(rank: int) -> None:
+    module = Counter()
+    module.own = nn.Parameter(torch.full((2,), float(rank)))
+    module.seen += rank
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["own", "seen"])
+    model = DistributedDataParallel(module)
+    (model(0) + rank * module.own.sum()).backward()
+    assert (module.own == rank).all()
+    assert (module.own.grad == rank).all()
+    assert int(module.seen[0]) == rank

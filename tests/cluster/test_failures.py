@@ -1,0 +1,252 @@
+"""A worker that dies, stops, leaves or never comes: the others say who and why, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+import undertow.torch
+from tests.workers import DIED, HANG_S, RETURNED, hear, on_workers, outcomes_of, run_workers, say, start_workers
+from undertow.torch import DistributedDataParallel
+
+HOST = socket.gethostname()
+
+
+def train(model: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+def train_for_ever(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    train(model, 3)
+    say("in the middle of it")
+    train(model, 10**9)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_all_others_name_a_worker_that_was_killed(victim: int) -> None:
+    crew = start_workers(4, train_for_ever)
+    for rank in range(4):
+        crew.heard(rank)
+    crew.send_signal(victim, signal.SIGKILL)
+    for outcome in crew.outcomes():
+        if outcome.rank == victim:
+            assert outcome.kind == DIED
+        else:
+            assert outcome.kind == "PeerLost", outcome
+            assert f"rank {victim} on host {HOST} was lost: its connection" in outcome.text
+            assert f"this is rank {outcome.rank} at step" in outcome.text
+
+
+def test_all_others_name_a_worker_that_was_stopped() -> None:
+    crew = start_workers(3, train_for_ever, environment={"UNDERTOW_SILENCE_TIMEOUT": "2"})
+    for rank in range(3):
+        crew.heard(rank)
+    crew.send_signal(1, signal.SIGSTOP)
+    try:
+        outcomes = [crew.outcome(rank) for rank in (0, 2)]
+    finally:
+        crew.send_signal(1, signal.SIGCONT)
+    for outcome in outcomes:
+        assert outcome.kind == "PeerLost", outcome
+        assert f"rank 1 on host {HOST} was lost: no sign of life for" in outcome.text
+    stopped = crew.outcome(1)
+    assert stopped.kind == "PeerLost", stopped
+    crew.end()
+
+
+def be_stopped_and_go_on(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    train(model, 1)
+    say("ready")
+    if rank == 1:
+        hear()
+    train(model, 3)
+
+
+def test_a_worker_that_was_stopped_for_a_moment_goes_on() -> None:
+    crew = start_workers(2, be_stopped_and_go_on)
+    for rank in range(2):
+        crew.heard(rank)
+    crew.send_signal(1, signal.SIGSTOP)
+    crew.send_signal(1, signal.SIGCONT)
+    crew.tell(1, "go on")
+    assert [outcome.kind for outcome in crew.outcomes()] == [RETURNED] * 2
+
+
+def just_init(rank: int) -> None:
+    undertow.init()
+
+
+def test_all_are_told_who_never_came() -> None:
+    for outcome in outcomes_of(3, just_init, init=False, ranks=[0, 2], environment={"UNDERTOW_START_TIMEOUT": "1"}):
+        assert outcome.kind == "PeerLost"
+        assert "rank 1 of 3 did not arrive within 1 s" in outcome.text
+
+
+def fail_in_the_middle(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    train(model, 2)
+    if rank == 1:
+        raise FileNotFoundError("no such data: part-7.parquet")
+    train(model, 10**9)
+
+
+def test_the_others_quote_the_error_of_a_worker_that_failed() -> None:
+    outcomes = outcomes_of(3, fail_in_the_middle)
+    assert outcomes[1].kind == "FileNotFoundError"
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.kind == "PeerLost", outcome
+        assert f"rank 1 on host {HOST} was lost" in outcome.text
+        assert "FileNotFoundError: no such data: part-7.parquet" in outcome.text
+
+
+def finish_early(rank: int) -> None:
+    train(DistributedDataParallel(nn.Linear(4, 4)), 2 if rank == 1 else 5)
+
+
+@pytest.mark.parametrize("call", ["backward", "barrier"])
+def test_the_others_say_that_a_worker_has_finished_early(call: str) -> None:
+    outcomes = outcomes_of(3, finish_early if call == "backward" else wait_at_a_barrier)
+    assert outcomes[1].kind == RETURNED
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.kind == "PeerLost", outcome
+        assert f"rank 1 on host {HOST} was lost: its script has ended while others still train" in outcome.text
+        assert "uneven inputs? see join()" in outcome.text
+
+
+def wait_at_a_barrier(rank: int) -> None:
+    if rank != 1:
+        undertow.barrier()
+
+
+def finish_first(rank: int) -> None:
+    if rank:
+        undertow.barrier()
+
+
+def test_the_coordinator_may_be_the_one_that_finishes_early() -> None:
+    outcomes = outcomes_of(2, finish_first)
+    assert [outcome.kind for outcome in outcomes] == [RETURNED, "PeerLost"]
+    assert "rank 0" in outcomes[1].text
+
+
+def go_on_after_a_loss(rank: int) -> list[str]:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    train(model, 1)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    kinds = []
+    for call in (lambda: train(model, 1), undertow.barrier, lambda: DistributedDataParallel(nn.Linear(4, 4))):
+        with pytest.raises(undertow.PeerLost, match="rank 1"):
+            call()
+        kinds.append("PeerLost")
+    undertow.shutdown()
+    return kinds
+
+
+def test_every_later_call_raises_the_first_cause_again() -> None:
+    outcomes = outcomes_of(2, go_on_after_a_loss)
+    assert outcomes[0].value == ["PeerLost"] * 3, outcomes[0]
+
+
+def shut_down_in_order(rank: int, order: list[int]) -> None:
+    train(DistributedDataParallel(nn.Linear(4, 4)), 1)
+    say("trained")
+    hear()
+    undertow.shutdown()
+    say("left")
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_shutdown_in_any_order_neither_hangs_nor_fails(order: list[int]) -> None:
+    crew = start_workers(3, shut_down_in_order, order)
+    for rank in range(3):
+        assert crew.heard(rank) == "trained"
+    for rank in order:
+        crew.tell(rank, "leave")
+        assert crew.heard(rank) == "left"
+    assert [outcome.kind for outcome in crew.outcomes()] == [RETURNED] * 3
+
+
+@on_workers(3)
+def test_init_works_again_after_shutdown(rank: int) -> None:
+    for turn in range(3):
+        undertow.init()
+        undertow.init()  # a second call changes nothing
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        train(model, turn + 1)
+        undertow.shutdown()
+        undertow.shutdown()
+        assert not undertow.is_initialized()
+        with pytest.raises(undertow.UndertowError, match="shut down"):
+            train(model, 1)
+
+
+def test_a_group_that_failed_can_be_formed_again_by_all() -> None:
+    assert run_workers(2, form_again) == [0.5, 0.5]
+
+
+def form_again(rank: int) -> float:
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    with pytest.raises(undertow.MismatchError):
+        DistributedDataParallel(nn.Linear(1, 1 + rank))
+    undertow.shutdown()
+    undertow.init()
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    return float(model.module.weight.grad)
+
+
+SCRIPT = """
+    import sys
+    import undertow, undertow.kvstore
+    import numpy as np
+
+    undertow.init()
+    kv = undertow.kvstore.create()
+    kv.init("w", np.zeros(3))
+    if undertow.rank() == 1:
+        {end}
+    while True:
+        kv.pushpull("w", np.ones(3), out=np.zeros(3)).wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("raise ValueError('of the user')", "its script failed with ValueError: of the user"),
+        ("sys.exit(3)", "its script has ended while others still train"),
+        ("import os; os._exit(3)", "its connection"),
+    ],
+)
+def test_however_a_real_interpreter_ends_the_other_one_hears_of_it(end: str, expected: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(end=end)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    workers = []
+    for rank in "01":
+        environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, str(script)]
+        workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [worker.communicate(timeout=HANG_S)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert f"PeerLost: rank 1 on host {HOST} was lost: {expected}" in errors[0]

@@ -1,0 +1,65 @@
+"""Wait-free backpropagation (Poseidon): proved with the record of the stages, not with a clock."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+import undertow
+from tests.workers import HANG_S, on_workers
+from undertow import trace
+from undertow.torch import DistributedDataParallel
+
+WIDTH = 300  # a layer's weight is large enough to travel alone
+
+
+class Barrier(torch.autograd.Function):
+    """Its backward does not go on before the last layer's mean is there."""
+
+    @staticmethod
+    def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        pause = threading.Event()
+        for _ in range(int(HANG_S * 50)):
+            if ("result", first_key()) in happened():
+                return gradient
+            pause.wait(0.01)
+        raise AssertionError(f"no result while backward waits: {happened()}")
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(Barrier.apply(self.first(inputs)))
+
+
+def happened() -> list[tuple[str, Any]]:
+    return [(event["event"], event.get("tensor", event.get("key"))) for event in trace.events()]
+
+
+def first_key() -> Any:
+    """Of the slice that was pushed first."""
+    return next((what for event, what in happened() if event == "push"), None)
+
+
+@on_workers(2)
+def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(rank: int) -> None:
+    model = DistributedDataParallel(Stack())
+    undertow.barrier()  # what the start has sent is out of the way
+    trace.start()
+    model(torch.full((1, WIDTH), float(rank))).sum().backward()
+    trace.stop()
+    order = happened()
+    last = [("gradient", "last.weight"), ("push", first_key()), ("result", first_key())]
+    assert sorted(map(order.index, last)) == [order.index(event) for event in last]
+    assert order.index(last[-1]) < order.index(("gradient", "first.weight"))

@@ -1,0 +1,146 @@
+"""The wrapper itself: what it is, what it accepts, and how it is saved, copied and thrown away."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+import undertow.torch
+from tests.workers import on_workers
+from undertow.torch import DistributedDataParallel
+
+
+def make_module() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def synchronises(model: nn.Module, rank: int) -> bool:
+    """Whether a backward leaves the mean of two ranks."""
+    model.zero_grad()
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    mean = model.module[0].weight.grad.clone()
+    model.zero_grad()
+    (sum(model.module(torch.full((1, 3), float(other))).sum() for other in range(2)) / 2).backward()
+    return torch.allclose(mean, model.module[0].weight.grad)
+
+
+@on_workers(2)
+def test_it_is_an_instance_of_torchs_class(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    assert model.module[0].weight.shape == (3, 3)
+    assert model.device == torch.device("cpu")
+    assert model.device_ids is None
+
+
+@on_workers(2)
+def test_its_state_has_the_prefix_of_torchs_class_and_loads(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    state = model.state_dict()
+    assert list(state) == [f"module.{name}" for name in make_module().state_dict()]
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    with torch.no_grad():
+        model.module[0].weight.zero_()
+    stream.seek(0)
+    model.load_state_dict(torch.load(stream, weights_only=True))
+    assert torch.equal(model.module[0].weight, make_module()[0].weight)
+    assert synchronises(model, rank)
+
+
+@on_workers(2)
+def test_arguments_that_only_tune_torchs_reducer_change_nothing(rank: int) -> None:
+    model = DistributedDataParallel(
+        make_module(),
+        None,
+        None,
+        bucket_cap_mb=25,
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+    )
+    model._set_static_graph()
+    assert synchronises(model, rank)
+
+
+@on_workers(1)
+def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> None:
+    for options in ({"mixed_precision": object()}, {"device_mesh": object()}, {"device_ids": [0, 1]}):
+        with pytest.raises(undertow.ConfigError, match=next(iter(options))):
+            DistributedDataParallel(make_module(), **options)
+    with pytest.raises(undertow.ConfigError, match="device_ids"):
+        DistributedDataParallel(make_module(), device_ids=[0])  # a module on the CPU
+    with pytest.raises(TypeError, match="find_unused"):
+        DistributedDataParallel(make_module(), find_unused=True)
+    with pytest.raises(undertow.ConfigError, match="LazyLinear|uninitialized"):
+        DistributedDataParallel(nn.LazyLinear(3))
+    with pytest.raises(undertow.ConfigError, match="float8_e4m3fn"):
+        DistributedDataParallel(nn.ParameterList([torch.zeros(3).to(torch.float8_e4m3fn)]))
+
+
+@on_workers(1)
+def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
+    with pytest.raises(undertow.ConfigError, match="communication hooks"):
+        DistributedDataParallel(make_module()).register_comm_hook(None, lambda state, bucket: None)
+
+
+@on_workers(1, init=False)
+def test_before_anyone_has_joined_it_says_what_to_call(rank: int) -> None:
+    with pytest.raises(undertow.ConfigError, match=r"undertow\.init\(\)"):
+        DistributedDataParallel(make_module())
+    with pytest.raises(undertow.ConfigError, match=r"undertow\.init\(\)"):
+        undertow.barrier()
+
+
+@on_workers(2)
+def test_a_copy_and_an_unpickled_wrapper_synchronise_again(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    assert synchronises(model, rank)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        assert other.module[0].weight is not model.module[0].weight
+        assert synchronises(other, rank)
+    assert synchronises(model, rank)
+
+
+@on_workers(2)
+def test_one_rank_alone_may_keep_a_copy_to_evaluate(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    if rank == 0:
+        kept = copy.deepcopy(model)
+        with torch.no_grad():
+            assert torch.equal(kept.eval()(torch.ones(1, 3)), model.module(torch.ones(1, 3)))
+    assert synchronises(model, rank)
+
+
+@on_workers(2)
+def test_a_wrapper_that_is_gone_leaves_nothing_behind(rank: int) -> None:
+    module = make_module()
+    model = DistributedDataParallel(module)
+    assert synchronises(model, rank)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    module.zero_grad()
+    if rank == 0:
+        module(torch.ones(1, 3)).sum().backward()  # nobody else takes part
+    assert synchronises(DistributedDataParallel(module), rank)
+
+
+@on_workers(2)
+def test_eval_and_train_and_apply_reach_the_module(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    assert not model.eval().module.training
+    assert model.train().module.training
+    assert model.to(torch.float32) is model
+    assert len(list(model.parameters())) == 4
+    assert next(iter(dict(model.named_parameters()))) == "module.0.weight"

@@ -1,0 +1,86 @@
+"""Gradients of every float type come out as their mean, and 16-bit ones are rounded only once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+import undertow.torch
+from tests.workers import run_workers
+
+# Below and above the limit from which on tensors travel alone.
+SMALL, LARGE = (5,), (700, 500)
+
+
+class Scaled(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape, dtype=dtype))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return (self.weight * value).sum()
+
+
+def gradient_of(rank: int, shape: tuple[int, ...], values: list[torch.Tensor]) -> torch.Tensor:
+    value = values[rank]
+    model = undertow.torch.DistributedDataParallel(Scaled(shape, value.dtype))
+    output = model(value.expand(shape))
+    (output.real if value.is_complex() else output).backward()
+    gradient = model.module.weight.grad
+    assert gradient.dtype is value.dtype
+    assert (gradient == gradient.reshape(-1)[0]).all()
+    return gradient.reshape(-1)[0].clone()
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_of_this_type_are_averaged(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = [torch.tensor(number, dtype=dtype) for number in (0.5, 1.0, 3.0)]
+    for gradient in run_workers(3, gradient_of, shape, values):
+        assert gradient == torch.tensor(1.5, dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_gradients_are_averaged(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = [torch.tensor(number, dtype=dtype) for number in (1 + 2j, 3 - 6j)]
+    for gradient in run_workers(2, gradient_of, shape, values):
+        assert gradient == torch.tensor(2 + 2j, dtype=dtype)  # the conjugate of 2 - 2j
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
+def test_16_bit_gradients_are_summed_in_32_bits(dtype: torch.dtype, large: float) -> None:
+    # At 16 bits `large` + 1 is `large` again, so adding one by one would lose both ones.
+    values = [torch.tensor(number, dtype=dtype) for number in (large, 1.0, 1.0, 2.0)]
+    assert torch.tensor(large, dtype=dtype) + 1 == large
+    for gradient in run_workers(4, gradient_of, SMALL, values):
+        assert gradient == torch.tensor((large + 4) / 4, dtype=dtype) != torch.tensor((large + 2) / 4, dtype=dtype)
+
+
+def test_a_16_bit_sum_that_would_overflow_does_not() -> None:
+    values = [torch.tensor(60000.0, dtype=torch.float16)] * 2
+    assert run_workers(2, gradient_of, SMALL, values) == [60000.0, 60000.0]
+
+
+class Conjugated(Scaled):
+    """Its gradient comes as a lazy conjugate, which is not what its memory says."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return (torch.view_as_real(self.weight.conj().resolve_conj()) * torch.view_as_real(value)).sum()
+
+
+def conjugated_gradient_of(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
+    model = undertow.torch.DistributedDataParallel(Conjugated(shape, torch.complex64))
+    model(torch.full(shape, 2 + 2j if rank else 4j)).backward()
+    gradient = model.module.weight.grad
+    assert (gradient == gradient.reshape(-1)[0]).all()
+    return gradient.reshape(-1)[0].clone()
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_conjugated_gradients_are_averaged(shape: tuple[int, ...]) -> None:
+    assert run_workers(2, conjugated_gradient_of, shape) == [1 - 3j, 1 - 3j]

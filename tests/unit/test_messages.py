@@ -1,0 +1,50 @@
+"""Control messages: a schema for each, and an error for anything else."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import pytest
+
+from undertow.coordinator import messages
+
+ALL = [
+    messages.Arrive(3, "tensors", b"\0payload"),
+    messages.Verdict(3, b"", "ranks differ"),
+    messages.Goodbye("its script failed"),
+    messages.Farewell(),
+    messages.Lost(2, "no sign of life"),
+    messages.Joined([1, 2, 3], 17, True),
+    messages.AskMissing(4, 5),
+    messages.Missing(4, 5, [0, 2]),
+]
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_every_message_comes_back_as_it_was(message: messages.Message) -> None:
+    assert messages.decode(messages.encode(message)) == message
+    assert messages.decode(bytearray(messages.encode(message))) == message
+
+
+def test_no_kind_of_message_is_left_out_here() -> None:
+    assert {type(message) for message in ALL} == set(messages.Message.__args__)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"hello",
+        msgspec.msgpack.encode({"type": "Arrive"}),
+        msgspec.msgpack.encode({"type": "Nobody", "rank": 1}),
+        msgspec.msgpack.encode({"type": "Lost", "rank": "one", "reason": ""}),
+        messages.encode(ALL[0])[:-1],
+        messages.encode(ALL[0]) + b"x",
+        pickle.dumps(ALL[0]),
+    ],
+)
+def test_anything_else_is_an_error_of_one_kind(data: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        messages.decode(data)

@@ -1,0 +1,139 @@
+"""The outbox: strict order, and credit that nothing gets around."""
+
+from __future__ import annotations
+
+import pytest
+
+from undertow.core.outbox import Outbox, Parcel
+
+
+def parcel(name: str, size_bytes: int = 10, peer: int = 0) -> Parcel:
+    return Parcel(peer, name, None, size_bytes)
+
+
+def drain(outbox: Outbox) -> list[str]:
+    names = []
+    while (taken := outbox.take()) is not None:
+        names.append(taken.header)
+    return names
+
+
+def test_an_empty_outbox_gives_nothing() -> None:
+    outbox = Outbox(100)
+    assert outbox.take() is None
+    assert outbox.is_idle
+
+
+def test_the_lower_number_goes_first() -> None:
+    outbox = Outbox(100)
+    for priority in (3, 1, 2, 0):
+        outbox.put(parcel(f"p{priority}"), priority)
+    assert drain(outbox) == ["p0", "p1", "p2", "p3"]
+
+
+def test_equal_numbers_leave_in_the_order_they_came() -> None:
+    outbox = Outbox(10_000)
+    names = [f"slice {number}" for number in range(200)]
+    for name in names:
+        outbox.put(parcel(name), 5)
+    assert drain(outbox) == names
+
+
+def test_a_parcel_put_later_overtakes_only_what_was_not_taken() -> None:
+    outbox = Outbox(20)
+    for name in ("a", "b", "c"):
+        outbox.put(parcel(name), 1)
+    assert drain(outbox) == ["a", "b"]
+    outbox.put(parcel("urgent"), 0)
+    outbox.acknowledge(0, 20)
+    assert drain(outbox) == ["urgent", "c"]
+
+
+def test_no_more_than_the_credit_is_in_flight() -> None:
+    outbox = Outbox(25)
+    for name in ("a", "b", "c"):
+        outbox.put(parcel(name))
+    assert drain(outbox) == ["a", "b"]
+    assert outbox.in_flight_bytes == 20
+    assert len(outbox) == 1
+
+
+def test_a_parcel_may_use_the_credit_to_the_last_byte() -> None:
+    outbox = Outbox(20)
+    outbox.put(parcel("a"))
+    outbox.put(parcel("b"))
+    assert drain(outbox) == ["a", "b"]
+
+
+def test_a_smaller_parcel_never_passes_a_larger_more_urgent_one_by() -> None:
+    outbox = Outbox(100)
+    outbox.put(parcel("first", 60))
+    outbox.take()
+    outbox.put(parcel("large", 50), 1)
+    outbox.put(parcel("small", 1), 2)
+    outbox.put(parcel("empty", 0), 3)
+    assert outbox.take() is None
+    outbox.acknowledge(0, 60)
+    assert drain(outbox) == ["large", "small", "empty"]
+
+
+def test_a_parcel_larger_than_the_credit_leaves_alone() -> None:
+    outbox = Outbox(10)
+    outbox.put(parcel("small", 4))
+    outbox.put(parcel("huge", 1000))
+    outbox.put(parcel("next", 4))
+    assert drain(outbox) == ["small"]
+    outbox.acknowledge(0, 4)
+    assert drain(outbox) == ["huge"]
+    outbox.acknowledge(0, 1004)
+    assert drain(outbox) == ["next"]
+
+
+def test_parcels_without_bytes_need_no_credit() -> None:
+    outbox = Outbox(10)
+    outbox.put(parcel("full", 10))
+    for number in range(5):
+        outbox.put(parcel(f"empty {number}", 0))
+    assert len(drain(outbox)) == 6
+
+
+def test_credit_comes_back_per_peer_in_parts() -> None:
+    outbox = Outbox(30)
+    for peer in (1, 2, 1):
+        outbox.put(parcel("x", 10, peer))
+    drain(outbox)
+    assert outbox.acknowledge(1, 10)
+    assert outbox.acknowledge(2, 10)
+    assert outbox.in_flight_bytes == 10
+    assert outbox.acknowledge(1, 20)
+    assert outbox.is_idle
+
+
+def test_the_same_acknowledgement_twice_gives_credit_once() -> None:
+    outbox = Outbox(30)
+    outbox.put(parcel("a"))
+    outbox.put(parcel("b"))
+    drain(outbox)
+    assert outbox.acknowledge(0, 10)
+    assert outbox.acknowledge(0, 10)
+    assert outbox.in_flight_bytes == 10
+
+
+@pytest.mark.parametrize(("peer", "received"), [(0, 21), (0, 9), (0, -1), (1, 1), (7, 2**60)])
+def test_a_bogus_acknowledgement_is_refused_and_changes_nothing(peer: int, received: int) -> None:
+    outbox = Outbox(30)
+    outbox.put(parcel("a"))
+    outbox.put(parcel("b"))
+    drain(outbox)
+    outbox.acknowledge(0, 10)
+    assert not outbox.acknowledge(peer, received)
+    assert outbox.in_flight_bytes == 10
+    assert outbox.acknowledge(0, 20)
+
+
+def test_what_waits_cannot_be_acknowledged_yet() -> None:
+    outbox = Outbox(10)
+    outbox.put(parcel("a"))
+    outbox.put(parcel("b"))
+    drain(outbox)
+    assert not outbox.acknowledge(0, 20)
