@@ -1,4 +1,4 @@
-"""Everything that a worker imports, imported once: the fork server loads this, and its workers start in milliseconds."""
+"""Everything that a worker imports, imported once by the fork server: its workers then start in milliseconds."""
 
 from __future__ import annotations
 

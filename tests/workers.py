@@ -198,9 +198,7 @@ def hear() -> Any:
     return _receive(_pipe)
 
 
-def _work(
-    rank: int, environment: Mapping[str, str], init: bool, work: bytes, folder: Path, pipe: Connection
-) -> None:
+def _work(rank: int, environment: Mapping[str, str], init: bool, work: bytes, folder: Path, pipe: Connection) -> None:
     global _pipe
     import torch
 
@@ -255,4 +253,3 @@ def _ensure_fork_server() -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
-

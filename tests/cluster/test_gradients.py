@@ -209,7 +209,9 @@ def test_an_optimizer_with_a_closure_goes_the_same_way_on_all_ranks(rank: int) -
     for model, part in ((alone, slice(0, 16)), (DistributedDataParallel(together), share)):
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10)
 
-        def closure(model: nn.Module = model, part: slice = part, optimizer: torch.optim.Optimizer = optimizer) -> float:
+        def closure(
+            model: nn.Module = model, part: slice = part, optimizer: torch.optim.Optimizer = optimizer
+        ) -> float:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs[part]), targets[part])
             loss.backward()

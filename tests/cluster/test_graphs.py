@@ -69,7 +69,9 @@ def test_graphs_that_differ_per_step_and_per_rank_need_no_flag(rank: int) -> Non
     choice = torch.Generator().manual_seed(5)
     for _ in range(20):
         inputs = torch.randn(3, 2, 4, generator=choice)
-        ways = [torch.randint(5, (int(torch.randint(4, (), generator=choice)),), generator=choice).tolist() for _ in "abc"]
+        ways = [
+            torch.randint(5, (int(torch.randint(4, (), generator=choice)),), generator=choice).tolist() for _ in "abc"
+        ]
         for module in (alone, model):
             module.zero_grad()
         torch.stack([alone(part, way) for part, way in zip(inputs, ways, strict=True)]).mean().backward()

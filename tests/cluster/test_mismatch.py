@@ -8,7 +8,7 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import outcomes_of
+from tests.workers import RETURNED, hear, outcomes_of, say, start_workers
 from undertow.torch import DistributedDataParallel
 
 
@@ -65,14 +65,19 @@ def test_ranks_at_different_calls_are_told_both() -> None:
         assert "rank 0 is at 'barrier', rank 1 at 'digest'" in outcome.text
 
 
-def wrap_again(rank: int) -> str:
+def wrap_again(rank: int) -> None:
     with pytest.raises(undertow.MismatchError):
         wrap(rank, "shape")
     with pytest.raises(undertow.MismatchError) as caught:
         wrap(rank, "")
-    return str(caught.value)
+    say(str(caught.value))
+    hear()  # the coordinator stays until everyone has asked
 
 
 def test_after_a_mismatch_every_call_says_the_same_first_cause() -> None:
-    outcomes = outcomes_of(2, wrap_again)
-    assert all("'1.bias' [5]" in outcome.value for outcome in outcomes), outcomes
+    crew = start_workers(2, wrap_again)
+    texts = [crew.heard(rank) for rank in range(2)]
+    for rank in range(2):
+        crew.tell(rank, "end")
+    assert [outcome.kind for outcome in crew.outcomes()] == [RETURNED] * 2
+    assert all("'1.bias' [5]" in text for text in texts), texts

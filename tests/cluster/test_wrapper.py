@@ -81,7 +81,7 @@ def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> Non
         DistributedDataParallel(make_module(), device_ids=[0])  # a module on the CPU
     with pytest.raises(TypeError, match="find_unused"):
         DistributedDataParallel(make_module(), find_unused=True)
-    with pytest.raises(undertow.ConfigError, match="LazyLinear|uninitialized"):
+    with pytest.raises(undertow.ConfigError, match="uninitialized"):
         DistributedDataParallel(nn.LazyLinear(3))
     with pytest.raises(undertow.ConfigError, match="float8_e4m3fn"):
         DistributedDataParallel(nn.ParameterList([torch.zeros(3).to(torch.float8_e4m3fn)]))

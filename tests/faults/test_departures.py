@@ -6,7 +6,7 @@ from tests.faults.cluster import Cluster, Script
 from tests.faults.workload import Rank, Table, check_all_answered, random_tables
 from undertow.errors import PeerLost
 
-SEEDS = 150
+SEEDS = 80
 
 
 def start_all(cluster: Cluster, tables: list[Table], steps: list[int]) -> dict[int, Exception | None]:

@@ -7,7 +7,7 @@ import msgspec
 from tests.faults.cluster import Cluster, Script
 from tests.faults.workload import Rank, Table, check_all_answered, random_tables
 
-SEEDS = 200
+SEEDS = 120
 
 
 def uneven(cluster: Cluster, rank: int, tables: list[Table], epochs: list[list[int]]) -> Script:

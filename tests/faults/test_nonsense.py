@@ -12,7 +12,7 @@ from undertow.core import frames
 from undertow.core.dtypes import DType
 from undertow.core.frames import Header, Kind
 
-SEEDS = 200
+SEEDS = 120
 Sent = tuple[int, bytes, bytes | None]
 
 

@@ -149,3 +149,13 @@ def test_a_loop_that_was_never_started_can_be_abandoned() -> None:
     loop = Loop()
     loop.abandon()
     loop.post(pytest.fail, "nobody is there")
+
+
+def test_a_defect_in_a_callback_is_told_to_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+    loop, failures = Loop(), Results()
+    loop.on_failure(failures.put)
+    loop.start()
+    loop.post(lambda: 1 // 0)
+    assert isinstance(failures.next(), ZeroDivisionError)
+    loop.stop()
+    assert "the engine thread failed" in caplog.text

@@ -33,6 +33,8 @@ class Card(msgspec.Struct, frozen=True):
     """What a worker tells the others when they meet; rank 0's numbers are everyone's."""
 
     address: str
+    local_address: str
+    mark: str  # of the host, see `same_host_mark`
     host: str
     token: str
     slice_bytes: int
@@ -44,7 +46,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     deadline = time.monotonic() + settings.start_timeout_s
     transport = TcpTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
     try:
-        card = _own_card(transport.address, size, settings)
+        card = _own_card(transport, size, settings)
         cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
         token = (settings.token or cards[0].token).encode()
         job = zlib.crc32(name.encode(), zlib.crc32(token))
@@ -62,7 +64,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
         loop.post(transport.start, group)
         loop.post(group.start)
         for peer in range(rank):
-            _dial(transport, peer, cards[peer], deadline)
+            _dial(transport, peer, cards[peer], deadline=deadline, is_local=cards[peer].mark == card.mark)
         _wait_for_links(group, transport, deadline, settings.start_timeout_s)
     except BaseException:
         loop.post(transport.close)
@@ -70,21 +72,30 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     return group
 
 
-def _own_card(address: str, size: int, settings: Settings) -> Card:
+def _own_card(transport: TcpTransport, size: int, settings: Settings) -> Card:
     credit = settings.credit_bytes or settings.slice_bytes * min(max(4, 2 * (size - 1)), 8)
     if credit < 2 * settings.slice_bytes:
         raise ConfigError(
             f"a credit of {credit} bytes is less than two slices of {settings.slice_bytes}: raise UNDERTOW_CREDIT"
         )
-    return Card(address, socket.gethostname(), secrets.token_hex(16), settings.slice_bytes, credit)
+    return Card(
+        transport.address,
+        transport.local_address,
+        same_host_mark(),
+        socket.gethostname(),
+        secrets.token_hex(16),
+        settings.slice_bytes,
+        credit,
+    )
 
 
-def _dial(transport: TcpTransport, peer: int, card: Card, deadline: float) -> None:
+def _dial(transport: TcpTransport, peer: int, card: Card, *, deadline: float, is_local: bool) -> None:
+    address = card.local_address if is_local and card.local_address else card.address
     try:
-        transport.dial(peer, card.address, max(0.1, deadline - time.monotonic()))
+        transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
     except (OSError, Refused) as error:
         raise PeerLost(
-            f"rank {peer} on host {card.host} was met but cannot be reached at {card.address}: {error}. "
+            f"rank {peer} on host {card.host} was met but cannot be reached at {address}: {error}. "
             "Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface"
         ) from None
 

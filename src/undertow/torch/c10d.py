@@ -32,7 +32,10 @@ def form_world(name: str, settings: Settings, loop: Loop) -> Group:
         is_master=False,
         timeout=timedelta(seconds=settings.start_timeout_s),
     )
-    return _form(store, name, settings.rank, settings.world_size, settings, loop)
+    # torchrun keeps its store when it starts the workers again: what the attempt before has
+    # left in it, perhaps of some ranks only, must not be found.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return _form(store, f"{name}-attempt-{attempt}", settings.rank, settings.world_size, settings, loop)
 
 
 def form_process_group(process_group: Any, loop: Loop) -> Group:

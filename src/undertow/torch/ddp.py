@@ -221,7 +221,9 @@ def _check_options(options: dict[str, Any]) -> None:
 def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
     for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
-            raise ConfigError(f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it")
+            raise ConfigError(
+                f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it"
+            )
     is_on_host = all(parameter.device.type == "cpu" for parameter in module.parameters())
     if len(device_ids or ()) > 1 or (is_on_host and (device_ids or output_device is not None)):
         raise ConfigError(

@@ -16,8 +16,8 @@ import torch
 class Streams(Protocol):
     """What is needed of a device; `torch.cuda` and its siblings have it."""
 
-    def current_stream(self) -> Any: ...
-    def Stream(self) -> Any: ...  # noqa: N802
+    def current_stream(self, device: torch.device) -> Any: ...
+    def Stream(self, device: torch.device) -> Any: ...  # noqa: N802
     def Event(self) -> Any: ...  # noqa: N802
     def stream(self, stream: Any) -> Any: ...
 
@@ -25,13 +25,15 @@ class Streams(Protocol):
 class DeviceCopier:
     """Copies between one device and the host beside the computation, never before its results exist."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, device: torch.device) -> None:
         self._streams = streams
-        self._side = streams.Stream()
+        # By name everywhere: the thread that calls may have another device as its current one.
+        self._device = device
+        self._side = streams.Stream(device)
 
     def out(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], bool]:
         """Start a copy to the host.  The result tells whether it has ended."""
-        self._side.wait_stream(self._streams.current_stream())
+        self._side.wait_stream(self._streams.current_stream(self._device))
         with self._streams.stream(self._side):
             target.copy_(source, non_blocking=True)
             event = self._streams.Event()
@@ -43,7 +45,7 @@ class DeviceCopier:
 
     def back(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy to the device; whatever the computation does next comes after it."""
-        current = self._streams.current_stream()
+        current = self._streams.current_stream(self._device)
         self._side.wait_stream(current)
         with self._streams.stream(self._side):
             target.copy_(source, non_blocking=True)
@@ -65,7 +67,7 @@ Copier = DeviceCopier | HostCopier
 
 
 def copier_for(device: torch.device) -> Copier:
-    return HostCopier() if device.type == "cpu" else DeviceCopier(torch.get_device_module(device))
+    return HostCopier() if device.type == "cpu" else DeviceCopier(torch.get_device_module(device), device)
 
 
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

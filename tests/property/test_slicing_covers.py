@@ -1,0 +1,63 @@
+"""Any tensors, any slice size: every element is in exactly one slice, at exactly one place."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from undertow.coordinator.agreement import Agreements
+from undertow.coordinator.messages import Arrive, Table
+from undertow.core.dtypes import DType
+from undertow.core.rounds import Op
+from undertow.plan.placement import Placement
+from undertow.plan.slicing import FUSED_SHARE, MAX_FUSED_TENSORS, Cut, TensorSpec, cut
+
+TENSORS = st.lists(
+    st.builds(
+        lambda elements, dtype: TensorSpec("t", (elements,), dtype, elements),
+        st.one_of(st.integers(0, 20), st.integers(0, 3000)),
+        st.sampled_from(DType),
+    ),
+    max_size=120,
+)
+SLICE_BYTES = st.integers(1, 600).map(lambda sixteens: 16 * sixteens)
+
+
+@given(TENSORS, SLICE_BYTES, st.integers(1, 9))
+def test_every_element_is_covered_exactly_once(tensors: list[TensorSpec], slice_bytes: int, shards: int) -> None:
+    slices = cut(tensors, Cut(0, slice_bytes), op=Op.SUM, keep=False, placement=Placement(shards))
+    marks = [np.zeros(tensor.elements, int) for tensor in tensors]
+    for item in slices:
+        place = np.zeros(item.spec.elements, int)
+        for part in item.parts:
+            marks[part.tensor][part.offset : part.offset + part.elements] += 1
+            place[part.at : part.at + part.elements] += 1
+        assert (place == 1).all()
+    assert all((mark == 1).all() for mark in marks)
+
+
+@given(TENSORS, SLICE_BYTES, st.integers(1, 9))
+def test_slices_keep_their_limits(tensors: list[TensorSpec], slice_bytes: int, shards: int) -> None:
+    slices = cut(tensors, Cut(7, slice_bytes), op=Op.SUM, keep=False, placement=Placement(shards))
+    assert [item.spec.key for item in slices] == list(range(7, 7 + len(slices)))
+    for item in slices:
+        assert 0 < item.spec.size_bytes <= slice_bytes
+        assert {tensors[part.tensor].dtype for part in item.parts} == {item.spec.dtype}
+        assert 0 <= item.spec.shard < shards
+        if item.is_fused:
+            assert len(item.parts) <= MAX_FUSED_TENSORS
+            assert item.spec.size_bytes <= slice_bytes // FUSED_SHARE
+
+
+@given(st.lists(TENSORS, max_size=4), st.integers(64, 600).map(lambda sixteens: 16 * sixteens))
+def test_keys_of_several_tables_never_meet(tables: list[list[TensorSpec]], slice_bytes: int) -> None:
+    agreements, used = Agreements(1, slice_bytes=slice_bytes), set()
+    for sequence, tensors in enumerate(tables):
+        payload = msgspec.msgpack.encode(Table("Net", tensors, Op.COPY, False))
+        [(_, verdict)] = agreements.arrive(0, Arrive(sequence, "tensors", payload))
+        how = msgspec.msgpack.decode(verdict.payload, type=Cut)
+        keys = {item.spec.key for item in cut(tensors, how, op=Op.COPY, keep=False, placement=Placement(1))}
+        assert not keys & used
+        used |= keys

@@ -1,0 +1,350 @@
+"""The steward: agreements through rank 0, one loss with its first cause, and leaving in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from undertow.coordinator import messages
+from undertow.core import frames
+from undertow.core.dtypes import DType
+from undertow.core.flow import Contribution
+from undertow.core.frames import HEADER_BYTES, Kind
+from undertow.core.rounds import KeySpec, Op
+from undertow.errors import PeerLost
+from undertow.plan.slicing import Part, Slice
+from undertow.runtime import steward as steward_module
+from undertow.runtime.exchange import Exchange
+from undertow.runtime.shape import Shape
+from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
+from undertow.runtime.waiting import Waiters
+from undertow.store.shard import Unexpected
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Outgoing:
+    """A transport that only writes down what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, messages.Message]] = []
+        self.kinds: list[tuple[int, Kind]] = []
+        self.connected = {0, 1, 2}
+        self.bytes_sent = 0
+
+    def send(self, peer: int, header: bytes, body: Any = None) -> None:
+        kind = frames.unpack(header[:HEADER_BYTES]).kind
+        self.kinds.append((peer, kind))
+        if kind is Kind.CONTROL:
+            self.messages.append((peer, messages.decode(body)))
+
+    def is_connected(self, peer: int) -> bool:
+        return peer in self.connected
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class Timers:
+    """A loop of which only the timers are needed; `fire` runs what is due."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.due.append(call)
+
+    def fire(self) -> None:
+        due, self.due = self.due, []
+        for call in due:
+            call()
+
+
+class House:
+    """One rank's steward of three ranks, with everything around it."""
+
+    def __init__(self, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(steward_module, "time", self.clock)
+        shape = Shape(
+            rank=rank,
+            hosts=["alpha", "beta", "gamma"],
+            job=7,
+            slice_bytes=1024,
+            credit_bytes=4096,
+            silence_timeout_s=10.0,
+            stall_timeout_s=10.0,
+        )
+        self.out, self.timers = Outgoing(), Timers()
+        self.exchange = Exchange(shape, self.out)
+        self.exchange.learn([Slice(KeySpec(5, 4, DType.FLOAT32, Op.SUM, shard=2), (Part(0, 0, 4, 0),))])
+        self.waiters = Waiters(10.0, lambda waited_s: None)
+        self.steward = Steward(shape, self.timers, self.out, self.exchange, self.waiters)  # type: ignore[arg-type]
+
+    def contribute(self) -> None:
+        array = np.zeros(4, np.float32)
+        self.exchange.contribute([Contribution(5, array, array, 1, lambda done: None)])
+
+    @property
+    def error(self) -> str:
+        return str(self.waiters.error or "")
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    """Rank 1: neither the coordinator nor the owner of the key."""
+    return House(1, monkeypatch)
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> House:
+    return House(0, monkeypatch)
+
+
+BARRIER = messages.Arrive(1, "barrier", b"")
+
+
+# Agreements
+
+
+def test_a_rank_tells_the_coordinator_that_it_is_there(house: House) -> None:
+    house.steward.arrive(BARRIER)
+    assert house.out.messages == [(0, BARRIER)]
+    assert not house.steward.agreed.is_set()
+
+
+def test_the_verdict_of_the_coordinator_is_heard(house: House) -> None:
+    house.steward.arrive(BARRIER)
+    house.steward.obey(0, messages.Verdict(1, b"yes"))
+    assert house.steward.agreed.is_set()
+    assert house.steward.verdict == messages.Verdict(1, b"yes")
+
+
+def test_the_coordinator_decides_when_all_are_there_itself_included(coordinator: House) -> None:
+    coordinator.steward.arrive(BARRIER)
+    coordinator.steward.obey(2, BARRIER)
+    assert not coordinator.steward.agreed.is_set()
+    coordinator.steward.obey(1, BARRIER)
+    assert coordinator.steward.agreed.is_set()
+    assert coordinator.out.messages == [(1, messages.Verdict(1, b"")), (2, messages.Verdict(1, b""))]
+
+
+@pytest.mark.parametrize("sequence", [0, 2])
+def test_a_verdict_that_was_not_asked_for_is_refused(house: House, sequence: int) -> None:
+    house.steward.arrive(BARRIER)
+    with pytest.raises(Unexpected, match=f"a verdict on agreement {sequence}, this rank is at 1"):
+        house.steward.obey(0, messages.Verdict(sequence, b""))
+    assert not house.steward.agreed.is_set()
+
+
+def test_only_rank_0_decides(house: House) -> None:
+    house.steward.arrive(BARRIER)
+    for message in (messages.Verdict(1, b""), BARRIER):
+        with pytest.raises(Unexpected, match="rank 2 takes the wrong rank for the coordinator"):
+            house.steward.obey(2, message)
+    assert not house.steward.agreed.is_set()
+
+
+# Loss
+
+
+def test_a_broken_link_is_told_to_all_and_ends_the_waiting(house: House) -> None:
+    house.steward.lose(2, "its connection closed (the process ended)")
+    assert isinstance(house.waiters.error, PeerLost)
+    assert house.error == (
+        "rank 2 on host gamma was lost: its connection closed (the process ended); this is rank 1 at step 0"
+    )
+    lost = messages.Lost(2, "its connection closed (the process ended)")
+    assert house.out.messages == [(0, lost), (2, lost)]
+
+
+def test_only_the_first_loss_counts(house: House) -> None:
+    house.steward.lose(2, "first")
+    house.steward.lose(0, "second")
+    house.steward.obey(0, messages.Lost(0, "third"))
+    assert "rank 2 on host gamma was lost: first" in house.error
+    assert len(house.out.messages) == 2
+
+
+def test_a_loss_seen_by_another_rank_says_who_saw_it(house: House) -> None:
+    house.steward.obey(0, messages.Lost(2, "no sign of life for 11.0 s"))
+    assert "rank 2 on host gamma was lost: no sign of life for 11.0 s (seen by rank 0)" in house.error
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 99])
+def test_the_loss_of_a_rank_that_does_not_exist_is_refused(house: House, rank: int) -> None:
+    with pytest.raises(Unexpected, match=f"rank {rank} is said to be lost, but there is none"):
+        house.steward.obey(0, messages.Lost(rank, "so I say"))
+    assert house.waiters.error is None
+
+
+def test_ticks_send_heartbeats_and_find_the_silent(house: House) -> None:
+    for _ in range(11):
+        house.clock.now += 1.0
+        house.steward.heard(0)
+        house.steward.tick(house.clock.now)
+    assert house.out.kinds[:2] == [(0, Kind.HEARTBEAT), (2, Kind.HEARTBEAT)]
+    assert "rank 2 on host gamma was lost: no sign of life for 11.0 s" in house.error
+
+
+# Departures
+
+
+def test_a_goodbye_is_answered_and_is_no_error_by_itself(house: House) -> None:
+    house.steward.obey(2, messages.Goodbye())
+    house.steward.lose(2, "its connection closed")
+    assert house.out.messages == [(2, messages.Farewell())]
+    assert house.waiters.error is None
+
+
+def test_a_goodbye_because_of_an_error_is_a_loss_with_that_error(house: House) -> None:
+    house.steward.obey(2, messages.Goodbye("its script failed with ValueError: no"))
+    assert "rank 2 on host gamma was lost: its script failed with ValueError: no" in house.error
+
+
+def test_to_wait_for_the_shard_of_a_departed_worker_is_an_error_at_once(house: House) -> None:
+    house.contribute()
+    house.steward.obey(2, messages.Goodbye())
+    assert "rank 2 on host gamma was lost: its script has ended while others still train" in house.error
+    assert "step 1" in house.error
+
+
+def test_to_need_a_departed_worker_later_is_an_error_then(house: House) -> None:
+    house.steward.obey(2, messages.Goodbye())
+    house.contribute()
+    house.steward.check_departed()
+    assert "its script has ended" in house.error
+
+
+def test_a_departed_worker_that_nobody_needs_is_no_error(house: House) -> None:
+    house.steward.obey(0, messages.Goodbye())
+    house.contribute()
+    house.steward.check_departed()
+    assert house.waiters.error is None
+
+
+def test_an_agreement_without_the_coordinator_is_an_error(house: House) -> None:
+    house.steward.obey(0, messages.Goodbye())
+    assert house.waiters.error is None
+    house.steward.arrive(BARRIER)
+    assert "rank 0 on host alpha was lost: its script has ended" in house.error
+
+
+def test_an_agreement_that_waits_for_a_departed_worker_is_an_error(coordinator: House) -> None:
+    coordinator.steward.obey(2, messages.Goodbye())
+    coordinator.steward.obey(1, BARRIER)
+    assert "rank 2 on host gamma was lost: its script has ended" in coordinator.error
+    assert (1, messages.Lost(2, "its script has ended while others still train (uneven inputs? see join())")) in (
+        coordinator.out.messages
+    )
+
+
+# Leaving
+
+
+def test_leaving_waits_until_everyone_has_heard_the_goodbye(house: House) -> None:
+    left: list[str] = []
+    house.steward.leave("", lambda: left.append("gone"))
+    assert house.out.messages == [(0, messages.Goodbye("")), (2, messages.Goodbye(""))]
+    house.timers.fire()
+    house.steward.obey(0, messages.Farewell())
+    house.timers.fire()
+    assert not left
+    house.steward.obey(2, messages.Farewell())
+    house.timers.fire()
+    assert left == ["gone"]
+    assert not house.timers.due
+
+
+def test_leaving_does_not_wait_for_the_dead_nor_for_those_who_left(house: House) -> None:
+    left: list[str] = []
+    house.steward.obey(0, messages.Goodbye())
+    house.out.connected.discard(2)
+    house.steward.leave("", lambda: left.append("gone"))
+    assert left == ["gone"]
+
+
+def test_leaving_never_hangs(house: House) -> None:
+    left: list[str] = []
+    house.steward.leave("", lambda: left.append("gone"))
+    house.clock.now += GOODBYE_TIMEOUT_S + 0.1
+    house.timers.fire()
+    assert left == ["gone"]
+
+
+def test_the_goodbye_waits_for_what_was_begun_but_not_for_long(house: House) -> None:
+    house.contribute()
+    house.steward.leave("", lambda: None)
+    assert house.out.messages == []
+    house.timers.fire()
+    assert house.out.messages == []
+    house.clock.now += GOODBYE_TIMEOUT_S
+    house.timers.fire()
+    assert (0, messages.Goodbye("")) in house.out.messages
+
+
+def test_who_leaves_because_of_an_error_says_so_at_once(house: House) -> None:
+    house.contribute()
+    house.steward.leave("its script failed", lambda: None)
+    assert (2, messages.Goodbye("its script failed")) in house.out.messages
+
+
+# Who is late
+
+
+def test_a_late_worker_is_asked_for_at_the_shard_and_named(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.contribute()
+    house.steward.ask_who_is_missing(10.0)
+    assert house.out.messages == [(2, messages.AskMissing(5, 1))]
+    with caplog.at_level(logging.WARNING, "undertow"):
+        house.steward.obey(2, messages.Missing(5, 1, [0, 2]))
+    assert caplog.messages == [
+        "rank 1 waits at step 1 for rank 0 on host alpha, 2 on host gamma: alive, but not there yet"
+    ]
+
+
+def test_a_shard_answers_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = House(2, monkeypatch)
+    owner.contribute()
+    owner.steward.obey(1, messages.AskMissing(5, 1))
+    assert owner.out.messages == [(1, messages.Missing(5, 1, [0, 1]))]
+
+
+def test_the_owner_of_the_key_knows_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = House(2, monkeypatch)
+    owner.contribute()
+    owner.steward.ask_who_is_missing(10.0)
+    assert "rank 2 waits at step 1 for rank 0 on host alpha, 1 on host beta" in caplog.text
+
+
+def test_a_wait_for_an_agreement_is_said_too(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.steward.ask_who_is_missing(10.0)
+    assert "rank 1 has waited for 10 s for the other ranks to come to the same call" in caplog.text
+
+
+@pytest.mark.parametrize("ranks", [[], [7], [-1]])
+def test_a_list_of_missing_ranks_that_makes_no_sense_is_not_logged(
+    house: House, caplog: pytest.LogCaptureFixture, ranks: list[int]
+) -> None:
+    house.steward.obey(2, messages.Missing(5, 1, ranks))
+    assert caplog.messages == []
+
+
+def test_a_join_reaches_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = House(2, monkeypatch)
+    owner.contribute()
+    owner.steward.obey(1, messages.Joined([5], 0, False))
+    assert owner.exchange.missing(5, 1) == [0]
