@@ -345,6 +345,16 @@ def test_two_wrappers_of_one_module_work_side_by_side(rank: int) -> None:
 
 
 @on_workers(2)
+def test_two_wrappers_do_not_send_a_gradient_while_it_is_replaced(rank: int) -> None:
+    module = nn.Linear(3_000, 1_000, bias=False)  # many slices, sent and received in place
+    models = DistributedDataParallel(module), DistributedDataParallel(module)
+    for _ in range(3):
+        module.zero_grad()
+        sum(model(torch.full((1, 3_000), float(rank))).sum() for model in models).backward()
+        assert (module.weight.grad == 1).all()
+
+
+@on_workers(2)
 def test_a_module_can_be_wrapped_again(rank: int) -> None:
     inputs = both_inputs()
     model = DistributedDataParallel(make_layers())

@@ -133,6 +133,32 @@ def test_buffers_come_from_the_lowest_rank_that_goes_on_and_end_the_same(rank: i
         assert counted == (3 if not options else 1 + 2 * rank)
 
 
+class Counter(Scale):
+    """Every forward changes its buffer, on every rank by something else."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, value: float) -> torch.Tensor:
+        self.at_entry = int(self.count)
+        self.count += 10**self.rank
+        return super().forward(value)
+
+
+@on_workers(3)
+def test_when_rank_0_has_run_out_the_next_rank_gives_the_buffers(rank: int) -> None:
+    model = DistributedDataParallel(Counter(rank))
+    seen = []
+    with model.join():
+        for _ in range(1 + 2 * (rank > 0)):
+            model(1.0).backward()
+            seen.append(model.module.at_entry)
+    # Rank 1's first count is its own 10, then the last before is everyone's.
+    assert seen == [0, 10, 20][: 1 + 2 * (rank > 0)]
+
+
 @on_workers(2)
 def test_an_exception_in_a_join_is_the_users_own(rank: int) -> None:
     model = DistributedDataParallel(Scale())

@@ -107,6 +107,17 @@ def test_the_token_alone_gives_no_place(wires: TcpWires, job: int, rank: int) ->
     check_traffic_goes_on(wires)
 
 
+def test_a_peer_of_another_job_gets_no_place_even_if_its_rank_is_free() -> None:
+    wires = TcpWires(2)
+    with call(wires) as stranger:
+        shake_hands(stranger, Role.DIALER, TOKEN)
+        stranger.sendall(INTRODUCTION.pack(JOB + 1, 1))
+        assert hears_the_end(stranger)
+    assert refusals(wires) == {NO_PLACE: 1}
+    wires.connect()
+    wires.close()
+
+
 def test_a_lower_rank_may_not_dial(wires: TcpWires) -> None:
     with call(wires, rank=2) as stranger:
         shake_hands(stranger, Role.DIALER, TOKEN)

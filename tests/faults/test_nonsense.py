@@ -83,7 +83,8 @@ class Babbler:
 
     def _stranger(self, peer: int, pick: random.Random) -> Sent:
         """A frame of another job, or in the name of somebody else."""
-        return self._frame(peer, Kind.CONTROL, b"x", **pick.choice([{"job": 8}, {"rank": peer}]))
+        goodbye = messages.encode(messages.Goodbye("it would be a loss if it were heard"))
+        return self._frame(peer, Kind.CONTROL, goodbye, **pick.choice([{"job": 8}, {"rank": peer}]))
 
     def _garbled_control(self, peer: int, pick: random.Random) -> Sent:
         kind = pick.choice([Kind.CONTROL, Kind.CONTROL, Kind.HEARTBEAT])

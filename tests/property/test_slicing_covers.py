@@ -32,6 +32,7 @@ def test_every_element_is_covered_exactly_once(tensors: list[TensorSpec], slice_
     for item in slices:
         place = np.zeros(item.spec.elements, int)
         for part in item.parts:
+            assert part.offset + part.elements <= tensors[part.tensor].elements
             marks[part.tensor][part.offset : part.offset + part.elements] += 1
             place[part.at : part.at + part.elements] += 1
         assert (place == 1).all()

@@ -130,6 +130,17 @@ def test_the_computation_after_a_copy_back_sees_the_result(streams: Streams, cop
     assert gradient.used_by == [copier._side]
 
 
+def test_a_copy_back_waits_for_what_the_computation_still_does_with_the_old_value(
+    streams: Streams, copier: Any
+) -> None:
+    gradient, seen = DeviceTensor(streams, 1), []
+    streams.compute.enqueue(lambda: seen.append(gradient.value))
+    copier.back(DeviceTensor(streams, 9), gradient)
+    copier._side.run()
+    assert seen == [1]
+    assert gradient.value == 9
+
+
 def test_copies_out_come_after_earlier_copies_back_of_the_same_memory(streams: Streams, copier: Any) -> None:
     gradient, host = DeviceTensor(streams), DeviceTensor(streams, 9)
     copier.back(host, gradient)

@@ -26,6 +26,7 @@ LOW_WATER_BYTES = 256 << 10
 # One peer is read at most this often before the others get their chance.
 READS_IN_A_ROW = 8
 MAX_PARTS = 16
+CLOSED = "its connection closed (the process ended)"
 
 
 class Link:
@@ -70,7 +71,7 @@ class Link:
             except BlockingIOError:
                 break
             except OSError as error:
-                self.close(f"its connection broke ({error})")
+                self.close(_describe(error))
                 return
             self.bytes_sent += sent
             self._written(sent)
@@ -109,14 +110,14 @@ class Link:
         except Garbled as error:
             self.close(f"it sent bytes that are no frame: {error}")
         except OSError as error:
-            self.close(f"its connection broke ({error})")
+            self.close(_describe(error))
 
     def _read_some(self) -> bool:
         """One system call's worth of bytes; False if the peer has closed."""
         target = self._rest if self._rest is not None else self._staging[self._staged :]
         got = self._sock.recv_into(target)
         if not got:
-            self.close("its connection closed (the process ended)")
+            self.close(CLOSED)
             return False
         if self._rest is not None:
             self._rest = self._rest[got:]
@@ -194,3 +195,10 @@ class Link:
     def abandon(self) -> None:
         """Close this process's copy of the socket and nothing else."""
         self._sock.close()
+
+
+def _describe(error: OSError) -> str:
+    """A reset is how the end of a process looks that had not read everything."""
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return CLOSED
+    return f"its connection broke ({error.strerror or error})"
