@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.contract.wires import MemoryWires, TcpWires, Wires, send
+from tests.contract.wires import MemoryWires, SocketWires, Wires, send
 from undertow.core.frames import HEADER_BYTES
 from undertow.wire.transport import Transport
 
 MakeWires = Callable[[int], Wires]
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp", "unix"])
 def wires_of(request: pytest.FixtureRequest) -> Iterator[MakeWires]:
     made: list[Wires] = []
 
     def make(size: int) -> Wires:
-        made.append(MemoryWires(size) if request.param == "memory" else TcpWires(size).connect())
+        if request.param == "memory":
+            made.append(MemoryWires(size))
+        else:
+            made.append(SocketWires(size, local=request.param == "unix").connect())
         return made[-1]
 
     yield make

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from undertow.core.frames import Header, Kind, pack
 from undertow.wire.loop import Loop
 from undertow.wire.memory import MemoryNetwork
-from undertow.wire.tcp import TcpTransport
+from undertow.wire.sockets import SocketTransport
 from undertow.wire.transport import Transport
 
 HANG_S = 30.0  # nothing here takes this long
@@ -76,23 +76,27 @@ class MemoryWires:
     def close(self) -> None: ...
 
 
-class TcpWires:
-    def __init__(self, size: int) -> None:
+class SocketWires:
+    """Real links on this host: TCP over loopback, or Unix sockets."""
+
+    def __init__(self, size: int, *, local: bool = False) -> None:
+        self._local = local
         self._heard = threading.Condition()
         self.loop = Loop()
         self.loop.start()
         self.transports = [
-            TcpTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0) for rank in range(size)
+            SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0) for rank in range(size)
         ]
         self.recorders = [Recorder(self._heard) for _ in range(size)]
         for transport, recorder in zip(self.transports, self.recorders, strict=True):
             transport.admit(TOKEN, JOB)
             self.run(lambda transport=transport, recorder=recorder: transport.start(recorder))
 
-    def connect(self) -> TcpWires:
+    def connect(self) -> SocketWires:
         for rank, transport in enumerate(self.transports):
             for peer in range(rank):
-                transport.dial(peer, self.transports[peer].address, HANG_S)
+                listener = self.transports[peer]
+                transport.dial(peer, listener.local_address if self._local else listener.address, HANG_S)
         everyone = len(self.transports) - 1
         self.until(lambda: all(len(recorder.connections) == everyone for recorder in self.recorders))
         return self

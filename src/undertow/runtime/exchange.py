@@ -61,7 +61,10 @@ class Exchange:
         self.pump()
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
-        """A worker ran out of input after round `step`: the rounds of these keys go on without it."""
+        """A worker ran out of input after round `step`: the rounds of these keys go on without it.
+
+        It has had the answers of all its rounds before: this news would overtake a push.
+        """
         self._answer(self._shard.join(rank, keys, step, divide_by_active=divide_by_active))
         self.pump()
 
@@ -122,8 +125,8 @@ class Exchange:
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """One of these workers, if something cannot end without it."""
-        blocked = self._shard.blocked_by(departed)
-        return blocked[0] if blocked else self._flow.pending_at(departed)
+        blocker = self._shard.blocked_by(departed)
+        return self._flow.pending_at(departed) if blocker is None else blocker
 
     def pending(self) -> tuple[KeySpec, int] | None:
         """A key and round that this worker waits for."""

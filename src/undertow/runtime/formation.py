@@ -23,7 +23,7 @@ from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
 from undertow.settings import Settings
 from undertow.wire.loop import Loop
-from undertow.wire.tcp import TcpTransport
+from undertow.wire.sockets import SocketTransport
 
 # Bring a payload, leave with everybody's in rank order.
 Meet = Callable[[bytes], list[bytes]]
@@ -44,7 +44,7 @@ class Card(msgspec.Struct, frozen=True):
 def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loop: Loop, address: str) -> Group:
     """Meet the others and connect to them all.  Raises `PeerLost` if one does not come."""
     deadline = time.monotonic() + settings.start_timeout_s
-    transport = TcpTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
+    transport = SocketTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
     try:
         card = _own_card(transport, size, settings)
         cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
@@ -72,7 +72,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     return group
 
 
-def _own_card(transport: TcpTransport, size: int, settings: Settings) -> Card:
+def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card:
     credit = settings.credit_bytes or settings.slice_bytes * min(max(4, 2 * (size - 1)), 8)
     if credit < 2 * settings.slice_bytes:
         raise ConfigError(
@@ -89,7 +89,7 @@ def _own_card(transport: TcpTransport, size: int, settings: Settings) -> Card:
     )
 
 
-def _dial(transport: TcpTransport, peer: int, card: Card, *, deadline: float, is_local: bool) -> None:
+def _dial(transport: SocketTransport, peer: int, card: Card, *, deadline: float, is_local: bool) -> None:
     address = card.local_address if is_local and card.local_address else card.address
     try:
         transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
@@ -100,7 +100,7 @@ def _dial(transport: TcpTransport, peer: int, card: Card, *, deadline: float, is
         ) from None
 
 
-def _wait_for_links(group: Group, transport: TcpTransport, deadline: float, timeout_s: float) -> None:
+def _wait_for_links(group: Group, transport: SocketTransport, deadline: float, timeout_s: float) -> None:
     if not group.all_connected.wait(max(0.1, deadline - time.monotonic())):
         absent = [rank for rank in range(group.size) if rank != group.rank and not transport.is_connected(rank)]
         raise PeerLost(f"rank {', '.join(map(str, absent))} did not connect within {timeout_s:g} s of the start")

@@ -60,7 +60,7 @@ class Group:
     def __init__(self, shape: Shape, loop: Loop, transport: Transport) -> None:
         self.rank = shape.rank
         self.size = shape.size
-        self.dropped: Counter[str] = Counter()  # frames that made no sense: why, how often
+        self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()
         self.waiters = Waiters(shape.stall_timeout_s, self._stalled)
         self._shape = shape
@@ -224,7 +224,7 @@ class Group:
                 return bytearray(header.length)
             raise Unexpected(f"a {header.kind.name} of {header.length} bytes")
         except Unexpected as error:
-            self._drop(peer, str(error))
+            self._drop(peer, header, str(error))
             return None
 
     @_guarded
@@ -240,13 +240,13 @@ class Group:
                 self._exchange.handle(peer, header, body)
                 self._steward.check_departed()
         except (Unexpected, msgspec.MsgspecError) as error:
-            self._drop(peer, str(error))
+            self._drop(peer, header, str(error))
 
     def _check_sender(self, peer: int, header: Header) -> None:
         if header.job != self._shape.job or header.rank != peer:
             raise Unexpected(f"a frame of job {header.job} and rank {header.rank} on the link to rank {peer}")
 
-    def _drop(self, peer: int, reason: str) -> None:
-        self.dropped[reason] += 1
+    def _drop(self, peer: int, header: Header, reason: str) -> None:
+        self.dropped[header.kind.name] += 1
         if self.dropped.total() == 1:
             log.warning("dropped a frame from rank %d: %s (further ones are counted only)", peer, reason)

@@ -9,7 +9,7 @@ refused with a reason and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from undertow.core.rounds import Array, KeySpec, Round
@@ -49,7 +49,7 @@ class Shard:
         self._size = size
         self._release = release
         self._specs: dict[int, KeySpec] = {}
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._open: dict[int, _Open] = {}  # key -> its round in progress, the one after the last complete
         self._done: dict[int, int] = {}  # key -> number of the last complete round
         self._values: dict[int, tuple[Array, int]] = {}  # kept: array, present
         self._absent: dict[int, frozenset[int]] = {}  # key -> workers that ran out of input
@@ -69,10 +69,10 @@ class Shard:
     def expects(self, rank: int, key: int, step: int) -> KeySpec:
         """The key's spec, if this worker may contribute to that round now."""
         spec = self.spec(key)
-        # A worker starts a round only after the one before, so two can be open at most.
-        if not self._done[key] < step <= self._done[key] + 2:
+        # A worker starts a round only when it has the answer of the one before.
+        if step != self._done[key] + 1:
             raise Unexpected(f"round {step} of key {key} from rank {rank}: {self._done[key]} rounds are done")
-        opened = self._open.get((key, step))
+        opened = self._open.get(key)
         if opened is not None and opened.round.has(rank):
             raise Unexpected(f"a second contribution of rank {rank} to round {step} of key {key}")
         return spec
@@ -85,7 +85,7 @@ class Shard:
         if wants:
             opened.wants.add(rank)
         opened.round.add(rank, array, present, is_owned=True)
-        return self._finish_if_complete(key, step)
+        return self._finish_if_complete(key)
 
     def contribute_own(
         self, rank: int, key: int, step: int, array: Array | None, *, present: int, into: Array | None
@@ -95,7 +95,7 @@ class Shard:
         opened = self._enter(rank, key, step)
         opened.into = into
         opened.round.add(rank, array, present)
-        return self._finish_if_complete(key, step)
+        return self._finish_if_complete(key)
 
     def pull(self, rank: int, key: int, step: int) -> Answer:
         """The value; `step` is the puller's own, by which it knows the answer."""
@@ -116,7 +116,7 @@ class Shard:
             self._absent[key] = self._away(key) | {rank}
             if divide_by_active:
                 self._divide_by_active.add(key)
-            answers += self._finish_if_complete(key, self._done[key] + 1)
+            answers += self._finish_if_complete(key)
         return answers
 
     def rejoin(self, keys: Iterable[int], step: int) -> None:
@@ -129,17 +129,17 @@ class Shard:
 
     def missing(self, key: int, step: int) -> list[int]:
         """Whom this round still waits for."""
-        opened = self._open.get((key, step))
-        if opened is None:
-            return list(range(self._size)) if step > self._done.get(key, step) else []
-        return opened.round.missing(self._away(key))
+        if key not in self._specs or step != self._done[key] + 1:
+            return []
+        opened = self._open.get(key)
+        return list(range(self._size)) if opened is None else opened.round.missing(self._away(key))
 
-    def blocked_by(self, departed: Iterable[int]) -> tuple[int, int, int] | None:
-        """(rank, key, step) of a round that waits for a worker that has left, if there is one."""
-        for (key, step), opened in self._open.items():
+    def blocked_by(self, departed: Collection[int]) -> int | None:
+        """One of these workers, if a round waits for it."""
+        for key, opened in self._open.items():
             for rank in departed:
                 if not opened.round.has(rank) and rank not in self._away(key):
-                    return rank, key, step
+                    return rank
         return None
 
     def _away(self, key: int) -> frozenset[int]:
@@ -147,18 +147,18 @@ class Shard:
 
     def _enter(self, rank: int, key: int, step: int) -> _Open:
         spec = self.expects(rank, key, step)
-        opened = self._open.get((key, step))
+        opened = self._open.get(key)
         if opened is None:
-            opened = self._open[key, step] = _Open(Round(spec, self._size, self._release), set(), [])
+            opened = self._open[key] = _Open(Round(spec, self._size, self._release), set(), [])
         opened.contributors.append(rank)
         return opened
 
-    def _finish_if_complete(self, key: int, step: int) -> list[Answer]:
-        opened = self._open.get((key, step))
+    def _finish_if_complete(self, key: int) -> list[Answer]:
+        opened = self._open.get(key)
         if opened is None or not opened.round.is_complete(self._away(key)):
             return []
-        del self._open[key, step]
-        self._done[key] = step
+        del self._open[key]
+        step = self._done[key] = self._done[key] + 1
         by_active = key in self._divide_by_active
         outcome = opened.round.finish(self._away(key), divide_by_active=by_active, into=opened.into)
         if self._specs[key].keep and outcome.array is not None:

@@ -35,7 +35,7 @@ STRANGER_TIMEOUT_S = 5.0
 MAX_STRANGERS = 64
 
 
-class TcpTransport:
+class SocketTransport:
     """All links of one group.  Made and closed in any thread, used in the engine's."""
 
     def __init__(self, loop: Loop, *, rank: int, size: int, host: str, silence_s: float) -> None:

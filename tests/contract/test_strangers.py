@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.wires import HANG_S, HOST, JOB, TOKEN, TcpWires, send
+from tests.contract.wires import HANG_S, HOST, JOB, TOKEN, SocketWires, send
 from undertow.core.frames import MAGIC, VERSION
 from undertow.wire.auth import Role, shake_hands
 from undertow.wire.loop import Loop
-from undertow.wire.tcp import INTRODUCTION, MAX_STRANGERS, STRANGER_TIMEOUT_S, TcpTransport
+from undertow.wire.sockets import INTRODUCTION, MAX_STRANGERS, STRANGER_TIMEOUT_S, SocketTransport
 
 NO_PLACE = "it knows the token but has no place in this group"
 
 
 @pytest.fixture
-def wires() -> Iterator[TcpWires]:
-    made = TcpWires(3).connect()
+def wires() -> Iterator[SocketWires]:
+    made = SocketWires(3).connect()
     yield made
     made.close()
 
 
-def call(wires: TcpWires, rank: int = 0) -> socket.socket:
+def call(wires: SocketWires, rank: int = 0) -> socket.socket:
     """A connection to this rank from somebody."""
     host, port = wires.transports[rank].address.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=HANG_S)
@@ -41,12 +41,12 @@ def hears_the_end(sock: socket.socket) -> bool:
     return True
 
 
-def refusals(wires: TcpWires, rank: int = 0) -> dict[str, int]:
+def refusals(wires: SocketWires, rank: int = 0) -> dict[str, int]:
     """Asked in the engine thread: after the end of a connection its refusal is counted there."""
     return dict(wires.run(lambda: wires.transports[rank].refused))
 
 
-def check_traffic_goes_on(wires: TcpWires) -> None:
+def check_traffic_goes_on(wires: SocketWires) -> None:
     before = len(wires.recorders[0].frames)
     for sender in (1, 2):
         send(wires, sender, 0, sender, b"business as usual")
@@ -55,7 +55,7 @@ def check_traffic_goes_on(wires: TcpWires) -> None:
     assert [len(recorder.connections) for recorder in wires.recorders] == [2, 2, 2]
 
 
-def turn_until(wires: TcpWires, condition: Callable[[], bool]) -> None:
+def turn_until(wires: SocketWires, condition: Callable[[], bool]) -> None:
     """Let the engine thread turn, one turn at a time, until it has seen something."""
     while not wires.run(condition):
         pass
@@ -77,7 +77,7 @@ def turn_until(wires: TcpWires, condition: Callable[[], bool]) -> None:
     ],
     ids=["http", "zeros", "version", "proof"],
 )
-def test_a_stranger_is_refused_with_a_reason(wires: TcpWires, first_words: bytes, reason: str) -> None:
+def test_a_stranger_is_refused_with_a_reason(wires: SocketWires, first_words: bytes, reason: str) -> None:
     with call(wires) as stranger:
         stranger.sendall(first_words)
         assert hears_the_end(stranger)
@@ -85,7 +85,7 @@ def test_a_stranger_is_refused_with_a_reason(wires: TcpWires, first_words: bytes
     check_traffic_goes_on(wires)
 
 
-def test_a_wrong_token_is_refused_at_both_ends(wires: TcpWires) -> None:
+def test_a_wrong_token_is_refused_at_both_ends(wires: SocketWires) -> None:
     with call(wires) as stranger, pytest.raises(Exception, match="wrong token"):
         shake_hands(stranger, Role.DIALER, b"another job's token")
     turn_until(wires, lambda: bool(wires.transports[0].refused))
@@ -98,7 +98,7 @@ def test_a_wrong_token_is_refused_at_both_ends(wires: TcpWires) -> None:
     [(JOB + 1, 1), (JOB, 0), (JOB, 1), (JOB, 2), (JOB, 3), (JOB, 2**32 - 1)],
     ids=["another job", "the listener's own rank", "a taken rank", "another taken rank", "no such rank", "far off"],
 )
-def test_the_token_alone_gives_no_place(wires: TcpWires, job: int, rank: int) -> None:
+def test_the_token_alone_gives_no_place(wires: SocketWires, job: int, rank: int) -> None:
     with call(wires) as stranger:
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(job, rank))
@@ -108,7 +108,7 @@ def test_the_token_alone_gives_no_place(wires: TcpWires, job: int, rank: int) ->
 
 
 def test_a_peer_of_another_job_gets_no_place_even_if_its_rank_is_free() -> None:
-    wires = TcpWires(2)
+    wires = SocketWires(2)
     with call(wires) as stranger:
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(JOB + 1, 1))
@@ -118,7 +118,7 @@ def test_a_peer_of_another_job_gets_no_place_even_if_its_rank_is_free() -> None:
     wires.close()
 
 
-def test_a_lower_rank_may_not_dial(wires: TcpWires) -> None:
+def test_a_lower_rank_may_not_dial(wires: SocketWires) -> None:
     with call(wires, rank=2) as stranger:
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(JOB, 1))
@@ -128,7 +128,7 @@ def test_a_lower_rank_may_not_dial(wires: TcpWires) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", MAGIC[:2], MAGIC + VERSION.to_bytes(2, "little") + bytes(16)])
-def test_a_stranger_that_falls_silent_is_dropped_after_a_while(wires: TcpWires, said: bytes) -> None:
+def test_a_stranger_that_falls_silent_is_dropped_after_a_while(wires: SocketWires, said: bytes) -> None:
     with call(wires) as stranger:
         stranger.sendall(said)
         check_traffic_goes_on(wires)
@@ -141,13 +141,15 @@ def test_a_stranger_that_falls_silent_is_dropped_after_a_while(wires: TcpWires, 
     check_traffic_goes_on(wires)
 
 
-def test_a_stranger_that_hangs_up_is_counted(wires: TcpWires) -> None:
+def test_a_stranger_that_hangs_up_is_counted(wires: SocketWires) -> None:
     call(wires).close()
     turn_until(wires, lambda: wires.transports[0].refused.total() == 1)
     check_traffic_goes_on(wires)
 
 
-def test_the_same_refusal_is_logged_once_and_counted_always(wires: TcpWires, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_refusal_is_logged_once_and_counted_always(
+    wires: SocketWires, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "undertow"):
         for _ in range(5):
             with call(wires) as stranger:
@@ -159,9 +161,9 @@ def test_the_same_refusal_is_logged_once_and_counted_always(wires: TcpWires, cap
 
 
 @pytest.fixture
-def crowd() -> Iterator[tuple[TcpWires, list[socket.socket]]]:
+def crowd() -> Iterator[tuple[SocketWires, list[socket.socket]]]:
     """Two workers that are not connected yet, and more silent strangers at the door than fit."""
-    wires = TcpWires(2)
+    wires = SocketWires(2)
     strangers = [call(wires) for _ in range(MAX_STRANGERS + 5)]
     turn_until(wires, lambda: wires.transports[0].refused.total() == 5)
     yield wires, strangers
@@ -170,21 +172,21 @@ def crowd() -> Iterator[tuple[TcpWires, list[socket.socket]]]:
     wires.close()
 
 
-def test_of_too_many_strangers_the_oldest_are_refused(crowd: tuple[TcpWires, list[socket.socket]]) -> None:
+def test_of_too_many_strangers_the_oldest_are_refused(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
     wires, strangers = crowd
     for stranger in strangers[:5]:
         assert hears_the_end(stranger)
     assert refusals(wires) == {"too many connections without a token": 5}
 
 
-def test_a_crowd_of_silent_strangers_does_not_keep_a_peer_out(crowd: tuple[TcpWires, list[socket.socket]]) -> None:
+def test_a_crowd_of_silent_strangers_does_not_keep_a_peer_out(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
     wires, _ = crowd
     wires.connect()
     send(wires, 1, 0, 1, b"at once")
     wires.until(lambda: bool(wires.recorders[0].frames))
 
 
-def test_a_crowd_of_silent_strangers_is_gone_after_a_while(crowd: tuple[TcpWires, list[socket.socket]]) -> None:
+def test_a_crowd_of_silent_strangers_is_gone_after_a_while(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
     wires, strangers = crowd
     wires.run(lambda: wires.transports[0]._expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
     for stranger in strangers:
@@ -194,7 +196,7 @@ def test_a_crowd_of_silent_strangers_is_gone_after_a_while(crowd: tuple[TcpWires
 
 
 def test_it_listens_on_the_given_interface_only() -> None:
-    wires = TcpWires(1)
+    wires = SocketWires(1)
     port = wires.transports[0].address.rsplit(":", 1)[1]
     try:
         assert wires.transports[0].address == f"{HOST}:{port}"
@@ -205,7 +207,7 @@ def test_it_listens_on_the_given_interface_only() -> None:
 
 
 def test_the_system_chooses_the_port() -> None:
-    wires = TcpWires(4)
+    wires = SocketWires(4)
     assert len({transport.address for transport in wires.transports}) == 4
     wires.close()
 
@@ -213,7 +215,7 @@ def test_the_system_chooses_the_port() -> None:
 def test_an_address_of_version_6_is_written_with_brackets() -> None:
     loop = Loop()
     try:
-        transport = TcpTransport(loop, rank=0, size=1, host="::1", silence_s=1.0)
+        transport = SocketTransport(loop, rank=0, size=1, host="::1", silence_s=1.0)
     except OSError:
         pytest.skip("this host has no ::1")
     assert transport.address.startswith("[::1]:")
@@ -222,7 +224,7 @@ def test_an_address_of_version_6_is_written_with_brackets() -> None:
 
 
 def test_nothing_listens_any_more_after_close() -> None:
-    wires = TcpWires(1)
+    wires = SocketWires(1)
     host, port = wires.transports[0].address.rsplit(":", 1)
     wires.close()
     with socket.socket() as late, pytest.raises(ConnectionRefusedError):
@@ -230,7 +232,7 @@ def test_nothing_listens_any_more_after_close() -> None:
 
 
 def test_abandoned_copies_are_closed_without_a_word() -> None:
-    wires = TcpWires(2).connect()
+    wires = SocketWires(2).connect()
     copies = wires.transports[0]
     wires.run(lambda: wires.loop.unwatch(copies._links[1]._sock))
     copies.abandon()
