@@ -31,7 +31,7 @@ from typing import Any
 
 from undertow.coordinator.rendezvous import MeetingPoint
 
-HANG_S = 25.0  # nothing here takes this long; it only keeps a hang from blocking everybody
+HANG_S = 40.0  # nothing here takes this long; it only keeps a hang from blocking everybody
 TOKEN = "only these workers know it"
 RETURNED = "returned"
 DIED = "died"

@@ -48,10 +48,6 @@ def default_group() -> Group:
         raise ConfigError("undertow is not initialised: call undertow.init() first") from None
 
 
-def find_group(name: object) -> Group | None:
-    return _groups.get(name)
-
-
 def settings() -> Settings:
     default_group()
     assert _settings is not None
