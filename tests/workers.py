@@ -113,8 +113,12 @@ def start_workers(
     init: bool = True,
     ranks: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
+    over_tcp: bool = False,
 ) -> Crew:
-    """Start ranks 0 to size - 1, or only the given ones; with `init`, undertow.init() comes first."""
+    """Start ranks 0 to size - 1, or only the given ones; with `init`, undertow.init() comes first.
+
+    Workers on one host talk over Unix sockets; with `over_tcp`, as if they were on several.
+    """
     _ensure_fork_server()
     folder = Path(tempfile.mkdtemp(prefix="undertow-test-"))
     point = MeetingPoint("127.0.0.1", 0, TOKEN.encode())
@@ -125,7 +129,8 @@ def start_workers(
         ours, theirs = multiprocessing.Pipe()
         given = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         given |= {"UNDERTOW_RENDEZVOUS": point.address, "UNDERTOW_TOKEN": TOKEN, **(environment or {})}
-        process = _context.Process(target=_work, args=(rank, given, init, work, folder, theirs))
+        task = _Task(rank, given, work, folder / f"{rank}.log", init=init, over_tcp=over_tcp)
+        process = _context.Process(target=_work, args=(task, theirs))
         process.start()
         theirs.close()
         workers[rank] = process, ours
@@ -183,6 +188,17 @@ def _receive(pipe: Connection) -> Any:
 
 # In the worker
 
+
+@dataclass(frozen=True)
+class _Task:
+    rank: int
+    environment: Mapping[str, str]  # an empty value takes the variable away
+    work: bytes  # the body and its arguments
+    log: Path
+    init: bool
+    over_tcp: bool
+
+
 _pipe: Connection | None = None
 
 
@@ -198,26 +214,29 @@ def hear() -> Any:
     return _receive(_pipe)
 
 
-def _work(rank: int, environment: Mapping[str, str], init: bool, work: bytes, folder: Path, pipe: Connection) -> None:
+def _work(task: _Task, pipe: Connection) -> None:
     global _pipe
     import torch
 
     import undertow
     from undertow.runtime import process
+    from undertow.wire import sockets
 
     _pipe = pipe
-    log = _redirect_output(folder / f"{rank}.log")
+    log = _redirect_output(task.log)
     faulthandler.dump_traceback_later(HANG_S, exit=True, file=log)
     warnings.simplefilter("error")
-    os.environ.update({name: value for name, value in environment.items() if value})
-    for name in (name for name, value in environment.items() if not value):
+    os.environ.update({name: value for name, value in task.environment.items() if value})
+    for name in (name for name, value in task.environment.items() if not value):
         os.environ.pop(name, None)
     torch.set_num_threads(1)
+    if task.over_tcp:
+        sockets._listen_locally = lambda: None
     try:
-        body, args = pickle.loads(work)  # noqa: S301  # the test's own
-        if init:
+        body, args = pickle.loads(task.work)  # noqa: S301  # the test's own
+        if task.init:
             undertow.init()
-        told = (RETURNED, body(rank, *args), "")
+        told = (RETURNED, body(task.rank, *args), "")
     except BaseException as error:
         traceback.print_exc()
         sys.last_value = error  # as the interpreter does, for whoever looks at exit

@@ -32,7 +32,7 @@ class Settings:
     )
     address: str = field(
         default="",
-        metadata={"env": "UNDERTOW_ADDRESS", "help": "own address to listen on; default: the route to rank 0"},
+        metadata={"env": "UNDERTOW_ADDRESS", "help": "own address, used for all peers; default: the route to rank 0"},
     )
     start_timeout_s: float = field(
         default=120.0, metadata={"env": "UNDERTOW_START_TIMEOUT", "help": "seconds to wait for all workers to arrive"}

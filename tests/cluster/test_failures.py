@@ -95,6 +95,26 @@ def test_all_are_told_who_never_came() -> None:
         assert "rank 1 of 3 did not arrive within 1 s" in outcome.text
 
 
+def try_again(rank: int) -> int:
+    if rank == 0:
+        with pytest.raises(undertow.PeerLost, match="did not arrive"):
+            undertow.init(start_timeout_s=0.2)
+    say("tried")
+    hear()
+    undertow.init()
+    undertow.barrier()
+    return undertow.world_size()
+
+
+def test_a_start_that_failed_on_one_rank_can_be_tried_again() -> None:
+    crew = start_workers(2, try_again, init=False)
+    for rank in range(2):
+        crew.heard(rank)
+    for rank in range(2):
+        crew.tell(rank, "again")
+    assert [outcome.value for outcome in crew.outcomes()] == [2, 2]
+
+
 def fail_in_the_middle(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
     train(model, 2)
@@ -110,6 +130,19 @@ def test_the_others_quote_the_error_of_a_worker_that_failed() -> None:
         assert outcome.kind == "PeerLost", outcome
         assert f"rank 1 on host {HOST} was lost" in outcome.text
         assert "FileNotFoundError: no such data: part-7.parquet" in outcome.text
+
+
+def refuse_alone(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    if rank == 1:
+        DistributedDataParallel(nn.Linear(4, 4), device_ids=[1, 2])
+    train(model, 10**9)
+
+
+def test_the_others_quote_an_error_of_undertow_that_is_one_ranks_own() -> None:
+    outcomes = outcomes_of(2, refuse_alone)
+    assert [outcome.kind for outcome in outcomes] == ["PeerLost", "ConfigError"]
+    assert "ConfigError: device_ids [1, 2]" in outcomes[0].text
 
 
 def finish_early(rank: int) -> None:

@@ -121,6 +121,15 @@ def test_one_rank_alone_may_keep_a_copy_to_evaluate(rank: int) -> None:
     assert synchronises(model, rank)
 
 
+@on_workers(1)
+def test_a_module_that_changes_its_type_after_wrapping_is_refused(rank: int) -> None:
+    for size in (3, 600):
+        model = DistributedDataParallel(nn.Linear(size, size)).bfloat16()
+        loss = model(torch.ones(1, size, dtype=torch.bfloat16)).sum()
+        with pytest.raises(undertow.ConfigError, match=r"torch\.bfloat16, but it was .*torch\.float32"):
+            loss.backward()
+
+
 @on_workers(2)
 def test_a_wrapper_that_is_gone_leaves_nothing_behind(rank: int) -> None:
     module = make_module()

@@ -84,3 +84,21 @@ def conjugated_gradient_of(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 def test_conjugated_gradients_are_averaged(shape: tuple[int, ...]) -> None:
     assert run_workers(2, conjugated_gradient_of, shape) == [1 - 3j, 1 - 3j]
+
+
+def gradient_of_another_type(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
+    module = Scaled(shape, torch.bfloat16)
+    module.weight.grad_dtype = torch.float32
+    model = undertow.torch.DistributedDataParallel(module)
+    outputs = model(torch.tensor(256.0 if rank else 1.0, dtype=torch.bfloat16))
+    (outputs * (1 if rank else 0.5)).backward()
+    assert (module.weight.grad == module.weight.grad.reshape(-1)[0]).all()
+    return module.weight.grad.reshape(-1)[0].clone()
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has one type for both")
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_gradients_may_be_of_another_type_than_their_parameters(shape: tuple[int, ...]) -> None:
+    for gradient in run_workers(2, gradient_of_another_type, shape):
+        assert gradient.dtype is torch.float32
+        assert gradient == 128.25  # a bfloat16 cannot hold this

@@ -58,7 +58,7 @@ def test_a_wait_ends_with_the_event_and_without_a_notice(clock: Clock) -> None:
 def test_a_stall_is_noticed_again_and_again_but_ever_less_often(clock: Clock) -> None:
     notices: list[float] = []
     Waiters(10_000.0, notices.append).wait(clock.event(set_after=1000.0))
-    assert notices == [10.0, 30.0, 70.0, 150.0, 310.0, 610.0, 910.0]
+    assert notices == [20.0, 60.0, 140.0, 300.0, 600.0, 900.0]
 
 
 def test_a_stall_ends_in_an_error_that_says_what_to_do(clock: Clock) -> None:

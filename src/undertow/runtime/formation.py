@@ -45,6 +45,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     """Meet the others and connect to them all.  Raises `PeerLost` if one does not come."""
     deadline = time.monotonic() + settings.start_timeout_s
     transport = SocketTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
+    group: Group | None = None
     try:
         card = _own_card(transport, size, settings)
         cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
@@ -67,7 +68,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             _dial(transport, peer, cards[peer], deadline=deadline, is_local=cards[peer].mark == card.mark)
         _wait_for_links(group, transport, deadline, settings.start_timeout_s)
     except BaseException:
-        loop.post(transport.close)
+        loop.post(transport.close if group is None else group.end)
         raise
     return group
 
@@ -80,7 +81,7 @@ def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card
         )
     return Card(
         transport.address,
-        transport.local_address,
+        "" if settings.address else transport.local_address,  # who names an interface gets it
         same_host_mark(),
         socket.gethostname(),
         secrets.token_hex(16),

@@ -183,12 +183,13 @@ class Group:
 
     @_guarded
     def _leave(self, error: str) -> None:
-        self._steward.leave(error, self._end)
+        self._steward.leave(error, self.end)
 
     def _fail(self, error: Exception) -> None:
         self.waiters.fail(UndertowError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Let go of everything at once, without a word; in the engine thread."""
         self._loop.no_tick(self._tick)
         self._transport.close()
         self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from undertow import trace
 from undertow.coordinator.rendezvous import MeetingPoint, attend
-from undertow.errors import ConfigError, UndertowError
+from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost
 from undertow.runtime import formation
 from undertow.runtime.group import Group
 from undertow.settings import Settings, read_settings
@@ -25,19 +25,20 @@ _lock = threading.RLock()
 _loop: Loop | None = None
 _settings: Settings | None = None
 _groups: dict[object, Group] = {}
-_meetings = 0
+_formed = 0  # how often `init` has succeeded, the same on all ranks: a failed one may be tried again
 _DEFAULT = "default"
 
 
 def init(**arguments: Any) -> None:
     """Join the other workers of this job.  A second call changes nothing."""
-    global _settings
+    global _settings, _formed
     with _lock:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
         add_group(_DEFAULT, lambda: _form_default(settings))
         _settings = settings
+        _formed += 1
 
 
 def default_group() -> Group:
@@ -91,12 +92,10 @@ def shutdown(error: str = "") -> None:
 
 
 def _form_default(settings: Settings) -> Group:
-    global _meetings
     if settings.trace:
         trace.start()
         atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{settings.rank}.jsonl"))
-    _meetings += 1
-    name = f"workers-{_meetings}"
+    name = f"workers-{_formed}"
     if settings.rendezvous and settings.world_size > 1:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
     elif settings.world_size == 1 and not _has_process_group():
@@ -176,7 +175,8 @@ _watched = False
 
 def _at_exit() -> None:
     failure = getattr(sys, "last_value", None)
-    if failure is None or isinstance(failure, UndertowError):
+    # These three the others have heard of already, or raise themselves.
+    if failure is None or isinstance(failure, (PeerLost, MismatchError, DriftError)):
         shutdown()
     else:
         shutdown(f"its script failed with {type(failure).__name__}: {failure}")

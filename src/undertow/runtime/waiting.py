@@ -13,7 +13,8 @@ from collections.abc import Callable
 from undertow.core.flow import Contribution
 from undertow.errors import UndertowError
 
-FIRST_NOTICE_S = 10.0
+# Later than the silence timeout: until then nobody can be called alive.
+FIRST_NOTICE_S = 20.0
 
 
 class Waiters:

@@ -15,13 +15,13 @@ import torch
 from undertow import trace
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Array, Op
-from undertow.errors import UndertowError
+from undertow.errors import ConfigError, UndertowError
 from undertow.plan.slicing import Slice
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.device import Copier, copier_for, host_memory
 from undertow.torch.table import Table
-from undertow.torch.tensors import as_array, gradient_spec, is_plain, real
+from undertow.torch.tensors import as_array, gradient_dtype, gradient_spec, is_plain, real
 
 
 class Gradients:
@@ -61,6 +61,7 @@ class Gradients:
     def send(self, index: int) -> None:
         """This parameter's gradient is final, or is None: contribute it as it is."""
         self.check_unsent(index)
+        self._homes[index].check(self._names[index])
         self._sent[index] = True
         if trace.is_on:
             trace.record("gradient", tensor=self._names[index], rank=self._group.rank)
@@ -105,8 +106,7 @@ class Gradients:
         if gradient is not None and is_plain(gradient):
             array = as_array(real(gradient), slices[0].spec.dtype)
         else:
-            parameter = real(self.parameters[index].detach())
-            host = host_memory(parameter.numel(), parameter.dtype, parameter.device)
+            host = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
             array = as_array(host, slices[0].spec.dtype)
             if gradient is not None:
                 is_ready = self._homes[index].take(host)
@@ -131,26 +131,40 @@ class _Home:
 
     def __init__(self, parameter: torch.nn.Parameter, copier: Copier, is_sparse: bool) -> None:
         self.parameter = parameter
-        self.shape = real(parameter.detach()).shape
+        self._shape = parameter.shape
+        self._dtype = gradient_dtype(parameter)
+        self._host_shape = real(parameter.detach()).shape
         self._copier = copier
         self._is_sparse = is_sparse  # its owner says so; without a gradient nothing else tells
+
+    def check(self, name: str) -> None:
+        """The bytes of another gradient than all ranks have agreed on would be taken for something else."""
+        gradient = self.parameter.grad
+        if gradient is not None and (gradient.dtype is not self._dtype or gradient.shape != self._shape):
+            raise ConfigError(
+                f"the gradient of {name!r} is {list(gradient.shape)} {gradient.dtype}, but it was {list(self._shape)} "
+                f"{self._dtype} when the module was wrapped. Change the module first, then wrap it"
+            )
+
+    def make_host_memory(self, elements: int) -> torch.Tensor:
+        return host_memory(elements, self._dtype.to_real(), self.parameter.device)
 
     def take(self, host: torch.Tensor) -> Callable[[], bool] | None:
         """Copy the gradient, or zeros, to the host; the result tells whether it is there."""
         gradient = self.parameter.grad
         if gradient is None:
-            gradient = torch.zeros_like(self.parameter)
+            gradient = torch.zeros_like(self.parameter, dtype=self._dtype)
         dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
-        return self._copier.out(real(dense), host.view(self.shape))
+        return self._copier.out(real(dense), host.view(self._host_shape))
 
     def put(self, host: torch.Tensor) -> None:
         """The result becomes the gradient, in the form that it has."""
-        result = host.view(self.shape)
-        if self.parameter.is_complex():
+        result = host.view(self._host_shape)
+        if self._dtype.is_complex:
             result = torch.view_as_complex(result)
         gradient = self.parameter.grad
         if gradient is None and not self._is_sparse:
-            gradient = self.parameter.grad = torch.empty_like(self.parameter)
+            gradient = self.parameter.grad = torch.empty_like(self.parameter, dtype=self._dtype)
         if gradient is not None and gradient.layout is torch.strided:
             self._copier.back(result, gradient)
         else:
@@ -166,8 +180,7 @@ class _Fused:
         self.contribution: Contribution | None = None
         self._item = item
         self._homes = [homes[part.tensor] for part in item.parts]
-        first = real(self._homes[0].parameter.detach())
-        memory = host_memory(item.spec.elements, first.dtype, first.device)
+        memory = self._homes[0].make_host_memory(item.spec.elements)
         self._array = as_array(memory, item.spec.dtype)
         self._segments = [memory[part.at : part.at + part.elements] for part in item.parts]
         self._present = 0

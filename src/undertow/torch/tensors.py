@@ -22,15 +22,22 @@ _DTYPES = {
 }
 
 
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The type of its gradient: newer torches let it differ from the parameter's own."""
+    chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return chosen or parameter.dtype
+
+
 def gradient_spec(name: str, parameter: torch.Tensor) -> TensorSpec:
     """How this parameter's gradient travels; complex numbers as pairs of real ones."""
-    if parameter.dtype not in _DTYPES:
+    dtype = gradient_dtype(parameter)
+    if dtype not in _DTYPES:
         raise ConfigError(
-            f"parameter {name!r} is of type {parameter.dtype}, whose gradients cannot be summed exactly; "
+            f"parameter {name!r} is of type {dtype}, whose gradients cannot be summed exactly; "
             f"use one of {', '.join(str(dtype) for dtype in _DTYPES)}, or freeze it (requires_grad_(False))"
         )
     elements = parameter.numel() * (2 if parameter.is_complex() else 1)
-    return TensorSpec(name, tuple(parameter.shape), _DTYPES[parameter.dtype], elements, str(parameter.dtype))
+    return TensorSpec(name, tuple(parameter.shape), _DTYPES[dtype], elements, str(dtype))
 
 
 def byte_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
