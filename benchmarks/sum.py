@@ -55,7 +55,9 @@ def main() -> None:
     kv = undertow.kvstore.create()
     kv.init("array", array)
 
-    systems: dict[str, Callable[[], None]] = {"undertow, 1 MB slices": lambda: kv.pushpull("array", array, array).wait()}
+    systems: dict[str, Callable[[], None]] = {
+        "undertow, 1 MB slices": lambda: kv.pushpull("array", array, array).wait()
+    }
     for chunk in (1, 4, 16, 64):
         systems[f"gloo, {chunk} MB chunks"] = lambda chunk=chunk: gloo_sum(tensor, chunk * MEBI)
     expected = workers * (workers + 1) / 2
@@ -67,7 +69,9 @@ def main() -> None:
     if undertow.rank() == 0:
         medians = {name: statistics.median(values[2:]) for name, values in seconds.items()}
         best = min(value for name, value in medians.items() if name.startswith("gloo"))
-        table = rich.table.Table(title=f"{options.mebibytes} MiB among {workers} workers, median of {options.rounds - 2}")
+        table = rich.table.Table(
+            title=f"{options.mebibytes} MiB among {workers} workers, median of {options.rounds - 2}"
+        )
         for column in ("system", "ms", "fastest", "slowest", "speed against the best gloo"):
             table.add_column(column, justify="left" if column == "system" else "right")
         for name, median in medians.items():

@@ -1,8 +1,8 @@
 """Trains a small network on scikit-learn's digits, on as many workers as there are.
 
-    undertow run -n 4 --quiet-ranks examples/digits.py
-    torchrun --nproc-per-node 4 examples/digits.py
-    python examples/digits.py
+undertow run -n 4 --quiet-ranks examples/digits.py
+torchrun --nproc-per-node 4 examples/digits.py
+python examples/digits.py
 """
 
 import argparse

@@ -103,7 +103,8 @@ class Crew:
         return Outcome(rank, *told, log=self._log(rank))
 
     def _log(self, rank: int) -> str:
-        return (self._folder / f"{rank}.log").read_text(errors="replace")
+        path = self._folder / f"{rank}.log"
+        return path.read_text(errors="replace") if path.exists() else "it did not start"
 
 
 def start_workers(

@@ -34,9 +34,10 @@ def train_for_ever(rank: int) -> None:
     train(model, 10**9)
 
 
+@pytest.mark.parametrize("over_tcp", [False, True])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_all_others_name_a_worker_that_was_killed(victim: int) -> None:
-    crew = start_workers(4, train_for_ever)
+def test_all_others_name_a_worker_that_was_killed(victim: int, over_tcp: bool) -> None:
+    crew = start_workers(4, train_for_ever, over_tcp=over_tcp)
     for rank in range(4):
         crew.heard(rank)
     crew.send_signal(victim, signal.SIGKILL)

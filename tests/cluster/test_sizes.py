@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers
+from tests.workers import on_workers, run_workers
 from undertow.torch import DistributedDataParallel
 
 
@@ -31,12 +32,16 @@ def test_500_tiny_tensors(rank: int) -> None:
         assert all((weight.grad == number).all() for number, weight in enumerate(model.module.weights))
 
 
-@on_workers(2)
-def test_one_tensor_of_100_megabytes(rank: int) -> None:
+def sum_100_megabytes(rank: int) -> None:
     model = DistributedDataParallel(Weights((1,), (25, 1_000_000)))
     model(2.0 * rank).backward()
     gradient = model.module.weights[1].grad
     assert gradient.min() == gradient.max() == 1
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_one_tensor_of_100_megabytes(over_tcp: bool) -> None:
+    run_workers(2, sum_100_megabytes, over_tcp=over_tcp)
 
 
 @on_workers(2, environment={"UNDERTOW_SLICE": "1024"})

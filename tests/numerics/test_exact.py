@@ -25,15 +25,20 @@ def train_with_undertow(rank: int, size: int) -> tuple[list[torch.Tensor], str]:
     return train(model, rank, size), undertow.torch.verify_replicas(model)
 
 
+@pytest.mark.parametrize("over_tcp", [False, True])
 @pytest.mark.parametrize("size", [3, 4])
-def test_workers_equal_one_process_on_the_joined_batch(size: int) -> None:
+def test_workers_equal_one_process_on_the_joined_batch(size: int, over_tcp: bool) -> None:
     alone = train(make_model())
-    for parameters, _ in run_workers(size, train_with_undertow, size):
+    for parameters, _ in run_workers(size, train_with_undertow, size, over_tcp=over_tcp):
         assert distance(parameters, alone) < 1e-6
 
 
 def test_all_ranks_and_two_runs_hold_the_same_bits() -> None:
-    digests = [digest for _ in range(2) for _, digest in run_workers(3, train_with_undertow, 3)]
+    digests = [
+        digest
+        for over_tcp in (False, False, True)
+        for _, digest in run_workers(3, train_with_undertow, 3, over_tcp=over_tcp)
+    ]
     assert len(set(digests)) == 1
 
 
