@@ -25,6 +25,8 @@ def make_module(difference: str) -> nn.Module:
         module.add_module("other", nn.Linear(4, 5))
     if difference == "frozen":
         module[1].bias.requires_grad_(False)
+    if difference == "empty":
+        module = nn.Sequential()
     if difference == "buffer":
         module[1].register_buffer("extra", torch.zeros(2))
     return module
@@ -41,6 +43,7 @@ EXPECTED = {
     "name": ["ranks 0 and 1", "'1.bias' [5] torch.float32 against 'other.bias' [5] torch.float32"],
     "frozen": ["ranks 0 and 1", "'1.bias' [5] torch.float32"],
     "buffer": ["ranks 0 and 1", "'1.extra' [2] torch.float32"],
+    "empty": ["ranks 0 and 1 hold 4 and 0 tensors", "'1.bias' [5] torch.float32"],
 }
 
 

@@ -115,6 +115,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _prepare(self, synchroniser: Synchroniser, synchronises: bool) -> None:
         synchroniser.passes.check_closed()
         if synchronises:
+            synchroniser.check_unchanged()
             synchroniser.adopt_unfrozen()
         if self.will_sync_module_buffers():
             synchroniser.copy_buffers(from_lowest=self._joining is not None)

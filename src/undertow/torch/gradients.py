@@ -21,7 +21,7 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.device import Copier, copier_for, host_memory
 from undertow.torch.table import Table
-from undertow.torch.tensors import as_array, gradient_dtype, gradient_spec, is_plain, real
+from undertow.torch.tensors import as_array, gradient_dtype, gradient_spec, is_plain, is_shared, real
 
 
 class Gradients:
@@ -85,13 +85,16 @@ class Gradients:
             if not sent:
                 self.send(index)
 
+    def wait(self) -> None:
+        """Return when all results are there."""
+        self._group.waiters.wait(self._ticket.done)
+
     @torch.no_grad()
     def land(self) -> bool:
-        """Wait for all results and put them in place.
+        """Put the results in place that are not there already.
 
         Returns whether a worker had joined, that is, took no part for lack of input.
         """
-        self._group.waiters.wait(self._ticket.done)
         for index, host, answer in self._whole:
             if answer.present and host is not None:
                 self._homes[index].put(host)
@@ -100,24 +103,26 @@ class Gradients:
         return self._ticket.absent
 
     def _send_whole(self, index: int, slices: Sequence[Slice]) -> None:
-        gradient = self.parameters[index].grad
+        gradient, dtype = self.parameters[index].grad, slices[0].spec.dtype
         is_ready: Callable[[], bool] | None = None
         host: torch.Tensor | None = None  # where the result lands if not in the gradient itself
+        source: Array | None = None
         if gradient is not None and is_plain(gradient):
-            array = as_array(real(gradient), slices[0].spec.dtype)
-        else:
+            source = target = as_array(real(gradient), dtype)
+        if gradient is None or source is None or is_shared(gradient):
             host = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
-            array = as_array(host, slices[0].spec.dtype)
-            if gradient is not None:
-                is_ready = self._homes[index].take(host)
-        contributions = [self._piece(item, array, gradient is not None) for item in slices]
+            target = as_array(host, dtype)
+        if gradient is not None and source is None and host is not None:
+            source, is_ready = target, self._homes[index].take(host)
+        contributions = [self._piece(item, source, target) for item in slices]
         self._whole.append((index, host, contributions[0]))
         self._group.contribute(contributions, is_ready)
 
-    def _piece(self, item: Slice, array: Array, has_value: bool) -> Contribution:
+    def _piece(self, item: Slice, source: Array | None, target: Array) -> Contribution:
         part = item.parts[0]
-        piece = array[part.offset : part.offset + part.elements]
-        return Contribution(item.spec.key, piece if has_value else None, piece, int(has_value), self._ticket.answer)
+        piece = slice(part.offset, part.offset + part.elements)
+        sent = None if source is None else source[piece]
+        return Contribution(item.spec.key, sent, target[piece], int(sent is not None), self._ticket.answer)
 
     def _stage(self, fused: _Fused, bit: int) -> None:
         fused.stage(bit)

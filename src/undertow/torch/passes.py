@@ -30,6 +30,7 @@ class Passes:
         self._on_end = on_end
         self._gradients: list[Gradients] = []
         self._parameters: set[torch.Tensor] = set()
+        self._nodes: list[Any] = []  # autograd's own, held so that the hooks on them stay
         self._is_armed = False  # the last forward asked for synchronisation
         self._outer: int | None = None  # autograd's number of the backward that has reached an output
         self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
@@ -42,7 +43,10 @@ class Passes:
         ref = weakref.ref(self)  # a wrapper that is gone leaves dead hooks behind, not a live self
         table = len(self._gradients) - 1
         for index, parameter in enumerate(gradients.parameters):
-            parameter.register_post_accumulate_grad_hook(_hook(ref, table, index))  # type: ignore[no-untyped-call]
+            # On the node, not on the parameter: it comes after all hooks that users put there.
+            node = _accumulator(parameter)
+            node.register_hook(_hook(ref, table, index))
+            self._nodes.append(node)
 
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
@@ -62,7 +66,7 @@ class Passes:
 
     def _reached(self, gradient: torch.Tensor) -> None:
         self._follow()
-        if self._task is None and any(_will_accumulate(parameter) for parameter in self._parameters):
+        if self._task is None and any(_will_run(node) for node in self._nodes):
             self._begin()
 
     def ready(self, table: int, index: int) -> None:
@@ -100,18 +104,27 @@ class Passes:
 
     def _end(self) -> None:
         try:
-            for gradients in self._gradients:
-                gradients.send_rest()
-            absent = [gradients.land() for gradients in self._gradients]
+            # All that this backward went through: another rank may have met them in another order.
+            # And all results before any lands: gradients may share memory with ones still to be sent.
+            together = [self] if self._is_late else [passes for passes in self._open if passes._is_beside(self)]
+            gradients = [gradients for passes in together for gradients in passes._gradients]
+            for one in gradients:
+                one.send_rest()
+            for one in gradients:
+                one.wait()
+            absent = [one.land() for one in self._gradients]
         finally:
             self._task = None
             self._is_armed = False
             self._open.remove(self)
         self._on_end(any(absent))
 
+    def _is_beside(self, other: Passes) -> bool:
+        return self._task == other._task and not self._is_late
 
-def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[torch.Tensor], None]:
-    def ready(parameter: torch.Tensor) -> None:
+
+def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[Any, Any], None]:
+    def ready(inputs: Any, outputs: Any) -> None:
         passes = ref()
         if passes is not None:
             passes.ready(table, index)
@@ -119,14 +132,16 @@ def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[torch.T
     return ready
 
 
-def _will_accumulate(parameter: torch.Tensor) -> bool:
-    """Whether this backward adds to the parameter's gradient; `torch.autograd.grad` does not."""
-    if not parameter.requires_grad:
-        return False
+def _accumulator(parameter: torch.Tensor) -> Any:
+    """Autograd's node that adds to this parameter's gradient."""
     with torch.enable_grad():
-        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def _will_run(node: Any) -> bool:
+    """Whether this backward adds to the parameter's gradient; `torch.autograd.grad` does not."""
     try:
-        return bool(torch._C._will_engine_execute_node(node))  # type: ignore[arg-type]
+        return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
         return False  # torch's answer where `torch.autograd.grad` asks for this very parameter
 

@@ -6,11 +6,12 @@ In: a wrapper.  Out: gradients, weights and buffers that are the same on all ran
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from undertow.errors import ConfigError
 from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
 from undertow.torch.gradients import Gradients
@@ -32,10 +33,11 @@ class Synchroniser:
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__
         self._gradients: list[Gradients] = []
+        self._owners = _find_owners(wrapper.module, self._ignored)
         self._frozen = self._parameters()
         self._states: dict[bool, Broadcast] = {}  # without and with the buffers
         self._buffers: Broadcast | None = None
-        self.adopt_unfrozen()
+        self._adopt([(name, parameter) for name, parameter in self._frozen if parameter.requires_grad])
         # Now, when all ranks are here: in a join one of them may never come to a forward.
         if wrapper.forward_sync_buffers:
             self._buffers = self._make_broadcast("buffers", self._named_buffers())
@@ -43,8 +45,10 @@ class Synchroniser:
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
         ready = [(name, parameter) for name, parameter in self._frozen if parameter.requires_grad]
-        if not ready:
-            return
+        if ready:
+            self._adopt(ready)
+
+    def _adopt(self, ready: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
         # Gradients come in about the reverse order of the forward pass.
         gradients = Gradients(
@@ -52,6 +56,20 @@ class Synchroniser:
         )
         self._gradients.append(gradients)
         self.passes.watch(gradients)
+
+    def check_unchanged(self) -> None:
+        """An error if a parameter is not the one that was wrapped: its gradients would go nowhere."""
+        for owned, leaf, name, parameter, dtype in self._owners:
+            if owned.get(leaf) is not parameter:
+                raise ConfigError(
+                    f"parameter {name!r} was replaced after the module was wrapped (by load_state_dict(assign=True), "
+                    "pruning or a parametrization?). Change the module first, then wrap it"
+                )
+            if parameter.dtype is not dtype:
+                raise ConfigError(
+                    f"parameter {name!r} was {dtype} when the module was wrapped and is {parameter.dtype} now. "
+                    "Change the module first, then wrap it"
+                )
 
     def copy_state(self, *, source: int = 0, with_buffers: bool) -> None:
         """Give everyone the source rank's parameters, and its buffers."""
@@ -86,6 +104,18 @@ class Synchroniser:
     def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         # Looked up every time: a module may assign its buffers anew.
         return [(name, buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored]
+
+
+def _find_owners(
+    module: torch.nn.Module, ignored: Container[str]
+) -> list[tuple[dict[str, torch.nn.Parameter | None], str, str, torch.nn.Parameter, torch.dtype]]:
+    """Where each parameter is looked up, to see quickly whether it is still there."""
+    owners = []
+    for name, parameter in module.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        if name not in ignored:
+            owners.append((module.get_submodule(path)._parameters, leaf, name, parameter, parameter.dtype))
+    return owners
 
 
 def _find_sparse(module: torch.nn.Module) -> set[torch.Tensor]:

@@ -28,7 +28,7 @@ class Table:
 
     def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec], op: Op) -> None:
         self.specs = list(specs)
-        self.slices = group.register(label, self.specs, op=op) if self.specs else []
+        self.slices = group.register(label, self.specs, op=op)
         self.places = [Place() for _ in self.specs]
         for item in self.slices:
             self._assign(item)

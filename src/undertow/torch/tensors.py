@@ -58,6 +58,16 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether somebody else holds this memory too.
+
+    Autograd hands on gradients as views where it can: what a parameter got may be the very
+    memory that earlier layers' gradients are still to be computed from.
+    """
+    # Two are counted for every tensor: its own and that of the storage object asked here.
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) > 2
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether this memory can be sent and received in place."""
     return (

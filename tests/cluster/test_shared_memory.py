@@ -1,0 +1,141 @@
+"""Autograd lets gradients share memory, and users put hooks on them: the means are right all the same.
+
+Parameters here are larger than what is fused, so that they would be sent and received in place.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.workers import on_workers
+from undertow import trace
+from undertow.errors import ConfigError
+from undertow.torch import DistributedDataParallel, verify_replicas
+
+ROWS, COLUMNS = 512, 512
+
+
+class UntilResult(torch.autograd.Function):
+    """Its backward goes on when the first result is there, or never will be before it ends."""
+
+    @staticmethod
+    def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            if any(event["event"] == "result" for event in trace.events()):
+                break
+            torch.randn(200, 200) @ torch.randn(200, 200)
+        return gradient.clone()
+
+
+class AddsParameter(nn.Module):
+    """The gradient of `shift` is a view of the one that flows on to `linear`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shift = nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        self.linear = nn.Linear(COLUMNS, COLUMNS, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return UntilResult.apply(self.linear(inputs)) + self.shift.unsqueeze(0)
+
+
+def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
+    inputs, weights = torch.randn(2, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(rank))
+    return (model(inputs) * weights).sum()
+
+
+@on_workers(2)
+def test_a_gradient_that_still_flows_on_is_not_overwritten(rank: int) -> None:
+    model = DistributedDataParallel(AddsParameter())
+    trace.start()
+    loss_of(model, rank).backward()
+    trace.stop()
+    alone = AddsParameter()
+    ((loss_of(alone, 0) + loss_of(alone, 1)) / 2).backward()
+    torch.testing.assert_close(model.module.linear.weight.grad, alone.linear.weight.grad, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(model.module.shift.grad, alone.shift.grad)
+
+
+class AddsTwo(nn.Module):
+    """The gradients of both parameters are the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(ROWS * COLUMNS))
+        self.second = nn.Parameter(torch.zeros(ROWS * COLUMNS))
+
+    def forward(self, factor: float) -> torch.Tensor:
+        return (self.first.view(ROWS, -1) + self.second.view(ROWS, -1)) * factor
+
+
+@on_workers(4)
+def test_two_gradients_in_the_same_memory_are_both_right(rank: int) -> None:
+    model = DistributedDataParallel(AddsTwo())
+    for _ in range(3):
+        model.zero_grad()
+        model(float(rank + 1)).sum().backward()
+        for parameter in model.parameters():
+            assert (parameter.grad == 2.5).all()
+
+
+def double(parameter: torch.Tensor) -> None:
+    parameter.grad = parameter.grad * 2
+
+
+def double_in_place(parameter: torch.Tensor) -> None:
+    parameter.grad.mul_(2)
+
+
+@on_workers(2)
+def test_a_hook_that_changes_a_gradient_is_heard_before_it_is_sent(rank: int) -> None:
+    for change in (double, double_in_place):
+        model = DistributedDataParallel(nn.Linear(COLUMNS, ROWS, bias=False))
+        model.module.weight.register_post_accumulate_grad_hook(change)
+        model(torch.full((1, COLUMNS), float(rank + 1))).sum().backward()
+        assert (model.module.weight.grad == 3.0).all(), change
+
+
+@on_workers(2)
+def test_a_parameter_that_was_replaced_after_wrapping_is_an_error_that_names_it(rank: int) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    model.load_state_dict(model.state_dict(), assign=True)
+    with pytest.raises(ConfigError, match=r"parameter '0\.weight' was replaced"):
+        model(torch.ones(1, 4))
+
+
+@on_workers(2)
+def test_a_parameter_of_another_type_after_wrapping_is_an_error_that_names_it(rank: int) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    model.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"parameter '0\.weight' was .*float32.* when the module was wrapped"):
+        model(torch.ones(1, 4, dtype=torch.bfloat16))
+
+
+class HasUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.used(inputs)
+
+
+@on_workers(2)
+def test_two_wrappers_may_meet_in_one_backward_in_any_order(rank: int) -> None:
+    torch.manual_seed(0)
+    models = [DistributedDataParallel(HasUnused()) for _ in range(2)]
+    inputs = torch.ones(2, 4)
+    order = models if rank == 0 else models[::-1]
+    for _ in range(3):
+        torch.stack([model(inputs).sum() for model in order]).sum().backward()
+    for model in models:
+        assert model.module.unused.weight.grad is None
+        verify_replicas(model)
