@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, Refused, UndertowError
-from undertow.runtime import process
 
 __version__ = "0.1.0"
+# The engine is imported inside of the functions: the command line starts without it.
 __all__ = [
     "ConfigError",
     "DriftError",
@@ -40,44 +40,62 @@ def init(**settings: Any) -> None:
     from the defaults.  Under no launcher at all this is a job of one worker.
     Raises `PeerLost` if a worker does not arrive in time, `ConfigError` on bad settings.
     """
+    from undertow.runtime import process
+
     process.init(**settings)
 
 
 def is_initialized() -> bool:
     """Whether `init` was called, and `shutdown` not yet."""
+    from undertow.runtime import process
+
     return process.is_initialized()
 
 
 def rank() -> int:
     """This worker's number, from 0 to `world_size() - 1`."""
+    from undertow.runtime import process
+
     return process.default_group().rank
 
 
 def world_size() -> int:
     """How many workers there are."""
+    from undertow.runtime import process
+
     return process.default_group().size
 
 
 def local_rank() -> int:
     """This worker's number on its own host: choose the device with it."""
+    from undertow.runtime import process
+
     return process.settings().local_rank
 
 
 def local_world_size() -> int:
     """How many workers run on this host."""
+    from undertow.runtime import process
+
     return process.settings().local_world_size
 
 
 def barrier() -> None:
     """Wait until all workers are here."""
+    from undertow.runtime import process
+
     process.default_group().barrier()
 
 
 def bytes_sent() -> int:
     """Bytes that this worker has handed to the network so far, headers included."""
+    from undertow.runtime import process
+
     return process.default_group().bytes_sent
 
 
 def shutdown() -> None:
     """Leave the job in order.  Done at the end of the process too; never hangs."""
+    from undertow.runtime import process
+
     process.shutdown()

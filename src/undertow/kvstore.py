@@ -111,11 +111,12 @@ class KVStore:
             raise ConfigError(f"key {key!r} is not known: call kv.init({key!r}, value) on all workers first")
         self._group.waiters.check()
         spec, slices = self._entries[key]
+        value = None if value is None else np.asarray(value, order="C")
         for array in (value, out):
             _check_fits(array, spec)
         if out is not None and not out.flags.writeable:
             raise ConfigError(f"the array for key {key!r} is read-only: nothing can be put into it")
-        source = None if value is None else np.asarray(value, order="C").reshape(-1)
+        source = None if value is None else value.reshape(-1)
         target = None if out is None else _flat_target(out)
         ticket = Ticket(len(slices))
         self._group.contribute(

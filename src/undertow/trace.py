@@ -1,7 +1,7 @@
 """A record of what each stage did, in order: to look at, and to prove things with.
 
 Off, it costs one look at `is_on` per event.  On, every event is kept in memory with
-its time and thread; `write` puts them into a file, one JSON object per line.
+its time; `write` puts them into a file, one JSON object per line.
 """
 
 from __future__ import annotations

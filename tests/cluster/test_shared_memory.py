@@ -110,14 +110,6 @@ def test_a_parameter_that_was_replaced_after_wrapping_is_an_error_that_names_it(
         model(torch.ones(1, 4))
 
 
-@on_workers(2)
-def test_a_parameter_of_another_type_after_wrapping_is_an_error_that_names_it(rank: int) -> None:
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
-    model.to(torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"parameter '0\.weight' was .*float32.* when the module was wrapped"):
-        model(torch.ones(1, 4, dtype=torch.bfloat16))
-
-
 class HasUnused(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -37,13 +37,6 @@ def test_calls_run_in_the_engine_thread_in_the_order_they_were_posted(loop: Loop
     assert [results.next() for _ in range(100)] == [(number, "undertow-engine") for number in range(100)]
 
 
-def test_the_engine_thread_knows_itself(loop: Loop) -> None:
-    results = Results()
-    loop.post(lambda: results.put(loop.is_current))
-    assert results.next() is True
-    assert not loop.is_current
-
-
 def test_a_call_posted_to_a_sleeping_thread_wakes_it(loop: Loop) -> None:
     results = Results()
     for _ in range(200):  # each answer lets the thread go back to sleep

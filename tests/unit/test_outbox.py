@@ -21,7 +21,7 @@ def drain(outbox: Outbox) -> list[str]:
 def test_an_empty_outbox_gives_nothing() -> None:
     outbox = Outbox(100)
     assert outbox.take() is None
-    assert outbox.is_idle
+    assert outbox.in_flight_bytes == 0
 
 
 def test_the_lower_number_goes_first() -> None:
@@ -106,7 +106,7 @@ def test_credit_comes_back_per_peer_in_parts() -> None:
     assert outbox.acknowledge(2, 10)
     assert outbox.in_flight_bytes == 10
     assert outbox.acknowledge(1, 20)
-    assert outbox.is_idle
+    assert outbox.in_flight_bytes == 0
 
 
 def test_the_same_acknowledgement_twice_gives_credit_once() -> None:

@@ -16,6 +16,7 @@ import typer.main
 
 from undertow.cli.environment import show_environment
 from undertow.cli.run import run
+from undertow.launch.speech import say
 
 __all__ = ["app", "main"]
 
@@ -66,6 +67,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
-        print(f"undertow: {explain()} (see: undertow --help)", file=sys.stderr)
+        say(f"undertow: {explain()} (see: undertow --help)")
         sys.exit(USAGE_ERROR)
     sys.exit(code if isinstance(code, int) else 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import sys
+import re
+from collections.abc import Container, Sequence
 from typing import Annotated
 
 import typer
@@ -11,12 +13,21 @@ import typer
 from undertow.errors import ConfigError, UndertowError
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
+from undertow.launch.speech import notify, say
 
 FAILED_RUN = 1
 USAGE_ERROR = 2
 
+# Options that are easily written after the script, where nothing would tell that they were not ours.
+_SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
+_CURES = {
+    errno.EMFILE: "; allow more with: ulimit -n 4096",
+    errno.EAGAIN: "; more processes may be allowed with: ulimit -u",
+}
+
 
 def run(
+    context: typer.Context,
     script: Annotated[str, typer.Argument(help="The training script (or module, with -m).", metavar="SCRIPT")],
     args: Annotated[
         list[str] | None, typer.Argument(help="Everything after SCRIPT belongs to the script.", metavar="ARGS")
@@ -65,9 +76,34 @@ def run(
             start_timeout_s=settings.start_timeout_s if start_timeout is None else start_timeout,
             quiet_ranks=quiet_ranks,
         )
+        given = {name for name in _SIZES.values() if _is_given(context, name)}
+        if misplaced := find_misplaced(job.args, given):
+            started = "1 worker is" if nproc == 1 else f"{nproc} workers are"
+            words = f"{misplaced} after the script belongs to the script; {started} started"
+            notify(f"{words}. Put it before {script} if you meant undertow's")
         return launch(job, os.environ)
-    except UndertowError as error:
+    except (UndertowError, OSError) as error:
         if debug:
             raise
-        print(f"undertow run: {error}", file=sys.stderr)
+        say(f"undertow run: {_explain(error)}")
         return USAGE_ERROR if isinstance(error, ConfigError) else FAILED_RUN
+
+
+def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:
+    """The first of the script's arguments that looks like one of our sizes, unless that was given to us as well."""
+    for arg in args:
+        option = re.sub(r"^(-n)\d+$", r"\1", arg.partition("=")[0].replace("_", "-"))
+        if option in _SIZES and _SIZES[option] not in given:
+            return arg.partition("=")[0] if option != "-n" else option
+    return None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"the job cannot be run on this host: {error}{_CURES.get(error.errno or 0, '')}"

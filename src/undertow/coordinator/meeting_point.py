@@ -11,6 +11,7 @@ Messages after the handshake: 4 bytes length (little endian), then msgpack.
 
 from __future__ import annotations
 
+import errno
 import logging
 import selectors
 import socket
@@ -239,6 +240,9 @@ def _listen(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            text = f"cannot listen on {host}: {host} is not an address of this host"
+            raise ConfigError(f"{text}; give one of its own (see: ip address)") from None
         text = f"cannot listen on {format_address(host, port)}: {error.strerror}"
-        raise ConfigError(f"{text}; choose a free port, and an address of this host") from None
+        raise ConfigError(f"{text}; choose a free port") from None
     return sock

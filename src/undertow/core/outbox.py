@@ -70,8 +70,3 @@ class Outbox:
         self.in_flight_bytes -= received_bytes - self._received[peer]
         self._received[peer] = received_bytes
         return True
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing waits and nothing is in flight."""
-        return not self._heap and not self.in_flight_bytes

@@ -3,7 +3,9 @@
 In: how every worker of this host ended.  Out: the exit code and the words.
 A follower is a rank whose own error is PeerLost, or which the launcher ended;
 followers are one line each.  The first cause comes last and in full, so that it
-stands at the bottom of the terminal and no cascade hides it.
+stands at the bottom of the terminal and no cascade hides it.  If all that is known
+is that everybody lost the same rank, then that rank is the first cause, and one of
+those who noticed has the last word.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 
 # The last line of a traceback, also inside of an ExceptionGroup's frame of bars.
 _PEER_LOST = re.compile(r"^[\s|+-]*(?:[\w.]+\.)?PeerLost(?::|$)")
+# The words of `Loss` in core/membership.py, and of the steward who adds where it was noticed.
+_LOSS = re.compile(r"PeerLost: rank (\d+) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,12 @@ class Ending:
 
     @property
     def lost_a_peer(self) -> bool:
-        return any(_PEER_LOST.match(line) for line in self.error)
+        return bool(self.peer_lost)
+
+    @property
+    def peer_lost(self) -> str:
+        """Its last PeerLost, in one line; empty if there is none."""
+        return next((line.strip(" |+-") for line in reversed(self.error) if _PEER_LOST.match(line)), "")
 
     @property
     def summary(self) -> str:
@@ -55,8 +64,12 @@ def decide(endings: Sequence[Ending], *, host: str, interrupted_by: signal.Signa
     if not failed:
         return Verdict(0)
     first = min(failed, key=_order)
-    followers = sorted((ending for ending in failed if ending is not first), key=lambda ending: ending.rank)
+    lost = _find_lost(failed) if first.lost_a_peer else None
+    followers = [e for e in failed if e is not first and not (lost and lost.rank == e.rank)]
+    followers.sort(key=lambda ending: ending.rank)
     headline = f"rank {first.rank} (host {host}) failed first: {describe_code(first.code)}"
+    if lost:
+        headline = f"rank {lost.rank} (host {lost.host}) was lost first: {lost.reason}"
     error = first.error or ("(it wrote nothing to stderr)",)
     return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error))
 
@@ -77,11 +90,27 @@ def _order(ending: Ending) -> tuple[bool, bool, float, bool, int]:
     return ending.by_launcher, ending.lost_a_peer, ending.ended_s, ending.code > 0, ending.rank
 
 
+@dataclass(frozen=True)
+class _Lost:
+    rank: int
+    host: str
+    reason: str
+
+
+def _find_lost(failed: Sequence[Ending]) -> _Lost | None:
+    """The rank that everybody who lost somebody has lost; None if they do not agree."""
+    noticed = sorted((ending for ending in failed if ending.lost_a_peer), key=_order)
+    found = [_LOSS.search(ending.peer_lost) for ending in noticed]
+    losses = [_Lost(int(match[1]), match[2], match[3]) for match in found if match]
+    return losses[0] if len(losses) == len(noticed) and len({loss.rank for loss in losses}) == 1 else None
+
+
 def _describe_follower(ending: Ending) -> str:
     if ending.by_launcher:
-        return f"rank {ending.rank} was ended, because another rank failed"
-    lost = [line.strip(" |+-") for line in ending.error if _PEER_LOST.match(line)]
-    words = lost[-1] if lost else ending.summary
+        # It may have had its say, and been ended while it was still leaving.
+        words = f"failed too: {ending.peer_lost}" if ending.lost_a_peer else "was ended, because another rank failed"
+        return f"rank {ending.rank} {words}"
+    words = ending.peer_lost or ending.summary
     return f"rank {ending.rank} failed too: {describe_code(ending.code)}{': ' if words else ''}{words}"
 
 

@@ -79,7 +79,7 @@ def bury_orphans(spare: Container[int]) -> None:
 def find_descendants(roots: Iterable[int]) -> list[int]:
     """Living processes below `roots`, without the roots; empty where there is no /proc."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in _list_processes():
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = _read_stat(entry)
             if state != "Z":
@@ -91,6 +91,12 @@ def find_descendants(roots: Iterable[int]) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def _list_processes() -> list[Path]:
+    with contextlib.suppress(OSError):  # no file descriptor may be left, when that is why a job ends
+        return list(Path("/proc").glob("[0-9]*/stat"))
+    return []
 
 
 def read_state(pid: int) -> str:

@@ -47,9 +47,8 @@ class Job:
         if self.start_timeout_s <= 0:
             raise ConfigError(f"--start-timeout {self.start_timeout_s:g} is not possible: give seconds above 0")
         if not self.is_module and not Path(self.script).is_file():
-            raise ConfigError(
-                f"script {self.script!r} is not there; give the path of a Python file, or -m and a module"
-            )
+            what = "is a folder" if Path(self.script).is_dir() else "is not there"
+            raise ConfigError(f"script {self.script!r} {what}; give the path of a Python file, or -m and a module")
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from undertow.launch.environment import build_environment, limits_threads
@@ -21,6 +21,7 @@ from undertow.launch.guard import Guard
 from undertow.launch.job import Job
 from undertow.launch.nodes import Seat, meet
 from undertow.launch.relay import Relay
+from undertow.launch.speech import STDERR, notify, say, speak_for_the_log
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
 from undertow.launch.worker import start_worker
 
@@ -33,12 +34,13 @@ LAST_WORDS_S = 1.0
 
 def launch(job: Job, environ: Mapping[str, str]) -> int:
     """Run the job; returns the code to exit with."""
+    speak_for_the_log()
     relay = Relay()
     endings: Sequence[Ending] = ()
     interrupted_by: signal.Signals | None = None
     try:
         with meet(job, notify) as seat, closing(Guard()) as guard, catch_signals() as signals:
-            supervisor = Supervisor(guard, notify=notify)
+            supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR))
             _run(supervisor, signals, environments=_environments(environ, seat), job=job, relay=relay)
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
         relay.finish(None if supervisor.went_well else LAST_WORDS_S)
@@ -46,14 +48,9 @@ def launch(job: Job, environ: Mapping[str, str]) -> int:
         interrupted_by = signal.SIGINT
     heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
     verdict = decide(heard, host=socket.gethostname(), interrupted_by=interrupted_by)
-    for line in verdict.lines:
-        print(line, file=sys.stderr)
+    with suppress(KeyboardInterrupt):  # the user does not even want the last words
+        say(*verdict.lines)
     return verdict.exit_code
-
-
-def notify(text: str) -> None:
-    """One line from the launcher itself."""
-    print(f"undertow: {text}", file=sys.stderr, flush=True)
 
 
 def _environments(environ: Mapping[str, str], seat: Seat) -> list[dict[str, str]]:

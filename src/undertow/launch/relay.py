@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import selectors
 import struct
 import termios
@@ -17,6 +16,7 @@ import threading
 from dataclasses import dataclass
 
 from undertow.launch.output import Lines, Shown, Tail
+from undertow.launch.speech import write_some
 
 CHUNK_BYTES = 1 << 16
 
@@ -39,7 +39,7 @@ class Relay:
         self._ending = threading.Event()
         self._wake_out, self._wake_in = os.pipe()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._gone: set[int] = set()  # targets that nobody reads any more
+        self._closed: set[int] = set()  # targets that nobody reads any more, or should not
         self._thread = threading.Thread(target=self._run, name="undertow-relay", daemon=True)
 
     def add(self, source_fd: int, target_fd: int, *, rank: int, shown: Shown, prefix: bytes = b"") -> None:
@@ -50,6 +50,10 @@ class Relay:
 
     def start(self) -> None:
         self._thread.start()
+
+    def mute(self, target_fd: int) -> None:
+        """From now on show nothing there; it is read all the same."""
+        self._closed.add(target_fd)
 
     def wait(self, timeout_s: float) -> None:
         """Give the streams time to end by themselves."""
@@ -104,13 +108,11 @@ class Relay:
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
-        while view and fd not in self._gone:
+        while view and fd not in self._closed:
             try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:
-                select.select([], [fd], [])  # somebody made our stdout non-blocking
+                view = view[write_some(fd, view) :]
             except OSError:
-                self._gone.add(fd)
+                self._closed.add(fd)
 
 
 def count_readable(fd: int) -> int:

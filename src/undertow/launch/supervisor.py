@@ -88,13 +88,14 @@ class StopWatch:
 class Supervisor:
     """Owns the workers from their start to their end."""
 
-    def __init__(self, guard: Guard, *, notify: Callable[[str], None]) -> None:
+    def __init__(self, guard: Guard, *, notify: Callable[[str], None], hush: Callable[[], None]) -> None:
         self.shutdown = Shutdown()
         self.endings: list[Ending] = []
         self._workers: list[Worker] = []
         self._living: list[Worker] = []
         self._guard = guard
         self._notify = notify
+        self._hush = hush
         self._stop_watch = StopWatch()
         self._next_check_s = time.monotonic() + CHECK_EVERY_S
 
@@ -114,6 +115,8 @@ class Supervisor:
         while self._living:
             signals.wait(self._patience_s())
             for signum in signals.take():
+                if signum is signal.SIGINT:
+                    self._hush()  # before they get it: every worker's KeyboardInterrupt would fill the screen
                 self._send(self.shutdown.interrupt(signum, time.monotonic()))
             self._note_endings()
             self._send(self.shutdown.due(time.monotonic()))

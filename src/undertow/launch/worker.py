@@ -15,6 +15,7 @@ import sys
 import termios
 import tty
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from undertow.launch.job import Job
@@ -42,16 +43,21 @@ class Worker:
 def start_worker(job: Job, environment: Mapping[str, str], *, relay: Relay) -> Worker:
     """Start one worker; its place is in its environment."""
     rank = int(environment["RANK"])
-    streams = [_open_stream(job, fd, rank=rank) for fd in (1, 2)]
-    process = subprocess.Popen(
-        [sys.executable, "-u", *job.command],
-        env=dict(environment),
-        # One reader at most: a debugger in the first worker can be talked to.
-        stdin=None if environment["LOCAL_RANK"] == "0" else subprocess.DEVNULL,
-        stdout=streams[0].writer,
-        stderr=streams[1].writer,
-        start_new_session=True,
-    )
+    with ExitStack() as undo:
+        streams = []
+        for fd in (1, 2):
+            streams.append(_open_stream(job, fd, rank=rank))
+            undo.callback(streams[-1].close)
+        process = subprocess.Popen(
+            [sys.executable, "-u", *job.command],
+            env=dict(environment),
+            # One reader at most: a debugger in the first worker can be talked to.
+            stdin=None if environment["LOCAL_RANK"] == "0" else subprocess.DEVNULL,
+            stdout=streams[0].writer,
+            stderr=streams[1].writer,
+            start_new_session=True,
+        )
+        undo.pop_all()
     for stream in streams:
         stream.hand_over(relay, rank=rank)
     return Worker(rank, process)
@@ -72,6 +78,12 @@ class _Outlet:
             return
         os.close(self.writer)
         relay.add(self.reader, self.target_fd, rank=rank, shown=self.shown, prefix=self.prefix)
+
+    def close(self) -> None:
+        """For a worker that could not be started: the end of the job needs free file descriptors."""
+        for fd in (self.reader, self.writer):
+            if fd is not None:
+                os.close(fd)
 
 
 def _open_stream(job: Job, fd: int, *, rank: int) -> _Outlet:

@@ -7,6 +7,7 @@ routes to the coordinator.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
@@ -24,6 +25,9 @@ from undertow.runtime.shape import Shape
 from undertow.settings import Settings
 from undertow.wire.loop import Loop
 from undertow.wire.sockets import SocketTransport
+
+DIAL_PATIENCE_S = 5.0
+DIAL_PAUSE_S = 0.02
 
 # Bring a payload, leave with everybody's in rank order.
 Meet = Callable[[bytes], list[bytes]]
@@ -91,14 +95,20 @@ def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card
 
 
 def _dial(transport: SocketTransport, peer: int, card: Card, *, deadline: float, is_local: bool) -> None:
-    address = card.local_address if is_local and card.local_address else card.address
-    try:
-        transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
-    except (OSError, Refused) as error:
-        raise PeerLost(
-            f"rank {peer} on host {card.host} was met but cannot be reached at {address}: {error}. "
-            "Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface"
-        ) from None
+    ways = [card.local_address, card.address] if is_local and card.local_address else [card.address]
+    patience = min(deadline, time.monotonic() + DIAL_PATIENCE_S)
+    for address in itertools.cycle(ways):
+        try:
+            transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
+            return
+        except (OSError, Refused) as error:
+            # Strangers may crowd the door for a moment.
+            if time.monotonic() > patience:
+                raise PeerLost(
+                    f"rank {peer} on host {card.host} was met but cannot be reached at {address}: {error}. "
+                    "Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface"
+                ) from None
+            time.sleep(DIAL_PAUSE_S)
 
 
 def _wait_for_links(group: Group, transport: SocketTransport, deadline: float, timeout_s: float) -> None:
@@ -110,7 +120,10 @@ def _wait_for_links(group: Group, transport: SocketTransport, deadline: float, t
 
 def route_to(host: str) -> str:
     """The own address from which this host is reached: the interface in use."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"host {host!r} is not known here: {error.strerror}") from None
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket sends nothing here; the kernel only picks the route
         return str(probe.getsockname()[0])

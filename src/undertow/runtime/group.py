@@ -22,7 +22,7 @@ from undertow.core import frames
 from undertow.core.flow import Contribution
 from undertow.core.frames import Header, Kind
 from undertow.core.rounds import Op
-from undertow.errors import MismatchError, UndertowError
+from undertow.errors import ConfigError, MismatchError, UndertowError
 from undertow.plan.placement import Placement
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.exchange import SLICE_KINDS, Exchange
@@ -69,7 +69,7 @@ class Group:
         self._exchange = Exchange(shape, transport)
         self._steward = Steward(shape, loop, transport, self._exchange, self.waiters)
         self._placement = Placement(shape.size)
-        self._agreement_lock = threading.Lock()
+        self._agreement_lock = threading.RLock()
         self._agreement_count = 0
         self._closed = threading.Event()
         if self.size == 1:
@@ -82,9 +82,13 @@ class Group:
 
         Raises `MismatchError`, on every rank, if they do not hold the same.
         """
+        for tensor in tensors:
+            if op is Op.MEAN and not tensor.dtype.is_float:
+                raise ConfigError(f"{tensor} in {label}: there is no exact mean of whole numbers")
         table = messages.Table(label, list(tensors), op, keep)
-        how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
-        slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
+        with self._agreement_lock:  # all ranks place their slices in the order of the agreements
+            how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
+            slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
         self._call(lambda: self._exchange.learn(slices))
         self.barrier()  # nobody pushes before everybody knows the keys
         return slices

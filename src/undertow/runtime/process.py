@@ -7,6 +7,7 @@ Importing starts nothing; `shutdown` and the end of the process end everything.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from undertow.runtime import formation
 from undertow.runtime.group import Group
 from undertow.settings import Settings, read_settings
 from undertow.wire.loop import Loop
+
+log = logging.getLogger("undertow")
 
 _lock = threading.RLock()
 _loop: Loop | None = None
@@ -132,6 +135,10 @@ def _form_at_master(name: str, settings: Settings) -> Group:
         )
     place = f"{settings.master_addr}:{settings.master_port}"
     point = None
+    if settings.rank == 0 and not settings.token:
+        log.warning(
+            "the job's token is handed to whoever meets at %s; set the same UNDERTOW_TOKEN for all workers", place
+        )
     if settings.rank == 0:
         point = MeetingPoint(settings.master_addr, settings.master_port, settings.token.encode())
         point.start()

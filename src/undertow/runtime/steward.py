@@ -87,7 +87,7 @@ class Steward:
             case messages.Farewell():
                 self._farewells.add(peer)
             case messages.Lost(rank, reason):
-                self._hear_of_loss(rank, f"{reason} (seen by rank {peer})")
+                self._hear_of_loss(rank, reason if "(seen by" in reason else f"{reason} (seen by rank {peer})")
             case messages.Joined(keys, step, divide_by_active):
                 self._exchange.join(peer, keys, step, divide_by_active=divide_by_active)
             case messages.AskMissing(key, step):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from undertow.errors import PeerLost
 from undertow.runtime import formation
 from undertow.runtime.group import Group
-from undertow.settings import Settings, read_settings
+from undertow.settings import Settings
 from undertow.wire.loop import Loop
 
 POLL_S = 0.01
@@ -25,10 +26,10 @@ POLL_S = 0.01
 def form_world(name: str, settings: Settings, loop: Loop) -> Group:
     """The group of all workers, through torchrun's store or the default process group's."""
     if dist.is_initialized():
-        return form_process_group(dist.group.WORLD, loop)
+        return form_process_group(dist.group.WORLD, loop, settings)
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
+        settings.master_addr,
+        settings.master_port,
         is_master=False,
         timeout=timedelta(seconds=settings.start_timeout_s),
     )
@@ -38,12 +39,11 @@ def form_world(name: str, settings: Settings, loop: Loop) -> Group:
     return _form(store, f"{name}-attempt-{attempt}", settings.rank, settings.world_size, settings, loop)
 
 
-def form_process_group(process_group: Any, loop: Loop) -> Group:
+def form_process_group(process_group: Any, loop: Loop, settings: Settings) -> Group:
     """The group of one process group's ranks, through its own store."""
     store = dist.distributed_c10d._get_process_group_store(process_group)
     rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    settings = read_settings(rank=rank, world_size=size)
-    return _form(store, "process-group", rank, size, settings, loop)
+    return _form(store, "process-group", rank, size, replace(settings, rank=rank, world_size=size), loop)
 
 
 def _form(store: Any, name: str, rank: int, size: int, settings: Settings, loop: Loop) -> Group:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from undertow.errors import ConfigError
 from undertow.runtime import process
 from undertow.runtime.group import Group
+from undertow.settings import Settings, read_settings
 from undertow.torch import c10d
 
 
@@ -23,4 +24,9 @@ def group_for(process_group: Any = None) -> Group:
     chosen = process_group if process_group is not None else dist.group.WORLD
     if dist.get_rank(chosen) < 0:
         raise ConfigError("this rank is not part of the process group that was given")
-    return process.add_group(chosen, lambda: c10d.form_process_group(chosen, process.loop()))
+    return process.add_group(chosen, lambda: c10d.form_process_group(chosen, process.loop(), _settings()))
+
+
+def _settings() -> Settings:
+    """Those of the environment; rank and size are the process group's own."""
+    return read_settings(rank=0, world_size=1)

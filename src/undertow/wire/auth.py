@@ -115,9 +115,8 @@ def _may_become_greeting(received: bytearray) -> bool:
 def _read_greeting(message: bytes) -> bytes:
     version = int.from_bytes(message[4:6], "little")
     if version != VERSION:
-        raise Refused(
-            f"the peer speaks version {version}, this worker {VERSION}: install the same undertow on all hosts"
-        )
+        # Without the stranger's number: what it says must not make log lines of its own.
+        raise Refused(f"the peer does not speak version {VERSION}: install the same undertow on all hosts")
     return message[6:]
 
 

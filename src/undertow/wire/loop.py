@@ -43,10 +43,6 @@ class Loop:
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
-
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         """Run `call` in the engine thread, soon and in order.  From any thread."""
         self._posted.append((call, arguments))

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from undertow.errors import Refused
+from undertow.errors import ConfigError, Refused
 from undertow.wire.auth import Handshake, Role, shake_hands
 from undertow.wire.link import Link
 from undertow.wire.loop import Loop
@@ -32,7 +32,9 @@ log = logging.getLogger("undertow")
 INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
 LOCAL = "unix:"  # how an address on this host begins
 STRANGER_TIMEOUT_S = 5.0
-MAX_STRANGERS = 64
+MAX_STRANGERS = 64  # more in a group of more workers, which may all come at once
+BACKLOG = 128
+ACCEPT_PAUSE_S = 0.1
 
 
 class SocketTransport:
@@ -48,8 +50,9 @@ class SocketTransport:
         self._token = b""
         self._links: dict[int, Link] = {}
         self._strangers: dict[_Stranger, None] = {}  # in the order they came
-        self._listener = _listen(host)
-        self._local_listener = _listen_locally()
+        self._listener = _listen(host, max(BACKLOG, 2 * size))
+        self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
+        self._watched: set[socket.socket] = set()
         self._receiver: Receiver | None = None
         self._closed = False
 
@@ -72,7 +75,7 @@ class SocketTransport:
         """Accept peers from now on; call it in the engine thread."""
         self._receiver = receiver
         for listener in self._listeners():
-            self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
+            self._watch(listener)
         self._loop.every_tick(self._expire)
 
     def dial(self, peer: int, address: str, timeout_s: float) -> None:
@@ -109,8 +112,8 @@ class SocketTransport:
         if self._receiver is not None:
             self._loop.no_tick(self._expire)
         for listener in self._listeners():
-            if self._receiver is not None:
-                self._loop.unwatch(listener)
+            if listener in self._watched:
+                self._unwatch(listener)
             listener.close()
 
     def abandon(self) -> None:
@@ -121,6 +124,15 @@ class SocketTransport:
         for listener in self._listeners():
             listener.close()
 
+    def _watch(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._watched.add(listener)
+            self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
+
+    def _unwatch(self, listener: socket.socket) -> None:
+        self._watched.discard(listener)
+        self._loop.unwatch(listener)
+
     def _listeners(self) -> list[socket.socket]:
         return [self._listener, *([self._local_listener] if self._local_listener else [])]
 
@@ -130,8 +142,11 @@ class SocketTransport:
         try:
             sock, address = listener.accept()
         except OSError:
-            return  # it gave up before we came, or we are out of descriptors: the next one may work
-        if len(self._strangers) >= MAX_STRANGERS:
+            # It gave up before we came, or we are out of descriptors: then trying at once again is in vain.
+            self._unwatch(listener)
+            self._loop.later(ACCEPT_PAUSE_S, lambda: self._watch(listener))
+            return
+        if len(self._strangers) >= max(MAX_STRANGERS, 2 * self._size):
             # A peer needs milliseconds to show the token: the one that has not for longest is none.
             oldest = next(iter(self._strangers))
             self._forget(oldest)
@@ -217,23 +232,27 @@ class _Stranger:
         return None
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(host: str, backlog: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen(128)
+    try:
+        listener.bind((host, 0))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host") from None
+    listener.listen(backlog)
     listener.setblocking(False)
     return listener
 
 
-def _listen_locally() -> socket.socket | None:
+def _listen_locally(backlog: int) -> socket.socket | None:
     """A Unix socket under an abstract name: no file, nothing to clean up, seen from this
     network namespace only.  The token guards it like any other."""
     if sys.platform != "linux":
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0undertow-{secrets.token_hex(8)}")
-    listener.listen(128)
+    listener.listen(backlog)
     listener.setblocking(False)
     return listener
 
