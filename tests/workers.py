@@ -130,7 +130,8 @@ def start_workers(
         ours, theirs = multiprocessing.Pipe()
         given = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         given |= {"UNDERTOW_RENDEZVOUS": point.address, "UNDERTOW_TOKEN": TOKEN, **(environment or {})}
-        task = _Task(rank, given, work, folder / f"{rank}.log", init=init, over_tcp=over_tcp)
+        given |= {"UNDERTOW_ADDRESS": "127.0.0.1"} if over_tcp else {}
+        task = _Task(rank, given, work, folder / f"{rank}.log", init=init)
         process = _context.Process(target=_work, args=(task, theirs))
         process.start()
         theirs.close()
@@ -197,7 +198,6 @@ class _Task:
     work: bytes  # the body and its arguments
     log: Path
     init: bool
-    over_tcp: bool
 
 
 _pipe: Connection | None = None
@@ -221,7 +221,6 @@ def _work(task: _Task, pipe: Connection) -> None:
 
     import undertow
     from undertow.runtime import process
-    from undertow.wire import sockets
 
     _pipe = pipe
     log = _redirect_output(task.log)
@@ -231,8 +230,6 @@ def _work(task: _Task, pipe: Connection) -> None:
     for name in (name for name, value in task.environment.items() if not value):
         os.environ.pop(name, None)
     torch.set_num_threads(1)
-    if task.over_tcp:
-        sockets._listen_locally = lambda: None
     try:
         body, args = pickle.loads(task.work)  # noqa: S301  # the test's own
         if task.init:

@@ -65,9 +65,10 @@ def test_importing_the_command_line_does_not_import_torch() -> None:
         (["run", "-n", "many", "script.py"], "-n"),
         (["run", "-n", "0", __file__], "-n 0 is not possible"),
         (["run", "nowhere.py"], "script 'nowhere.py' is not there"),
+        (["run", "/"], "script '/' is a folder"),
         (["run", "--nnodes", "2", "--node-rank", "2", __file__], "--node-rank 2 is outside of 0 to 1"),
         (["run", "--start-timeout", "0", __file__], "--start-timeout 0"),
-        (["run", "--master-addr", "192.0.2.1", __file__], "cannot listen on 192.0.2.1"),
+        (["run", "--master-addr", "192.0.2.1", __file__], "192.0.2.1 is not an address of this host"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(cli: Cli, arguments: list[str], words: str) -> None:

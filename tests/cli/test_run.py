@@ -99,6 +99,34 @@ def test_everything_after_the_script_belongs_to_the_script(cli: Cli) -> None:
     assert read_environments(cli, 1)[0]["argv"] == arguments
 
 
+def test_a_number_of_workers_after_the_script_is_pointed_out(cli: Cli) -> None:
+    script = cli.write(SHOW_ENVIRONMENT)
+    words = "-n after the script belongs to the script; 1 worker is started."
+    assert (
+        cli.run("run", script, "-n", 2).stderr == f"undertow: {words} Put it before {script} if you meant undertow's\n"
+    )
+    assert read_environments(cli, 1)[0]["argv"] == ["-n", "2"]
+    assert cli.run("run", "-n", 1, script, "-n", 2).stderr == ""
+
+
+def test_what_the_launcher_logs_is_a_notice(cli: Cli) -> None:
+    script = cli.write("""
+        import socket
+        host, _, port = os.environ["UNDERTOW_RENDEZVOUS"].rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(bytes(1000))
+            try:
+                while sock.recv(1000):
+                    pass
+            except ConnectionResetError:
+                pass
+    """)
+    result = cli.run("run", script)
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1)
+    assert result.stderr.startswith("undertow: 127.0.0.1:")
+    assert "refused a connection" in result.stderr
+
+
 @pytest.mark.parametrize("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
 def test_the_number_of_workers_has_torchruns_spellings(cli: Cli, flag: str) -> None:
     cli.run("run", flag, 2, cli.write(SHOW_ENVIRONMENT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 
@@ -123,6 +124,107 @@ def test_a_blocked_reader_does_not_hold_up_an_interrupt(cli: Cli) -> None:
     cli.wait_for_files("ready", 1)
     process.send_signal(signal.SIGINT)
     assert process.wait(HANG_S) == 130  # though nobody has read a byte
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_an_interrupt(cli: Cli) -> None:
+    script = cli.write("""
+        mark(f"ready{rank}")
+        time.sleep(600)
+    """)
+    reader, writer = os.pipe()
+    os.write(writer, bytes(1 << 16))  # full: neither the notice at the start nor the last words can be written
+    process = cli.start("run", "-n", 2, script, stdout=writer, stderr=writer)
+    cli.wait_for_files("ready*", 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(HANG_S) == 130
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+def test_a_reader_that_went_away_does_not_change_the_exit_code(cli: Cli) -> None:
+    script = cli.write("""
+        mark(f"ready{rank}")
+        if len(sys.argv) > 1:
+            sys.exit(3)
+        time.sleep(600)
+    """)
+    reader, writer = os.pipe()
+    os.close(reader)
+    failed = cli.start("run", "-n", 2, script, "fail", stdout=writer, stderr=writer)
+    assert failed.wait(HANG_S) == 3
+    for file in cli.folder.glob("ready*"):
+        file.unlink()
+    interrupted = cli.start("run", "-n", 2, script, stdout=writer, stderr=writer)
+    cli.wait_for_files("ready*", 2)
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(HANG_S) == 130
+    os.close(writer)
+
+
+def test_a_lost_notice_does_not_end_the_job(cli: Cli) -> None:
+    with open("/dev/full", "wb") as full:
+        process = cli.start("run", "-n", 2, cli.write("mark(f'done{rank}')"), stderr=full)
+        assert process.wait(HANG_S) == 0
+    assert len(list(cli.folder.glob("done*"))) == 2
+
+
+def test_an_interrupt_does_not_fill_the_screen_with_tracebacks(cli: Cli) -> None:
+    script = cli.write("""
+        try:
+            mark(f"ready{rank}")
+            time.sleep(600)
+        finally:
+            print("stdout goes on")
+    """)
+    cli.environment["OMP_NUM_THREADS"] = "1"
+    process = cli.start("run", "-n", 2, script)
+    cli.wait_for_files("ready*", 2)
+    process.send_signal(signal.SIGINT)
+    result = cli.finish(process)
+    assert result.stderr == "undertow: interrupted by SIGINT, all workers have ended\n"
+    assert result.stdout.count("stdout goes on") == 2
+
+
+@pytest.mark.parametrize("limit", range(20, 28))  # wherever the last file descriptor is taken
+def test_too_few_file_descriptors_are_one_line_and_code_1(cli: Cli, limit: int) -> None:
+    cli.environment["OMP_NUM_THREADS"] = "1"
+    script = cli.write("""
+        mark(f"pid{rank}", os.getpid())
+        time.sleep(600)
+    """)
+    process = cli.start(
+        "run", "-n", 16, script, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    )
+    result = cli.finish(process)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("Too many open files; allow more with: ulimit -n 4096\n")
+    assert not [file for file in cli.folder.glob("pid*") if is_alive(int(file.read_text()))]
+
+
+def test_a_stopped_rank_that_the_others_lost_is_named(cli: Cli) -> None:
+    script = cli.write("""
+        class PeerLost(Exception):
+            pass
+        PeerLost.__module__ = "undertow.errors"
+        if rank == 2:
+            mark("stopped")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        wait_for("stopped")
+        try:
+            raise PeerLost(f"rank 2 on host vm was lost: no sign of life; this is rank {rank} at step 7")
+        finally:
+            if rank == 1:  # it has had its say, but does not get away
+                sys.excepthook(*sys.exc_info())
+                time.sleep(600)
+    """)
+    result = cli.run("run", "-n", 3, script)
+    assert result.returncode == 1
+    lost = "undertow.errors.PeerLost: rank 2 on host vm was lost: no sign of life; this is rank"
+    followers, _, rest = result.stderr.rpartition("rank 2 (host vm) was lost first: no sign of life\n")
+    assert followers.splitlines()[-1] == f"rank 1 failed too: {lost} 1 at step 7"
+    assert rest.startswith("Traceback ")
+    assert rest.endswith(f"{lost} 0 at step 7\n")
 
 
 def test_nothing_outlives_a_launcher_that_was_killed(cli: Cli) -> None:

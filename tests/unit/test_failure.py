@@ -49,6 +49,46 @@ def test_when_all_lost_a_peer_of_another_host_the_earliest_is_shown() -> None:
     assert verdict.lines[1:] == ("rank 0 (host a) failed first: exit code 1", *LOST)
 
 
+SILENT = "no sign of life for 10.2 s (process stopped, host down or link cut)"
+
+
+def lost(rank: int, by: int, reason: str = SILENT) -> tuple[str, ...]:
+    words = f"rank {rank} on host b was lost: {reason}; this is rank {by} at step 7"
+    return ("Traceback (most recent call last):", f"undertow.errors.PeerLost: {words}")
+
+
+def test_a_rank_that_all_others_lost_is_the_first_cause() -> None:
+    endings = [
+        ending(0, 1, at_s=2, error=lost(3, by=0)),
+        ending(1, 1, at_s=1, error=lost(3, by=1)),
+        ending(2, -15, at_s=3, ended=True),
+        ending(3, -9, at_s=4, ended=True),
+    ]
+    verdict = decide(endings, host="b")
+    assert verdict.exit_code == 1
+    assert verdict.lines == (
+        f"rank 0 failed too: exit code 1: {lost(3, by=0)[1]}",
+        "rank 2 was ended, because another rank failed",
+        f"rank 3 (host b) was lost first: {SILENT}",
+        *lost(3, by=1),
+    )
+
+
+def test_without_agreement_about_who_was_lost_the_earliest_is_shown() -> None:
+    verdict = decide([ending(0, 1, at_s=2, error=lost(1, by=0)), ending(1, 1, error=lost(0, by=1))], host="b")
+    assert verdict.lines[1:] == ("rank 1 (host b) failed first: exit code 1", *lost(0, by=1))
+
+
+def test_a_rank_with_an_error_of_its_own_is_the_cause_whoever_was_lost() -> None:
+    endings = [ending(0, 1, error=lost(2, by=0)), ending(1, 1, at_s=5, error=TRACEBACK), ending(2, -9, ended=True)]
+    assert decide(endings, host="b").lines[-4:] == ("rank 1 (host b) failed first: exit code 1", *TRACEBACK)
+
+
+def test_a_follower_that_was_ended_while_it_left_has_its_say() -> None:
+    endings = [ending(0, -15, at_s=3, ended=True, error=lost(1, by=0)), ending(1, 1, at_s=1, error=TRACEBACK)]
+    assert decide(endings, host="b").lines[0] == f"rank 0 failed too: {lost(1, by=0)[1]}"
+
+
 def test_among_own_failures_the_earliest_is_the_cause() -> None:
     verdict = decide([ending(0, 1, at_s=2, error=TRACEBACK), ending(1, 2, at_s=1)], host="a")
     assert verdict.lines == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from undertow.cli.run import find_misplaced
 from undertow.errors import ConfigError
 from undertow.launch.environment import build_environment
 from undertow.launch.job import DEFAULT_MASTER_PORT, Job, choose_master, read_job_settings
@@ -59,7 +60,7 @@ def test_everything_after_the_script_is_the_scripts() -> None:
         ({"master_port": 70000}, "--master-port 70000"),
         ({"start_timeout_s": 0.0}, "--start-timeout 0"),
         ({"script": "nowhere.py"}, "script 'nowhere.py' is not there"),
-        ({"script": "."}, r"script '\.' is not there"),
+        ({"script": "."}, r"script '\.' is a folder"),
     ],
 )
 def test_impossible_jobs_are_refused(wish: dict[str, object], words: str) -> None:
@@ -83,3 +84,22 @@ def test_several_hosts_take_argument_then_variable_then_default() -> None:
     assert choose_master(settings, nnodes=2, addr=None, port=None) == ("10.0.0.9", 1234)
     default = choose_master(read_job_settings({}), nnodes=2, addr=None, port=None)
     assert default == ("127.0.0.1", DEFAULT_MASTER_PORT)
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "option"),
+    [
+        (["-n", "2"], [], "-n"),
+        (["-n2"], [], "-n"),
+        (["--lr", "1", "--nproc_per_node=2"], [], "--nproc_per_node"),
+        (["--nproc-per-node", "2", "--nnodes", "2"], [], "--nproc-per-node"),
+        (["--node-rank", "1"], ["nproc"], "--node-rank"),
+        (["-n", "2"], ["nproc"], None),
+        (["-n", "2", "--nnodes", "2"], ["nproc"], "--nnodes"),
+        (["-name", "--nodes", "n", "-m"], [], None),
+    ],
+)
+def test_our_sizes_after_the_script_are_found_unless_given_before(
+    args: list[str], given: list[str], option: str | None
+) -> None:
+    assert find_misplaced(args, given) == option

@@ -68,6 +68,18 @@ def test_a_hidden_stream_is_read_all_the_same(pipes: Pipes) -> None:
     assert pipes.read_all() == b""
 
 
+def test_a_muted_target_gets_nothing_more_and_is_read_all_the_same(pipes: Pipes) -> None:
+    relay = Relay()
+    relay.add(pipes.source, pipes.target, rank=0, shown=Shown.PREFIXED, prefix=b"> ")
+    relay.start()
+    os.write(pipes.worker, b"before\n")
+    assert os.read(pipes.reader, CHUNK_BYTES) == b"> before\n"
+    relay.mute(pipes.target)
+    os.write(pipes.worker, bytes(10 * CHUNK_BYTES))  # would block for ever if nobody read
+    relay.finish(JOIN_S)
+    assert pipes.read_all() == b""
+
+
 def test_only_stderr_has_a_tail() -> None:
     relay = Relay()
     streams = [os.pipe(), os.pipe()]

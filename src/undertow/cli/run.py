@@ -92,9 +92,10 @@ def run(
 def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:
     """The first of the script's arguments that looks like one of our sizes, unless that was given to us as well."""
     for arg in args:
-        option = re.sub(r"^(-n)\d+$", r"\1", arg.partition("=")[0].replace("_", "-"))
-        if option in _SIZES and _SIZES[option] not in given:
-            return arg.partition("=")[0] if option != "-n" else option
+        option = re.sub(r"^-n\d+$", "-n", arg.partition("=")[0])
+        name = _SIZES.get(option.replace("_", "-"))
+        if name and name not in given:
+            return option
     return None
 
 

@@ -1,6 +1,7 @@
 """Memory for contributions on their way into a sum, used again and again.
 
 A fresh megabyte from the system costs as much as adding it up; a used one costs nothing.
+One contribution of each round becomes the sum and does not come back; the others do.
 """
 
 from __future__ import annotations
