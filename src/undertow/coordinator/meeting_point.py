@@ -240,9 +240,8 @@ def _listen(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
+        reason = f"{error.strerror}; choose a free port"
         if error.errno == errno.EADDRNOTAVAIL:
-            text = f"cannot listen on {host}: {host} is not an address of this host"
-            raise ConfigError(f"{text}; give one of its own (see: ip address)") from None
-        text = f"cannot listen on {format_address(host, port)}: {error.strerror}"
-        raise ConfigError(f"{text}; choose a free port") from None
+            reason = f"{host} is not an address of this host; give one of its own (see: ip address)"
+        raise ConfigError(f"cannot listen on {format_address(host, port)}: {reason}") from None
     return sock
