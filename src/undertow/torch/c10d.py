@@ -48,7 +48,7 @@ def form_process_group(process_group: Any, loop: Loop, settings: Settings) -> Gr
 
 def _form(store: Any, name: str, rank: int, size: int, settings: Settings, loop: Loop) -> Group:
     # Each rank comes once per generation: a later group over the same store finds no old keys.
-    generation = (store.add(f"undertow/{name}/arrivals", 1) - 1) // size
+    generation = store.add(f"undertow/{name}/arrivals/{rank}", 1)
     prefix = f"undertow/{name}/{generation}"
 
     def meet(topic: str, payload: bytes) -> list[bytes]:

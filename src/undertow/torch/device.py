@@ -1,7 +1,8 @@
 """Tensors on an accelerator: through pinned host memory, on a stream of their own.
 
 In: a tensor on a device.  Out: its bytes in host memory, and a way to ask whether
-they are there yet; and back.  Device-neutral through torch's generic streams and events.
+they are there yet; and back.  Device-neutral: `torch.accelerator` came with 2.6, but every
+device's own module has had the same streams and events since before 2.4.
 Nothing here has run on hardware so far: the logic is tested with stand-ins.
 """
 
