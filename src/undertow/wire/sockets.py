@@ -4,7 +4,7 @@ TCP between hosts, a Unix socket on the same host: the same bytes for a quarter 
 
 In: a listening socket, the addresses of the peers, the token.
 Out: links to peers that know the token; strangers are refused, counted and
-logged once, and can neither block nor delay anyone.
+logged once per reason, and can block nobody.
 The lower rank listens, the higher one dials.
 """
 
