@@ -48,7 +48,11 @@ class Settings:
         },
     )
     slice_bytes: int = field(
-        default=1 << 20, metadata={"env": "UNDERTOW_SLICE", "help": "bytes of one slice on the wire"}
+        default=0,
+        metadata={
+            "env": "UNDERTOW_SLICE",
+            "help": "bytes of one slice on the wire; default: 1 MiB, less for a small model",
+        },
     )
     credit_bytes: int = field(
         default=0,
@@ -56,6 +60,10 @@ class Settings:
             "env": "UNDERTOW_CREDIT",
             "help": "bytes in flight at most; default: two slices per peer, but 4 to 8",
         },
+    )
+    wait_free: bool = field(
+        default=True,
+        metadata={"env": "UNDERTOW_WAIT_FREE", "help": "off: gradients leave only when backward has ended"},
     )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
@@ -68,7 +76,7 @@ class Settings:
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is outside of 0 to {self.world_size - 1}: check RANK and WORLD_SIZE")
-        if self.slice_bytes < 1024 or self.slice_bytes % 16:
+        if self.slice_bytes and (self.slice_bytes < 1024 or self.slice_bytes % 16):
             raise ConfigError(
                 f"slice of {self.slice_bytes} bytes: use a multiple of 16 of at least 1024, or leave it out"
             )
@@ -96,13 +104,20 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
     return Settings(**values)
 
 
+_WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+
+
 def _parse(name: str, kind: type, variable: str, text: str) -> Any:
     try:
-        return kind(text)
-    except ValueError:
+        return _WORDS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
         raise ConfigError(f"{variable}={text!r} is not a valid {kind.__name__} for {name}") from None
 
 
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, help) of every setting, for the docs and the help text."""
-    return [(f.metadata["env"], str(f.default), f.metadata["help"]) for f in fields(Settings)]
+    return [(f.metadata["env"], _show(f.default), f.metadata["help"]) for f in fields(Settings)]
+
+
+def _show(value: object) -> str:
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"

@@ -63,3 +63,20 @@ def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(r
     last = [("gradient", "last.weight"), ("push", first_key()), ("result", first_key())]
     assert sorted(map(order.index, last)) == [order.index(event) for event in last]
     assert order.index(last[-1]) < order.index(("gradient", "first.weight"))
+
+
+@on_workers(2, environment={"UNDERTOW_WAIT_FREE": "off"})
+def test_turned_off_nothing_leaves_before_backward_has_ended(rank: int) -> None:
+    reached_the_end = []
+    first = nn.Linear(WIDTH, WIDTH, bias=False)
+    model = DistributedDataParallel(nn.Sequential(first, nn.Linear(WIDTH, WIDTH, bias=False)))
+    undertow.barrier()
+    # A parameter's own hook comes before ours: whatever was pushed by then was pushed during backward.
+    first.weight.register_post_accumulate_grad_hook(lambda _: reached_the_end.append(list(happened())))
+    trace.start()
+    model(torch.full((1, WIDTH), float(rank))).sum().backward()
+    trace.stop()
+    assert [event for event, _ in reached_the_end[0]] == []
+    assert {event for event, _ in happened()} == {"gradient", "push", "result"}
+    expected = torch.full((WIDTH, WIDTH), 0.5) * model.module[1].weight.sum(0)[:, None]
+    torch.testing.assert_close(first.weight.grad, expected)

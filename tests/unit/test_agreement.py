@@ -16,7 +16,7 @@ pack = msgspec.msgpack.encode
 
 
 def agreements(size: int = 2) -> Agreements:
-    return Agreements(size, slice_bytes=1 << 20)
+    return Agreements(size, slice_bytes=0)
 
 
 def tensor(name: str = "w", shape: tuple[int, ...] = (2, 3), dtype: DType = DType.FLOAT32) -> TensorSpec:
@@ -156,6 +156,13 @@ def test_a_small_model_is_cut_finer_so_that_every_shard_has_a_share() -> None:
     assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == SMALLEST_SLICE_BYTES
     verdict = verdict_on(*[tables(tensor(shape=(10_000_000,)))] * 4)
     assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 1 << 20
+
+
+def test_a_given_slice_size_is_taken_as_it_is() -> None:
+    made, arrival = Agreements(2, slice_bytes=8 << 20), tables(tensor(shape=(100_000,)))
+    made.arrive(0, arrival)
+    verdict = made.arrive(1, arrival)[0][1]
+    assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 8 << 20
 
 
 def digests(*pairs: tuple[str, bytes]) -> bytes:

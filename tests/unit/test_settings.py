@@ -19,6 +19,11 @@ def test_variables_override_defaults() -> None:
     assert (settings.rank, settings.world_size, settings.start_timeout_s, settings.token) == (2, 4, 7.5, "x")
 
 
+@pytest.mark.parametrize(("text", "value"), [("off", False), ("0", False), ("No", False), ("on", True), ("TRUE", True)])
+def test_a_switch_is_read_from_words(text: str, value: bool) -> None:
+    assert read_settings({"UNDERTOW_WAIT_FREE": text}).wait_free is value
+
+
 def test_arguments_override_variables() -> None:
     assert read_settings({"RANK": "1", "WORLD_SIZE": "4"}, rank=3).rank == 3
 
@@ -45,6 +50,7 @@ def test_empty_variable_counts_as_not_set() -> None:
         ({"UNDERTOW_START_TIMEOUT": "0"}, "start_timeout_s is 0"),
         ({"UNDERTOW_START_TIMEOUT": "soon"}, "not a valid float"),
         ({"UNDERTOW_SLICE": "1000"}, "slice of 1000 bytes"),
+        ({"UNDERTOW_WAIT_FREE": "maybe"}, "UNDERTOW_WAIT_FREE='maybe' is not a valid bool"),
     ],
 )
 def test_impossible_values_are_refused_in_words(variables: dict[str, str], words: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from undertow.coordinator.messages import Arrive, Table, Verdict
 from undertow.errors import MismatchError
-from undertow.plan.slicing import Cut, TensorSpec
+from undertow.plan.slicing import DEFAULT_SLICE_BYTES, Cut, TensorSpec
 
 # Below this a message costs more than it carries.
 SMALLEST_SLICE_BYTES = 64 << 10
@@ -82,10 +82,12 @@ class Agreements:
         return msgspec.msgpack.encode(how)
 
     def _choose_slice_bytes(self, tensors: Sequence[TensorSpec]) -> int:
-        """As wanted, but less for a small model: one slice per shard at least, so that all links share the load."""
+        """As given; by default less for a small model: one slice per shard at least, so that all links share the load."""
+        if self._slice_bytes:
+            return self._slice_bytes
         total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tensors)
         share = (-(-total // self._size) + 15) // 16 * 16
-        return min(self._slice_bytes, max(SMALLEST_SLICE_BYTES, share))
+        return min(DEFAULT_SLICE_BYTES, max(SMALLEST_SLICE_BYTES, share))
 
 
 def compare_tables(tables: Sequence[Table]) -> None:

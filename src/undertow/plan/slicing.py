@@ -21,6 +21,7 @@ from undertow.plan.placement import Placement
 MAX_FUSED_TENSORS = 64
 # Fused slices stay below a whole one: their last tensor holds up all the others.
 FUSED_SHARE = 4
+DEFAULT_SLICE_BYTES = 1 << 20
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ def cut(tensors: Sequence[TensorSpec], how: Cut, *, op: Op, keep: bool, placemen
 
 
 def _parts(tensors: Sequence[TensorSpec], slice_bytes: int) -> Iterator[tuple[DType, list[Part]]]:
-    fuse_bytes = slice_bytes // FUSED_SHARE
+    fuse_bytes = min(slice_bytes, DEFAULT_SLICE_BYTES) // FUSED_SHARE
     fused: list[Part] = []
     for index, tensor in enumerate(tensors):
         itemsize = tensor.dtype.numpy.itemsize

@@ -45,7 +45,7 @@ class Exchange:
         # Credit travels back with the next frame to that peer, or alone once more than this has
         # come without one.  All peers together hold back two slices less than the credit, so it
         # can never run dry.
-        self._acknowledge_at = max(0, shape.credit_bytes - 2 * shape.slice_bytes) // max(1, len(shape.peers))
+        self._acknowledge_at = max(0, shape.credit_bytes - 2 * shape.largest_slice_bytes) // max(1, len(shape.peers))
 
     # What this worker wants
 

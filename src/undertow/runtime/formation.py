@@ -20,6 +20,7 @@ import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
 from undertow.errors import ConfigError, PeerLost, Refused
+from undertow.plan.slicing import DEFAULT_SLICE_BYTES
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
 from undertow.settings import Settings
@@ -63,6 +64,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             credit_bytes=cards[0].credit_bytes,
             silence_timeout_s=settings.silence_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
+            wait_free=settings.wait_free,
         )
         group = Group(shape, loop, transport)
         transport.admit(token, job)
@@ -78,11 +80,10 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
 
 
 def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card:
-    credit = settings.credit_bytes or settings.slice_bytes * min(max(4, 2 * (size - 1)), 8)
-    if credit < 2 * settings.slice_bytes:
-        raise ConfigError(
-            f"a credit of {credit} bytes is less than two slices of {settings.slice_bytes}: raise UNDERTOW_CREDIT"
-        )
+    largest = settings.slice_bytes or DEFAULT_SLICE_BYTES
+    credit = settings.credit_bytes or largest * min(max(4, 2 * (size - 1)), 8)
+    if credit < 2 * largest:
+        raise ConfigError(f"a credit of {credit} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT")
     return Card(
         transport.address,
         "" if settings.address else transport.local_address,  # who names an interface gets it

@@ -60,6 +60,7 @@ class Group:
     def __init__(self, shape: Shape, loop: Loop, transport: Transport) -> None:
         self.rank = shape.rank
         self.size = shape.size
+        self.wait_free = shape.wait_free
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()
         self.waiters = Waiters(shape.stall_timeout_s, self._stalled)

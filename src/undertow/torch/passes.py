@@ -26,8 +26,9 @@ class Passes:
 
     _open: ClassVar[list[Passes]] = []  # all that are open in this process, the first one first
 
-    def __init__(self, on_end: Callable[[bool], None]) -> None:
+    def __init__(self, on_end: Callable[[bool], None], *, wait_free: bool = True) -> None:
         self._on_end = on_end
+        self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
         self._parameters: set[torch.Tensor] = set()
         self._nodes: list[Any] = []  # autograd's own, held so that the hooks on them stay
@@ -81,7 +82,7 @@ class Passes:
             # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
             # before the outer one ends: it is sent then.
             self._gradients[table].check_unsent(index)
-        elif not self._is_late:
+        elif self._wait_free and not self._is_late:
             self._gradients[table].send(index)
 
     def _follow(self) -> None:

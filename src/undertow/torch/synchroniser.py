@@ -28,7 +28,7 @@ class Synchroniser:
     def __init__(self, wrapper: DistributedDataParallel, on_end: Callable[[bool], None]) -> None:
         self.group = group_for(wrapper.process_group)
         ended = weakref.WeakMethod(on_end)
-        self.passes = Passes(lambda absent: _call(ended, absent))
+        self.passes = Passes(lambda absent: _call(ended, absent), wait_free=self.group.wait_free)
         self._module = wrapper.module
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__
