@@ -1,0 +1,1 @@
+"""What is done with results, measured or simulated: files, tables, pictures, a page, comparisons."""

@@ -1,0 +1,141 @@
+"""The results of a benchmark or a simulation, and the file that keeps them.
+
+In: one `Point` for each system at each bandwidth.  Out: a JSON file, and `Results` again.
+A file that is not one of ours is refused by name and field; fields that we do not know are
+passed over, so that a younger undertow may add some.  Never decides what is good or bad.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import msgspec
+
+from undertow.errors import ConfigError
+from undertow.report.machine import describe_machine, list_versions
+
+__all__ = [
+    "NOISE",
+    "ORIGINS",
+    "Point",
+    "Results",
+    "describe_machine",
+    "list_versions",
+    "read_results",
+    "write_results",
+]
+
+# Two halves of the same rounds that are further apart than this do not agree on what was measured.
+NOISE = 0.05
+ORIGINS = ("measured", "simulated")
+# Raised when an older undertow would misread the file, not when a field is added.
+FORMAT = 1
+
+_POSITIVE = ("hosts", "scale", "batch", "iteration_s", "compute_s", "bound_s", "steps")
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One system, training one model on so many hosts at one bandwidth; all times are seconds per step."""
+
+    model: str
+    hosts: int
+    bandwidth_gbit: float | None  # nominal, before scaling; None: not shaped
+    scale: float  # what tensors and bandwidth were both divided by, which leaves the times as they are
+    system: str
+    batch: int  # samples of one host in one step
+    iteration_s: float  # median
+    iteration_low_s: float  # quartiles of the steps
+    iteration_high_s: float
+    compute_s: float  # pure compute, F + B
+    bound_s: float  # T = max(F + B, bytes per direction / W)
+    speedup: float  # over one worker: hosts * compute_s / iteration_s
+    gain_over_ddp: float | None  # DDP's iteration_s / iteration_s; None when DDP was not run
+    bytes_out_per_host: float | None  # per step, by the kernel's counters
+    cpu_s: float | None  # CPU seconds per step, all hosts together
+    steps: int  # how many were measured
+    disagreement: float  # how far the two halves of the rounds are apart, as a fraction
+    origin: str  # "measured" or "simulated"
+
+    def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            _check(name, value)
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether the links were held to a bandwidth."""
+        return self.bandwidth_gbit is not None
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the halves of the rounds disagree too much to conclude anything from it."""
+        return self.disagreement > NOISE
+
+    @property
+    def of_compute(self) -> float:
+        """The step as a multiple of pure compute; 1 means that the network is hidden."""
+        return self.iteration_s / self.compute_s
+
+    @property
+    def of_bound(self) -> float:
+        """The lower bound as a fraction of the step; 1 means that no schedule could be faster."""
+        return self.bound_s / self.iteration_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput of all hosts together."""
+        return self.hosts * self.batch / self.iteration_s
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Points, and what somebody else needs to take them again."""
+
+    machine: dict[str, str]
+    date: str  # ISO 8601
+    versions: dict[str, str]
+    command: str
+    points: list[Point]
+    notes: list[str]
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+def write_results(results: Results, path: str | os.PathLike[str]) -> None:
+    """Keep results in a file of JSON, for people and for `read_results`."""
+    data = msgspec.json.encode({"format": FORMAT, **msgspec.structs.asdict(results)})
+    try:
+        Path(path).write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"results cannot be written to {os.fspath(path)}: {error.strerror}") from None
+
+
+def read_results(path: str | os.PathLike[str]) -> Results:
+    """What `write_results` has written; `ConfigError` names the file and what is wrong with it."""
+    name = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+        head = msgspec.json.decode(data, type=_Head)
+        if head.format > FORMAT:
+            raise ConfigError(
+                f"{name} has format {head.format}, this undertow reads up to {FORMAT}: update undertow to read it"
+            )
+        return msgspec.json.decode(data, type=Results)
+    except OSError as error:
+        raise ConfigError(f"results cannot be read from {name}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # A ValidationError is a DecodeError too; it ends with the path of the field, as in `$.points[2].hosts`.
+        kind = "a results file of undertow" if isinstance(error, msgspec.ValidationError) else "JSON"
+        raise ConfigError(f"{name} is not {kind}: {error}") from None
+
+
+def _check(name: str, value: object) -> None:
+    """Refuse what no run can have and what would break the arithmetic later."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} of a point is {value}: give a finite number")
+    if isinstance(value, int | float) and value <= 0 and name in (*_POSITIVE, "bandwidth_gbit"):
+        raise ConfigError(f"{name} of a point is {value}: give a number above 0")
+    if name == "origin" and value not in ORIGINS:
+        raise ConfigError(f"origin of a point is {value!r}: use {' or '.join(map(repr, ORIGINS))}")
