@@ -1,8 +1,9 @@
 # Everything a newcomer types. Each target sets up what it needs.
-.PHONY: help setup demo lint check test clean
+.PHONY: help setup demo bench lint check test clean
 
 help:
 	@echo "make demo    train the digits example on 4 local workers"
+	@echo "make bench   measure beside torch DDP on emulated hosts (root, 3 minutes)"
 	@echo "make test    lint, type check and all tests"
 	@echo "make lint    formatting and lint rules only"
 	@echo "make clean   remove .venv and everything generated"
@@ -13,6 +14,11 @@ setup:
 demo: setup
 	@echo "==> demo: undertow run -n 4 --quiet-ranks examples/digits.py"
 	@.venv/bin/undertow run -n 4 --quiet-ranks examples/digits.py
+
+bench: setup
+	@mkdir -p build
+	@echo "==> bench: undertow bench --preset quick --out build/bench.json"
+	@.venv/bin/undertow bench --preset quick --out build/bench.json
 
 lint: setup
 	@scripts/lint

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, Refused, UndertowError
+from undertow.errors import ConfigError, DriftError, LabError, MismatchError, PeerLost, Refused, UndertowError
 
 __version__ = "0.1.0"
 # The engine is imported inside of the functions: the command line starts without it.
 __all__ = [
     "ConfigError",
     "DriftError",
+    "LabError",
     "MismatchError",
     "PeerLost",
     "Refused",

@@ -5,7 +5,8 @@ UndertowError
 ├── MismatchError             ranks disagree: names the tensor and the ranks
 ├── PeerLost                  names rank, host, step, and for how long it was silent
 ├── Refused                   no or wrong token, wrong version
-└── DriftError                replicas differ: names the tensor
+├── DriftError                replicas differ: names the tensor
+└── LabError                  the emulated cluster cannot be trusted
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class Refused(UndertowError):
 
 class DriftError(UndertowError):
     """Replicas that must be bit-identical are not."""
+
+
+class LabError(UndertowError):
+    """The emulated cluster cannot be set up, or is not what it claims: figures from it would be wrong."""

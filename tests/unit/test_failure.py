@@ -14,16 +14,16 @@ LOST = ("Traceback (most recent call last):", "undertow.errors.PeerLost: rank 1 
 
 
 def ending(rank: int, code: int = 0, *, at_s: float = 0.0, error: tuple[str, ...] = (), ended: bool = False) -> Ending:
-    return Ending(rank=rank, code=code, ended_s=at_s, by_launcher=ended, error=error)
+    return Ending(rank=rank, host="a", code=code, ended_s=at_s, by_launcher=ended, error=error)
 
 
 def test_all_well_says_nothing() -> None:
-    verdict = decide([ending(0), ending(1)], host="a")
+    verdict = decide([ending(0), ending(1)])
     assert (verdict.exit_code, verdict.lines) == (0, ())
 
 
 def test_the_first_cause_comes_last_and_in_full() -> None:
-    verdict = decide([ending(0, -15, at_s=3, ended=True), ending(1, 1, at_s=1, error=TRACEBACK)], host="a")
+    verdict = decide([ending(0, -15, at_s=3, ended=True), ending(1, 1, at_s=1, error=TRACEBACK)])
     assert verdict.exit_code == 1
     assert verdict.lines == (
         "rank 0 was ended, because another rank failed",
@@ -33,19 +33,19 @@ def test_the_first_cause_comes_last_and_in_full() -> None:
 
 
 def test_a_lost_peer_is_never_the_cause_even_if_it_was_seen_first() -> None:
-    verdict = decide([ending(0, 1, at_s=1, error=LOST), ending(1, 7, at_s=2, error=TRACEBACK)], host="a")
+    verdict = decide([ending(0, 1, at_s=1, error=LOST), ending(1, 7, at_s=2, error=TRACEBACK)])
     assert verdict.exit_code == 7
     assert verdict.lines[0] == "rank 0 failed too: exit code 1: undertow.errors.PeerLost: rank 1 (host b) is lost"
     assert verdict.lines[1] == "rank 1 (host a) failed first: exit code 7"
 
 
 def test_an_ended_rank_is_never_the_cause() -> None:
-    verdict = decide([ending(0, 9, at_s=0, ended=True), ending(1, 1, at_s=5, error=LOST)], host="a")
+    verdict = decide([ending(0, 9, at_s=0, ended=True), ending(1, 1, at_s=5, error=LOST)])
     assert verdict.lines[-3] == "rank 1 (host a) failed first: exit code 1"
 
 
 def test_when_all_lost_a_peer_of_another_host_the_earliest_is_shown() -> None:
-    verdict = decide([ending(1, 1, at_s=2, error=LOST), ending(0, 1, at_s=1, error=LOST)], host="a")
+    verdict = decide([ending(1, 1, at_s=2, error=LOST), ending(0, 1, at_s=1, error=LOST)])
     assert verdict.lines[1:] == ("rank 0 (host a) failed first: exit code 1", *LOST)
 
 
@@ -64,7 +64,7 @@ def test_a_rank_that_all_others_lost_is_the_first_cause() -> None:
         ending(2, -15, at_s=3, ended=True),
         ending(3, -9, at_s=4, ended=True),
     ]
-    verdict = decide(endings, host="b")
+    verdict = decide(endings)
     assert verdict.exit_code == 1
     assert verdict.lines == (
         f"rank 0 failed too: exit code 1: {lost(3, by=0)[1]}",
@@ -75,22 +75,22 @@ def test_a_rank_that_all_others_lost_is_the_first_cause() -> None:
 
 
 def test_without_agreement_about_who_was_lost_the_earliest_is_shown() -> None:
-    verdict = decide([ending(0, 1, at_s=2, error=lost(1, by=0)), ending(1, 1, error=lost(0, by=1))], host="b")
-    assert verdict.lines[1:] == ("rank 1 (host b) failed first: exit code 1", *lost(0, by=1))
+    verdict = decide([ending(0, 1, at_s=2, error=lost(1, by=0)), ending(1, 1, error=lost(0, by=1))])
+    assert verdict.lines[1:] == ("rank 1 (host a) failed first: exit code 1", *lost(0, by=1))
 
 
 def test_a_rank_with_an_error_of_its_own_is_the_cause_whoever_was_lost() -> None:
     endings = [ending(0, 1, error=lost(2, by=0)), ending(1, 1, at_s=5, error=TRACEBACK), ending(2, -9, ended=True)]
-    assert decide(endings, host="b").lines[-4:] == ("rank 1 (host b) failed first: exit code 1", *TRACEBACK)
+    assert decide(endings).lines[-4:] == ("rank 1 (host a) failed first: exit code 1", *TRACEBACK)
 
 
 def test_a_follower_that_was_ended_while_it_left_has_its_say() -> None:
     endings = [ending(0, -15, at_s=3, ended=True, error=lost(1, by=0)), ending(1, 1, at_s=1, error=TRACEBACK)]
-    assert decide(endings, host="b").lines[0] == f"rank 0 failed too: {lost(1, by=0)[1]}"
+    assert decide(endings).lines[0] == f"rank 0 failed too: {lost(1, by=0)[1]}"
 
 
 def test_among_own_failures_the_earliest_is_the_cause() -> None:
-    verdict = decide([ending(0, 1, at_s=2, error=TRACEBACK), ending(1, 2, at_s=1)], host="a")
+    verdict = decide([ending(0, 1, at_s=2, error=TRACEBACK), ending(1, 2, at_s=1)])
     assert verdict.lines == (
         "rank 0 failed too: exit code 1: ValueError: broken",
         "rank 1 (host a) failed first: exit code 2",
@@ -101,7 +101,7 @@ def test_among_own_failures_the_earliest_is_the_cause() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_in_the_same_instant_a_signal_goes_before_an_exit_code_then_the_lower_rank(order: tuple[int, ...]) -> None:
     endings = [ending(0, 1), ending(1, -11), ending(2, -11)]
-    verdict = decide([endings[index] for index in order], host="a")
+    verdict = decide([endings[index] for index in order])
     assert verdict.exit_code == 139
     assert verdict.lines[-2] == "rank 1 (host a) failed first: killed by SIGSEGV"
 
@@ -137,6 +137,11 @@ def test_a_lost_peer_is_recognised_by_its_traceback(line: str, lost: bool) -> No
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_is_no_failure_of_a_rank(signum: signal.Signals, code: int) -> None:
-    verdict = decide([ending(0, 1, error=TRACEBACK)], host="a", interrupted_by=signum)
+    verdict = decide([ending(0, 1, error=TRACEBACK)], interrupted_by=signum)
     assert verdict.exit_code == code
     assert verdict.lines == (f"undertow: interrupted by {signum.name}, all workers have ended",)
+
+
+def test_the_host_is_that_of_the_rank_that_failed() -> None:
+    endings = [Ending(rank=rank, host=f"host{rank}", code=rank, ended_s=0.0) for rank in (0, 1, 2)]
+    assert decide(endings).lines[-2] == "rank 1 (host host1) failed first: exit code 1"

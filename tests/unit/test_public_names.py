@@ -14,6 +14,7 @@ def test_the_package_offers_these_names() -> None:
     assert undertow.__all__ == [
         "ConfigError",
         "DriftError",
+        "LabError",
         "MismatchError",
         "PeerLost",
         "Refused",

@@ -14,7 +14,9 @@ from typing import Annotated, NoReturn
 import typer
 import typer.main
 
+from undertow.cli.bench import bench
 from undertow.cli.environment import show_environment
+from undertow.cli.lab import lab
 from undertow.cli.run import run
 from undertow.launch.speech import say
 
@@ -31,6 +33,8 @@ app.command(
     }
 )(run)
 app.command("env")(show_environment)
+app.add_typer(lab, name="lab")
+app.command("bench")(bench)
 
 
 def _show_version(wanted: bool) -> None:

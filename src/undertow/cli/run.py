@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Container, Sequence
@@ -10,20 +9,13 @@ from typing import Annotated
 
 import typer
 
-from undertow.errors import ConfigError, UndertowError
+from undertow.cli.errors import one_line_errors
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
-from undertow.launch.speech import notify, say
-
-FAILED_RUN = 1
-USAGE_ERROR = 2
+from undertow.launch.speech import notify
 
 # Options that are easily written after the script, where nothing would tell that they were not ours.
 _SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
-_CURES = {
-    errno.EMFILE: "; allow more with: ulimit -n 4096",
-    errno.EAGAIN: "; more processes may be allowed with: ulimit -u",
-}
 
 
 def run(
@@ -60,7 +52,7 @@ def run(
     Example, two hosts: undertow run -n 4 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     (and on the other host the same with --node-rank 1)
     """
-    try:
+    with one_line_errors("undertow run", debug=debug):
         settings = read_job_settings(os.environ)
         addr, port = choose_master(settings, nnodes=nnodes, addr=master_addr, port=master_port)
         job = Job(
@@ -82,11 +74,6 @@ def run(
             words = f"{misplaced} after the script belongs to the script; {started} started"
             notify(f"{words}. Put it before {script} if you meant undertow's")
         return launch(job, os.environ)
-    except (UndertowError, OSError) as error:
-        if debug:
-            raise
-        say(f"undertow run: {_explain(error)}")
-        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED_RUN
 
 
 def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:
@@ -102,9 +89,3 @@ def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _explain(error: Exception) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    return f"the job cannot be run on this host: {error}{_CURES.get(error.errno or 0, '')}"

@@ -82,7 +82,7 @@ class Agreements:
         return msgspec.msgpack.encode(how)
 
     def _choose_slice_bytes(self, tensors: Sequence[TensorSpec]) -> int:
-        """As given; by default less for a small model: one slice per shard at least, so that all links share the load."""
+        """As given; else less for a small model: one slice per shard at least, so that all links share the load."""
         if self._slice_bytes:
             return self._slice_bytes
         total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tensors)

@@ -1,6 +1,6 @@
 """Which rank failed first, and what the user is told: a pure function.
 
-In: how every worker of this host ended.  Out: the exit code and the words.
+In: how every worker that we started ended.  Out: the exit code and the words.
 A follower is a rank whose own error is PeerLost, or which the launcher ended;
 followers are one line each.  The first cause comes last and in full, so that it
 stands at the bottom of the terminal and no cascade hides it.  If all that is known
@@ -26,6 +26,7 @@ class Ending:
     """How one worker ended."""
 
     rank: int
+    host: str
     code: int  # as Popen has it: below 0 means killed by that signal
     ended_s: float
     by_launcher: bool = False
@@ -54,7 +55,7 @@ class Verdict:
     lines: tuple[str, ...] = ()
 
 
-def decide(endings: Sequence[Ending], *, host: str, interrupted_by: signal.Signals | None = None) -> Verdict:
+def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None = None) -> Verdict:
     """The first cause is the earliest failure that is not a consequence of another."""
     if interrupted_by is not None:
         return Verdict(
@@ -67,7 +68,7 @@ def decide(endings: Sequence[Ending], *, host: str, interrupted_by: signal.Signa
     lost = _find_lost(failed) if first.lost_a_peer else None
     followers = [e for e in failed if e is not first and not (lost and lost.rank == e.rank)]
     followers.sort(key=lambda ending: ending.rank)
-    headline = f"rank {first.rank} (host {host}) failed first: {describe_code(first.code)}"
+    headline = f"rank {first.rank} (host {first.host}) failed first: {describe_code(first.code)}"
     if lost:
         headline = f"rank {lost.rank} (host {lost.host}) was lost first: {lost.reason}"
     error = first.error or ("(it wrote nothing to stderr)",)

@@ -1,6 +1,6 @@
-"""The story of one `undertow run`, from the first worker to the last word.
+"""The story of one job, from the first worker to the last word.
 
-In: a checked `Job`.  Out: an exit code; everything that was started has ended.
+In: a checked `Job`, or the posts of an emulated cluster.  Out: an exit code; everything that was started has ended.
 Belongs to a process of its own: it handles signals, adopts orphans and, when a job
 fails or is interrupted, kills whatever is left below this process.
 """
@@ -11,19 +11,19 @@ import ctypes
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 
 from undertow.launch.environment import build_environment, limits_threads
 from undertow.launch.failure import Ending, decide
 from undertow.launch.guard import Guard
 from undertow.launch.job import Job
-from undertow.launch.nodes import Seat, meet
+from undertow.launch.nodes import meet
 from undertow.launch.relay import Relay
 from undertow.launch.speech import STDERR, notify, say, speak_for_the_log
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
-from undertow.launch.worker import start_worker
+from undertow.launch.worker import Post, start_worker
 
 PR_SET_CHILD_SUBREAPER = 36
 # How long children that outlive their worker may go on writing before they are ended.
@@ -35,38 +35,61 @@ LAST_WORDS_S = 1.0
 def launch(job: Job, environ: Mapping[str, str]) -> int:
     """Run the job; returns the code to exit with."""
     speak_for_the_log()
+    return supervise(_posts(job, environ), quiet_ranks=job.quiet_ranks)
+
+
+def supervise(
+    posts: AbstractContextManager[Sequence[Post]],
+    *,
+    quiet_ranks: bool,
+    conclude: Callable[[], None] = lambda: None,
+) -> int:
+    """Fill the posts, watch the workers to their end and say how it went; returns the code to exit with.
+
+    `conclude` has its say between the last output of the workers and the verdict.
+    """
     relay = Relay()
     endings: Sequence[Ending] = ()
     interrupted_by: signal.Signals | None = None
     try:
-        with meet(job, notify) as seat, closing(Guard()) as guard, catch_signals() as signals:
+        with posts as to_fill, closing(Guard()) as guard, catch_signals() as signals:
             supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR))
-            _run(supervisor, signals, environments=_environments(environ, seat), job=job, relay=relay)
+            _run(supervisor, signals, posts=to_fill, relay=relay, quiet_ranks=quiet_ranks)
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
         relay.finish(None if supervisor.went_well else LAST_WORDS_S)
+        conclude()
     except KeyboardInterrupt:
         interrupted_by = signal.SIGINT
     heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
-    verdict = decide(heard, host=socket.gethostname(), interrupted_by=interrupted_by)
+    verdict = decide(heard, interrupted_by=interrupted_by)
     with suppress(KeyboardInterrupt):  # the user does not even want the last words
         say(*verdict.lines)
     return verdict.exit_code
 
 
-def _environments(environ: Mapping[str, str], seat: Seat) -> list[dict[str, str]]:
-    if limits_threads(environ, nproc=seat.nproc):
-        notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
-    return [build_environment(environ, seat, local_rank=rank) for rank in range(seat.nproc)]
+@contextmanager
+def _posts(job: Job, environ: Mapping[str, str]) -> Iterator[list[Post]]:
+    """One per worker on this host, once all hosts have met."""
+    with meet(job, notify) as seat:
+        if limits_threads(environ, nproc=seat.nproc):
+            notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
+        yield [
+            Post(
+                command=(sys.executable, "-u", *job.command),
+                environment=build_environment(environ, seat, local_rank=rank),
+                host=socket.gethostname(),
+                has_stdin=rank == 0,
+            )
+            for rank in range(seat.nproc)
+        ]
 
 
-def _run(
-    supervisor: Supervisor, signals: Signals, *, environments: list[dict[str, str]], job: Job, relay: Relay
-) -> None:
+def _run(supervisor: Supervisor, signals: Signals, *, posts: Sequence[Post], relay: Relay, quiet_ranks: bool) -> None:
     """Start all workers, watch them, and clean up behind them."""
     _adopt_orphans()
     try:
-        for environment in environments:
-            supervisor.adopt(start_worker(job, environment, relay=relay))
+        for post in posts:
+            supervisor.adopt(start_worker(post, relay=relay, quiet_ranks=quiet_ranks))
         relay.start()
         supervisor.watch(signals)
         if supervisor.went_well:

@@ -146,7 +146,9 @@ class Supervisor:
             if code is None:
                 continue
             self._living.remove(worker)
-            self.endings.append(Ending(rank=worker.rank, code=code, ended_s=now_s, by_launcher=by_launcher))
+            self.endings.append(
+                Ending(rank=worker.rank, host=worker.host, code=code, ended_s=now_s, by_launcher=by_launcher)
+            )
             if code:
                 self.shutdown.fail(now_s)
 

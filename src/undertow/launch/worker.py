@@ -1,7 +1,7 @@
 """One worker process: how it is started, and what it is connected to.
 
-In: the job, the place of the worker, the relay.  Out: a running process in a session
-of its own, so that its whole group (its children too) can be ended.
+In: the worker's post, the relay.  Out: a running process in a session of its own, so that
+its whole group (its children too) can be ended.
 """
 
 from __future__ import annotations
@@ -11,21 +11,35 @@ import os
 import pty
 import struct
 import subprocess
-import sys
 import termios
 import tty
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
-from undertow.launch.job import Job
 from undertow.launch.output import Shown, make_prefix
 from undertow.launch.relay import Relay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What a worker runs, and where."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    host: str
+    has_stdin: bool = False  # one worker at most: a debugger in it can be talked to
+    entered: Callable[[], AbstractContextManager[None]] = nullcontext  # around its start: on an emulated host
+
+    @property
+    def rank(self) -> int:
+        return int(self.environment["RANK"])
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
     rank: int
+    host: str
     process: subprocess.Popen[bytes]
 
     @property
@@ -40,27 +54,27 @@ class Worker:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def start_worker(job: Job, environment: Mapping[str, str], *, relay: Relay) -> Worker:
-    """Start one worker; its place is in its environment."""
-    rank = int(environment["RANK"])
+def start_worker(post: Post, *, relay: Relay, quiet_ranks: bool) -> Worker:
+    """Start one worker; with `quiet_ranks` only rank 0 is shown."""
+    rank = post.rank
     with ExitStack() as undo:
         streams = []
         for fd in (1, 2):
-            streams.append(_open_stream(job, fd, rank=rank))
+            streams.append(_open_stream(fd, rank=rank, quiet_ranks=quiet_ranks))
             undo.callback(streams[-1].close)
-        process = subprocess.Popen(
-            [sys.executable, "-u", *job.command],
-            env=dict(environment),
-            # One reader at most: a debugger in the first worker can be talked to.
-            stdin=None if environment["LOCAL_RANK"] == "0" else subprocess.DEVNULL,
-            stdout=streams[0].writer,
-            stderr=streams[1].writer,
-            start_new_session=True,
-        )
+        with post.entered():
+            process = subprocess.Popen(
+                post.command,
+                env=dict(post.environment),
+                stdin=None if post.has_stdin else subprocess.DEVNULL,
+                stdout=streams[0].writer,
+                stderr=streams[1].writer,
+                start_new_session=True,
+            )
         undo.pop_all()
     for stream in streams:
         stream.hand_over(relay, rank=rank)
-    return Worker(rank, process)
+    return Worker(rank, post.host, process)
 
 
 @dataclass
@@ -86,9 +100,9 @@ class _Outlet:
                 os.close(fd)
 
 
-def _open_stream(job: Job, fd: int, *, rank: int) -> _Outlet:
+def _open_stream(fd: int, *, rank: int, quiet_ranks: bool) -> _Outlet:
     terminal = os.isatty(fd)
-    if not job.quiet_ranks:
+    if not quiet_ranks:
         prefix = make_prefix(rank, coloured=terminal and not os.environ.get("NO_COLOR"))
         return _Outlet(fd, Shown.PREFIXED, prefix, *os.pipe())
     if rank != 0:

@@ -161,7 +161,8 @@ COLUMNS = (
     ),
     Column(
         heading="MB out/host",
-        definition="Bytes that one host sends in a step, in units of 10^6, as the kernel counts them.",
+        definition="Bytes that one host sends in a step, in units of 10^6, as the kernel counts them on its link; the "
+        "headers of Ethernet, IP and TCP are taken off.",
         show=_show_bytes,
         shown=Shown.WHEN_KNOWN,
     ),

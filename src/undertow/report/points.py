@@ -52,7 +52,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bound_s: float  # T = max(F + B, bytes per direction / W)
     speedup: float  # over one worker: hosts * compute_s / iteration_s
     gain_over_ddp: float | None  # DDP's iteration_s / iteration_s; None when DDP was not run
-    bytes_out_per_host: float | None  # per step, by the kernel's counters
+    bytes_out_per_host: float | None  # per step, by the kernel's counters, without headers
     cpu_s: float | None  # CPU seconds per step, all hosts together
     steps: int  # how many were measured
     disagreement: float  # how far the two halves of the rounds are apart, as a fraction

@@ -1,0 +1,225 @@
+"""`undertow bench`: turns the command line into a plan, runs it, and shows what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undertow.cli.errors import FAILED_RUN, one_line_errors
+from undertow.cli.progress import open_console, open_watch
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import parse_bandwidths
+from undertow.lab.bench.bench import BrokenOff, run_bench
+from undertow.lab.bench.presets import find_preset
+from undertow.lab.bench.series import GIGA, Series
+from undertow.lab.isolation import find_obstacle, run_isolated
+from undertow.lab.network import open_loopback, open_network
+from undertow.lab.real.names import REAL_NAMES
+from undertow.lab.systems import find_system, list_systems
+from undertow.launch.speech import notify, say
+from undertow.report.compare import compare, list_differences, make_comparison_table
+from undertow.report.page import make_page
+from undertow.report.picture import draw_png
+from undertow.report.points import Results, read_results, write_results
+from undertow.report.table import make_table
+from undertow.zoo import MODELS
+
+
+def bench(
+    files: Annotated[
+        list[str] | None, typer.Argument(help="With --compare: the older file and the newer one.", metavar="[A B]")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Models, with commas between them; see --list.")] = "resnet50",
+    hosts: Annotated[str, typer.Option("--hosts", help="Numbers of hosts, such as 4 or 2,4,8.")] = "4",
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", help="Speeds of every link, such as 1,2,4,10gbit, before scaling.")
+    ] = "1,2,4,5,10,15,20,40gbit",
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            "--scale",
+            help="Divide sizes, bandwidths, buckets and slices by this: ratios stay. Default 10; 1 for real compute.",
+        ),
+    ] = None,
+    systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="How often each system takes its turn.")] = 4,
+    lap: Annotated[float, typer.Option("--lap", help="Seconds of one turn, at least four steps.", metavar="S")] = 3.0,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="quick (three minutes) or papers (an hour) instead of all the above.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the results as JSON, a picture and a page beside it.", metavar="FILE.json"),
+    ] = None,
+    unshaped: Annotated[
+        bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
+    ] = False,
+    is_comparison: Annotated[
+        bool, typer.Option("--compare", help="Show what got faster or slower from file A to file B.")
+    ] = False,
+    wants_list: Annotated[bool, typer.Option("--list", help="List the models and systems.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> int:
+    """Measure undertow beside torch DDP on emulated hosts, and say where each stands.
+
+    Example: sudo undertow bench --model resnet50 --hosts 4 --bandwidth 1,4,10gbit --scale 10 --out bench.json
+
+    Example: undertow bench --compare before.json after.json
+    """
+    with one_line_errors("undertow bench", debug=debug):
+        if wants_list:
+            return _show_list()
+        if is_comparison:
+            return _compare(files or [])
+        if files:
+            raise ConfigError(f"{files[0]!r} is not an option; two files go with --compare")
+        links = tuple(rate / GIGA for rate in parse_bandwidths(bandwidth))
+        plan = (
+            find_preset(preset)
+            if preset
+            else [
+                Series(
+                    model=name,
+                    hosts=count,
+                    bandwidths_gbit=links,
+                    systems=_split(systems),
+                    scale=choose_scale(name, scale),
+                    batch=batch,
+                    rounds=rounds,
+                    lap_s=lap,
+                )
+                for name in _split(model)
+                for count in _read_counts(hosts)
+            ]
+        )
+        if not plan:
+            raise ConfigError("nothing to measure: --model and --hosts need at least one value each")
+        if unshaped:
+            plan = [dataclasses.replace(series, bandwidths_gbit=(None,)) for series in plan]
+        _check_systems(plan)
+        _check_file(out)
+        return _run(plan, out, is_unshaped=unshaped)
+    raise AssertionError("one_line_errors ends the command")
+
+
+def _run(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
+    if is_unshaped:
+        notify("nothing is shaped: all hosts are this machine's loopback, and every figure is marked so")
+        return _measure(plan, out, is_unshaped=True)
+    if obstacle := find_obstacle():
+        raise ConfigError(f"{obstacle}. Without emulated hosts: --unshaped")
+    return run_isolated(lambda: _measure(plan, out, is_unshaped=False))
+
+
+def _measure(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
+    """Everything that happens inside of the lab."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    command = shlex.join(["undertow", *sys.argv[1:]])
+    open_hosts = open_loopback if is_unshaped else open_network
+    code, reason = 0, ""
+    with open_watch() as watch:
+        try:
+            results = run_bench(plan, environ=os.environ, open_network=open_hosts, watch=watch, command=command)
+        except BrokenOff as error:
+            results, reason, code = error.results, str(error), FAILED_RUN
+    _show(results, out)
+    if reason:
+        say(f"undertow bench: {reason}")
+    return code
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(results: Results, out: Path | None) -> None:
+    console = open_console()
+    if results.points:
+        console.print(make_table(results.points))
+    for note in results.notes:
+        console.print(note, markup=False)
+    noisy = [point for point in results.points if point.is_noisy]
+    if noisy:
+        notify(f"this machine was too noisy for {len(noisy)} of {len(results.points)} points: do not trust those")
+    if out is None or not results.points:
+        return
+    write_results(results, out)
+    written = [out, out.with_suffix(".html")]
+    written[1].write_text(make_page(results))
+    try:
+        draw_png(results.points, out.with_suffix(".png"))
+        written.append(out.with_suffix(".png"))
+    except ConfigError as error:
+        notify(str(error))
+    notify(f"written: {', '.join(map(str, written))}")
+
+
+def _compare(files: Sequence[str]) -> int:
+    if len(files) != 2:
+        raise ConfigError("--compare needs two files: the older one and the newer one")
+    before, after = (read_results(Path(name)) for name in files)
+    open_console().print(make_comparison_table(compare(before, after), notes=list_differences(before, after)))
+    return 0
+
+
+def _show_list() -> int:
+    print("replayed models (published times and sizes):")
+    for name, model in MODELS.items():
+        print(f"  {name:<18} {model.parameters / 1e6:6.1f} M parameters, {model.iteration_s * 1e3:4.0f} ms per step")
+    print(f"really trained on the CPU: {', '.join(REAL_NAMES)}")
+    print("systems:")
+    for name in list_systems():
+        print(f"  {name:<22} {_describe_system(name)}")
+    return 0
+
+
+def _describe_system(name: str) -> str:
+    try:
+        system = find_system(name)
+    except ConfigError as error:  # another package's
+        return str(error)
+    obstacle = system.find_obstacle()
+    return f"{system.about} ({obstacle})" if obstacle else system.about
+
+
+def choose_scale(model: str, given: float | None) -> float:
+    """Small enough for any machine, unless the user knows better."""
+    return given if given is not None else 1.0 if model in REAL_NAMES else 10.0
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _read_counts(text: str) -> list[int]:
+    try:
+        return [int(part) for part in _split(text)]
+    except ValueError:
+        raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8") from None
+
+
+def _check_systems(plan: Sequence[Series]) -> None:
+    for name in dict.fromkeys(name for series in plan for name in series.systems):
+        if obstacle := find_system(name).find_obstacle():
+            raise ConfigError(f"system {name!r} cannot run here: {obstacle}")
+
+
+def _check_file(out: Path | None) -> None:
+    """Now, not after an hour."""
+    if out is None:
+        return
+    if out.suffix != ".json":
+        raise ConfigError(f"--out {out}: give it the ending .json; the picture and the page take its name")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder {out.parent} is not there")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder: give the name of a file")

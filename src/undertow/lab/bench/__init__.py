@@ -1,0 +1,1 @@
+"""`undertow bench`: the same model under several systems, on the same emulated hosts, in turns."""

@@ -1,0 +1,189 @@
+"""A fleet: one worker of a system on every host, started together and told what to do together.
+
+In: "run so many steps".  Out: every host's lap.
+A worker that ends or stays silent is an error with its last words; the others are ended too.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import IO, TypeVar
+
+import msgspec
+
+from undertow.errors import LabError
+from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
+from undertow.lab.meeting import open_meeting
+from undertow.lab.network import Host, Network
+from undertow.lab.systems import System
+
+START_TIMEOUT_S = 180.0
+LAST_WORDS = 12
+CHUNK_BYTES = 1 << 16
+# How long a worker may take to end by itself, when everything went well.
+FAREWELL_S = 10.0
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class _Seat:
+    """One worker, seen from the bench."""
+
+    def __init__(self, host: Host, environment: Mapping[str, str], words: IO[bytes]) -> None:
+        self.host = host
+        self.pending = b""
+        self._words = words
+        command = [sys.executable, "-m", "undertow.lab.bench.worker"]
+        with host.entered():
+            self.process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
+            )
+
+    def tell(self, message: msgspec.Struct) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it has ended: `hear` will say why
+            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self.process.stdin.flush()
+
+    def describe_end(self) -> str:
+        """How it ended; it has closed its output, so it ends now if it has not already."""
+        try:
+            code = self.process.wait(FAREWELL_S)
+        except subprocess.TimeoutExpired:
+            return "closed its output and lives on"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def last_words(self) -> list[str]:
+        self._words.seek(0)
+        return self._words.read().decode(errors="replace").splitlines()[-LAST_WORDS:]
+
+
+class Fleet:
+    """Use it as a context manager: inside of the block its workers live."""
+
+    def __init__(self, network: Network, system: System, assignment: Assignment, environ: Mapping[str, str]) -> None:
+        self.name = assignment.system
+        self._system = system
+        self._environ = environ
+        self._network = network
+        self._assignment = assignment
+        self._seats: list[_Seat] = []
+        self._stack = ExitStack()
+        self._is_well = True
+
+    def __enter__(self) -> Fleet:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._is_well = self._is_well and error is None
+        self._end()
+
+    def wait_until_ready(self) -> Ready:
+        """What they all agree on, once they have met."""
+        ready = self._hear(Ready, START_TIMEOUT_S)[0]
+        self._rest(signal.SIGSTOP)
+        return ready
+
+    def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
+        """A lap of every host, in their order."""
+        self._rest(signal.SIGCONT)
+        for seat in self._seats:
+            seat.tell(Order(steps))
+        laps = self._hear(Lap, timeout_s)
+        self._rest(signal.SIGSTOP)
+        if self.name != "local" and len({lap.digest for lap in laps}) > 1:
+            raise self._fail(f"{self._title}: the replicas differ after {steps} steps, so its figures mean nothing")
+        return laps
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} with {self._assignment.model}"
+
+    def _rest(self, signum: signal.Signals) -> None:
+        """Between its turns a system that would disturb the others is stopped."""
+        if self._system.is_restless:
+            for seat in self._seats:
+                seat.process.send_signal(signum)
+
+    def _start(self) -> None:
+        variables = self._system.variables(scale=self._assignment.scale)
+        environments = self._stack.enter_context(open_meeting(self._network, self._environ))
+        for host, environment in zip(self._network.hosts, environments, strict=True):
+            words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._seats.append(_Seat(host, {**environment, **variables}, words))
+        for seat in self._seats:
+            seat.tell(self._assignment)
+
+    def _hear(self, kind: type[Message], timeout_s: float) -> list[Message]:
+        """One message from everybody."""
+        deadline_s = time.monotonic() + timeout_s
+        heard: dict[int, Message] = {}
+        with selectors.DefaultSelector() as selector:
+            for seat in self._seats:
+                assert seat.process.stdout
+                selector.register(seat.process.stdout, selectors.EVENT_READ, seat)
+            while len(heard) < len(self._seats):
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not ready:
+                    raise self._fail(self._describe_silence(heard, timeout_s))
+                for key, _ in ready:
+                    line = self._read(key.data)
+                    if line is not None:
+                        heard[key.data.host.index] = self._understand(key.data, line, kind)
+                        selector.unregister(key.fileobj)
+        return [heard[host.index] for host in self._network.hosts]
+
+    def _read(self, seat: _Seat) -> bytes | None:
+        """The next line of a worker, if it is complete."""
+        assert seat.process.stdout
+        data = seat.process.stdout.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+        if not data:
+            raise self._fail(f"{self._title}: the worker on {seat.host.name} {seat.describe_end()}", *seat.last_words())
+        line, end, rest = (seat.pending + data).partition(b"\n")
+        seat.pending = rest if end else line
+        return line if end else None
+
+    def _understand(self, seat: _Seat, line: bytes, kind: type[Message]) -> Message:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.DecodeError:
+            said = line[:80].decode(errors="replace")
+            raise self._fail(f"{self._title}: the worker on {seat.host.name} said {said!r} instead of a lap") from None
+
+    def _describe_silence(self, heard: Mapping[int, object], timeout_s: float) -> str:
+        silent = [seat.host.name for seat in self._seats if seat.host.index not in heard]
+        return f"{self._title}: no answer from {', '.join(silent)} in {timeout_s:.0f} s"
+
+    def _fail(self, *lines: str) -> LabError:
+        self._is_well = False
+        return LabError("\n".join(lines))
+
+    def _end(self) -> None:
+        self._rest(signal.SIGCONT)
+        for seat in self._seats:
+            assert seat.process.stdin
+            with suppress(BrokenPipeError):
+                seat.process.stdin.close()
+        deadline_s = time.monotonic() + (FAREWELL_S if self._is_well else 0.0)
+        for seat in self._seats:
+            assert seat.process.stdout
+            try:
+                seat.process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                seat.process.kill()
+                seat.process.wait()
+            seat.process.stdout.close()
+        self._seats.clear()
+        self._stack.close()

@@ -1,0 +1,81 @@
+"""From laps to figures; pure.
+
+In: every host's laps under one system.  Out: how long a step takes, how sure that is, and
+what it cost in bytes and CPU time.
+A step ends when its last host ends it, and lasts from the end of the step before, so the
+first one of each lap only sets the mark: that is right for systems whose steps overlap too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from undertow.lab.bench.messages import Lap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All laps of one system at one bandwidth."""
+
+    iteration_s: float  # median
+    low_s: float  # quartiles
+    high_s: float
+    steps: int
+    disagreement: float  # between the laps with even and with odd numbers, as a fraction
+    cpu_s: float  # per step, all hosts together
+    bytes_out: float  # per step and host, by the kernel's count
+    sent_bytes: float | None  # the same by the system's own count
+
+
+@dataclass
+class Record:
+    """What is kept of one system's laps, in their order."""
+
+    durations_s: list[list[float]] = field(default_factory=list)
+    steps: int = 0
+    cpu_s: float = 0.0
+    bytes_out: float = 0.0
+    sent_bytes: float | None = 0.0
+
+    def add(self, laps: Sequence[Lap], *, bytes_out: Sequence[int]) -> None:
+        """One lap of all hosts, and what the kernel saw each of them send meanwhile."""
+        self.durations_s.append(find_durations(laps))
+        self.steps += len(laps[0].ends_s)
+        self.cpu_s += sum(lap.cpu_s for lap in laps)
+        self.bytes_out += statistics.fmean(bytes_out)
+        counts = [lap.sent_bytes for lap in laps]
+        known = [count for count in counts if count is not None]
+        complete = self.sent_bytes is not None and len(known) == len(counts)
+        self.sent_bytes = (self.sent_bytes or 0.0) + statistics.fmean(known) if complete else None
+
+    def summarise(self) -> Summary:
+        steps_s = [duration_s for lap in self.durations_s for duration_s in lap]
+        low_s, middle_s, high_s = statistics.quantiles(steps_s, n=4) if len(steps_s) > 1 else steps_s * 3
+        return Summary(
+            iteration_s=middle_s,
+            low_s=low_s,
+            high_s=high_s,
+            steps=len(steps_s),
+            disagreement=self.disagreement,
+            cpu_s=self.cpu_s / self.steps,
+            bytes_out=self.bytes_out / self.steps,
+            sent_bytes=None if self.sent_bytes is None else self.sent_bytes / self.steps,
+        )
+
+    @property
+    def disagreement(self) -> float:
+        """How far apart two benches would be that had each taken every other lap; 1 before there are two."""
+        halves = [[d for lap in self.durations_s[start::2] for d in lap] for start in (0, 1)]
+        if not all(halves):
+            return 1.0
+        first_s, second_s = map(statistics.median, halves)
+        return abs(first_s - second_s) / min(first_s, second_s)
+
+
+def find_durations(laps: Sequence[Lap]) -> list[float]:
+    """Of every step but the first."""
+    ends_s = [max(ends) for ends in zip(*(lap.ends_s for lap in laps), strict=True)]
+    return [after - before for before, after in itertools.pairwise(ends_s)]

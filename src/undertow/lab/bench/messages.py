@@ -1,0 +1,41 @@
+"""What the bench and its workers say to each other: one JSON object per line.
+
+To a worker: an `Assignment` once, then an `Order` for every lap.
+From a worker: `Ready` once, then `Lap`.  One that fails says so by ending.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is to train, and under which system."""
+
+    model: str
+    system: str
+    scale: float
+    batch: int | None
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Train so many steps."""
+
+    steps: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker has met the others and wrapped its model."""
+
+    batch: int
+    gradient_bytes: int
+    compute_s: float | None  # nominal; None where it has to be measured
+
+
+class Lap(msgspec.Struct, frozen=True, kw_only=True):
+    """Some steps in a row, on one host."""
+
+    ends_s: list[float]  # when each step ended, on the clock that all hosts of a machine share
+    cpu_s: float  # of the whole process
+    sent_bytes: int | None  # by the system's own count
+    digest: int  # of the parameters afterwards: the same on all hosts, or the system is wrong

@@ -1,0 +1,218 @@
+"""A series: one model on so many hosts, under several systems, at one bandwidth after the other.
+
+In: what to measure.  Out: one point for each system and bandwidth.
+All systems stay on the hosts for the whole series and take turns, lap by lap, in an order
+that changes from round to round, so that a machine's moods meet all of them alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import format_bandwidth
+from undertow.lab.bench.fleet import Fleet
+from undertow.lab.bench.laps import Record, Summary
+from undertow.lab.bench.messages import Assignment, Ready
+from undertow.lab.link_check import check_links
+from undertow.lab.network import Network, check_size
+from undertow.lab.real.names import REAL_NAMES
+from undertow.lab.systems import find_system
+from undertow.report.points import NOISE, Point
+from undertow.zoo import MODELS
+from undertow.zoo.names import unknown_name
+
+GIGA = 1e9
+# torch DDP rearranges its buckets after the first step.
+WARM_UP_STEPS = 3
+SLOWEST_BITS_PER_S = 1e6
+# A noisy point gets this many times the rounds before it is called too noisy.
+PATIENCE = 2
+REFERENCE = "ddp"
+COMPUTE = "local"
+
+
+class Watch(Protocol):
+    """Who is told how far the bench is."""
+
+    def say(self, text: str) -> None:
+        """What happens now."""
+
+    def expect(self, laps: int) -> None:
+        """So many more laps are to come."""
+
+    def lap(self) -> None:
+        """One of them is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """What to measure; checked here, before anything is started."""
+
+    model: str
+    hosts: int
+    bandwidths_gbit: tuple[float | None, ...]  # nominal; None: not shaped
+    systems: tuple[str, ...]
+    scale: float = 1.0
+    batch: int | None = None
+    rounds: int = 4
+    lap_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.model not in (*MODELS, *REAL_NAMES):
+            raise unknown_name("model", self.model, (*MODELS, *REAL_NAMES))
+        if self.model in REAL_NAMES and self.scale != 1:
+            raise ConfigError(f"{self.model} computes for real and cannot be scaled: leave --scale out")
+        if not self.systems:
+            raise ConfigError("--systems is empty: name one at least, such as undertow")
+        for system in self.systems:
+            find_system(system)
+        if self.hosts < 2:
+            raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
+        check_size(self.hosts)
+        if not self.scale > 0 or math.isinf(self.scale):
+            raise ConfigError(f"--scale {self.scale:g} is not possible: give a number above 0, such as 10")
+        for speed in self.bandwidths_gbit:
+            if speed is not None and speed * GIGA / self.scale < SLOWEST_BITS_PER_S:
+                raise ConfigError(f"--scale {self.scale:g} leaves too little of {speed:g} Gbit/s to measure: use less")
+        if self.rounds < 2:
+            raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"--batch {self.batch} is not possible: at least one sample is needed")
+        if not 0 < self.lap_s < math.inf:
+            raise ConfigError(f"--lap {self.lap_s:g} is not possible: give seconds above 0")
+
+    @property
+    def all_systems(self) -> tuple[str, ...]:
+        """Those asked for; where compute is real, also what it takes alone."""
+        if self.model in REAL_NAMES and COMPUTE not in self.systems:
+            return (COMPUTE, *self.systems)
+        return self.systems
+
+    @property
+    def laps(self) -> int:
+        """How many there are, if nothing has to be repeated."""
+        return len(self.bandwidths_gbit) * len(self.all_systems) * self.rounds
+
+    def describe(self, bandwidth_gbit: float | None) -> str:
+        link = "unshaped" if bandwidth_gbit is None else format_bandwidth(bandwidth_gbit * GIGA)
+        return f"{self.model}, {self.hosts} hosts, {link}"
+
+
+def measure(series: Series, network: Network, *, environ: Mapping[str, str], watch: Watch) -> Iterator[list[Point]]:
+    """The points of one bandwidth after the other."""
+    with ExitStack() as stack:
+        watch.say(f"{series.model}: starting {', '.join(series.all_systems)} on {series.hosts} hosts")
+        network.shape(None)
+        fleets = [
+            stack.enter_context(Fleet(network, find_system(name), _assign(series, name), environ))
+            for name in series.all_systems
+        ]
+        *_, ready = [fleet.wait_until_ready() for fleet in fleets]
+        for bandwidth_gbit in series.bandwidths_gbit:
+            bench = _Bench(series, bandwidth_gbit, network, fleets, ready, watch)
+            yield bench.measure()
+
+
+def _assign(series: Series, system: str) -> Assignment:
+    return Assignment(model=series.model, system=system, scale=series.scale, batch=series.batch)
+
+
+class _Bench:
+    """All systems at one bandwidth."""
+
+    def __init__(
+        self,
+        series: Series,
+        bandwidth_gbit: float | None,
+        network: Network,
+        fleets: Sequence[Fleet],
+        ready: Ready,
+        watch: Watch,
+    ) -> None:
+        self._series, self._network, self._fleets, self._ready, self._watch = series, network, fleets, ready, watch
+        self._bandwidth_gbit = bandwidth_gbit
+        self._title = series.describe(bandwidth_gbit)
+        self._transfer_s = self._find_transfer_s()
+
+    def measure(self) -> list[Point]:
+        self._shape()
+        steps = {fleet: self._warm_up(fleet) for fleet in self._fleets}
+        records = {fleet: Record() for fleet in self._fleets}
+        for number in range(self._series.rounds * PATIENCE):
+            if number >= self._series.rounds and not any(r.disagreement > NOISE for r in records.values()):
+                break
+            if number >= self._series.rounds:
+                self._watch.expect(len(self._fleets))
+            for fleet in self._turns(number):
+                self._watch.say(f"{self._title}: {fleet.name}, round {number + 1}")
+                self._run(fleet, steps[fleet], records[fleet])
+                self._watch.lap()
+        return self._make_points({fleet.name: record.summarise() for fleet, record in records.items()})
+
+    def _shape(self) -> None:
+        if self._bandwidth_gbit is None:
+            return
+        rate = self._bandwidth_gbit * GIGA / self._series.scale
+        self._watch.say(f"{self._title}: checking the links")
+        self._network.shape(rate)
+        check_links(self._network, rate)
+
+    def _warm_up(self, fleet: Fleet) -> int:
+        """Returns how many steps make a lap."""
+        self._watch.say(f"{self._title}: {fleet.name}, warming up")
+        record = Record()
+        self._run(fleet, WARM_UP_STEPS, record)
+        return 1 + min(20, max(3, math.ceil(self._series.lap_s / record.durations_s[0][-1])))
+
+    def _turns(self, number: int) -> list[Fleet]:
+        """Who goes first changes every two rounds, so that both halves of the rounds see every order."""
+        first = (number // 2) % len(self._fleets)
+        return [*self._fleets[first:], *self._fleets[:first]]
+
+    def _run(self, fleet: Fleet, steps: int, record: Record) -> None:
+        before = self._network.counters()
+        patience_s = 60.0 + 20.0 * steps * (self._transfer_s + (self._ready.compute_s or 3.0))
+        laps = fleet.run(steps, timeout_s=patience_s)
+        after = self._network.counters()
+        sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
+        record.add(laps, bytes_out=sent)
+
+    def _find_transfer_s(self) -> float:
+        """How long a link needs for one step's bytes, at least: 2 S (P - 1) / P in each direction."""
+        if self._bandwidth_gbit is None:
+            return 0.0
+        hosts = self._series.hosts
+        size = 2 * self._ready.gradient_bytes * (hosts - 1) / hosts
+        return size * 8 * self._series.scale / (self._bandwidth_gbit * GIGA)
+
+    def _make_points(self, summaries: Mapping[str, Summary]) -> list[Point]:
+        compute_s = self._ready.compute_s or summaries[COMPUTE].iteration_s
+        reference = summaries.get(REFERENCE)
+        return [
+            Point(
+                model=self._series.model,
+                hosts=self._series.hosts,
+                bandwidth_gbit=self._bandwidth_gbit,
+                scale=self._series.scale,
+                system=name,
+                batch=self._ready.batch,
+                iteration_s=summary.iteration_s,
+                iteration_low_s=summary.low_s,
+                iteration_high_s=summary.high_s,
+                compute_s=compute_s,
+                bound_s=compute_s if name == COMPUTE else max(compute_s, self._transfer_s),
+                speedup=self._series.hosts * compute_s / summary.iteration_s,
+                gain_over_ddp=reference.iteration_s / summary.iteration_s if reference else None,
+                bytes_out_per_host=summary.bytes_out,
+                cpu_s=summary.cpu_s,
+                steps=summary.steps,
+                disagreement=summary.disagreement,
+                origin="measured",
+            )
+            for name, summary in summaries.items()
+        ]

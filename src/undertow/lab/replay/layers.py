@@ -1,0 +1,157 @@
+"""Layers that take the published time and leave gradients of the published size.
+
+In: whatever the layer before gave.  Out: a tensor of the right shape, some time later.
+To autograd, to hooks and to wrappers they are ordinary modules with ordinary parameters:
+a gradient appears when the layer's backward time has passed.
+A fully connected layer can hand over its factors instead of its weight's gradient, an
+embedding its touched rows (`take_factors`, `take_rows`); `rebuild` then takes the time that
+the device would need to make the gradient out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from undertow.lab.replay.device import Device
+from undertow.lab.replay.memory import GradientMemory
+
+START_WEIGHT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds of device time in one step."""
+
+    forward_s: float
+    input_s: float  # backward, for the gradient of the layer's input
+    weight_s: float  # backward, for the gradients of its parameters
+
+    @property
+    def backward_s(self) -> float:
+        return self.input_s + self.weight_s
+
+
+class _Replayed(Protocol):
+    device: Device
+    cost: Cost
+
+    def output(self, given: torch.Tensor) -> torch.Tensor: ...
+
+    def gradients(self, given: torch.Tensor, delta: torch.Tensor) -> list[torch.Tensor | None]: ...
+
+
+class _Replay(torch.autograd.Function):
+    """One layer's operation: the device computes, then the result is there."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: _Replayed, given: torch.Tensor, chain: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        ctx.layer, ctx.given, ctx.chain_shape = layer, given, chain.shape
+        layer.device.compute(layer.cost.forward_s)
+        return layer.output(given)
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: torch.Tensor) -> tuple[Any, ...]:
+        gradients = ctx.layer.gradients(ctx.given, deltas[0])
+        return None, None, deltas[0].new_ones(ctx.chain_shape), *gradients
+
+
+class ReplayedLayer(nn.Module):
+    """Any layer whose gradients travel whole: a convolution with its norm, an LSTM."""
+
+    def __init__(self, device: Device, cost: Cost, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        super().__init__()
+        self.device, self.cost = device, cost
+        self._memory = [GradientMemory(shape, device.gradient) for _, shape in shapes]
+        for name, shape in shapes:
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.full(shape, START_WEIGHT)))
+
+    def forward(self, chain: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = _Replay.apply(self, chain, chain, *self.parameters())  # type: ignore[no-untyped-call]
+        return output
+
+    def output(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def gradients(self, given: torch.Tensor, delta: torch.Tensor) -> list[torch.Tensor | None]:
+        self.device.compute(self.cost.backward_s)
+        return [memory.lend() for memory in self._memory]
+
+
+class ReplayedLinear(nn.Linear):
+    """A fully connected layer; its input and its output have the (scaled) shapes of the real one.
+
+    While `take_factors` is set, backward calls it with the activations (K x N) and the
+    deltas (K x M), skips the time of the weight's gradient and leaves that gradient None.
+    """
+
+    take_factors: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+    def __init__(self, device: Device, cost: Cost, *, rows: int, sizes: tuple[int, int], bias: bool = True) -> None:
+        columns_in, columns_out = sizes
+        super().__init__(columns_in, columns_out, bias=bias, device="meta")
+        self.device, self.cost, self.rows = device, cost, rows
+        for name, parameter in list(self.named_parameters()):
+            self.register_parameter(name, nn.Parameter(torch.full(parameter.shape, START_WEIGHT)))
+        self._memory = [GradientMemory(parameter.shape, device.gradient) for parameter in self.parameters()]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = _Replay.apply(self, input, input, *self.parameters())  # type: ignore[no-untyped-call]
+        return output
+
+    def output(self, given: torch.Tensor) -> torch.Tensor:
+        return given.new_zeros(given.shape[0], self.out_features)
+
+    def gradients(self, given: torch.Tensor, delta: torch.Tensor) -> list[torch.Tensor | None]:
+        rest = [memory.lend() for memory in self._memory[1:]]
+        if self.take_factors is None:
+            self.device.compute(self.cost.backward_s)
+            return [self._memory[0].lend(), *rest]
+        self.device.compute(self.cost.input_s)
+        self.take_factors(given, delta)
+        return [None, *rest]
+
+    def rebuild(self, activations: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+        """The weight's gradient out of joined factors, after the time that their product takes."""
+        assert activations.shape[0] == deltas.shape[0], "factors belong together row by row"
+        self.device.compute(self.cost.weight_s * activations.shape[0] / self.rows)
+        return self._memory[0].lend()
+
+
+class ReplayedEmbedding(nn.Embedding):
+    """An embedding; its gradient is made whole, as torch makes it.
+
+    While `take_rows` is set, backward calls it with the tokens and one row of delta per
+    token, and leaves the gradient None.  `chain` ties a layer in mid-model to those before.
+    """
+
+    take_rows: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+    def __init__(self, device: Device, cost: Cost, *, sizes: tuple[int, int]) -> None:
+        super().__init__(*sizes, _weight=torch.full(sizes, START_WEIGHT))
+        self.device, self.cost = device, cost
+        self._memory = GradientMemory(sizes, device.gradient)
+
+    def forward(self, input: torch.Tensor, chain: torch.Tensor | None = None) -> torch.Tensor:
+        chain = torch.zeros(1) if chain is None else chain
+        output: torch.Tensor = _Replay.apply(self, input, chain, self.weight)  # type: ignore[no-untyped-call]
+        return output
+
+    def output(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(given.numel(), self.embedding_dim)
+
+    def gradients(self, given: torch.Tensor, delta: torch.Tensor) -> list[torch.Tensor | None]:
+        self.device.compute(self.cost.backward_s)
+        if self.take_rows is None:
+            return [self._memory.lend()]
+        self.take_rows(given, delta)
+        return [None]
+
+    def rebuild(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The whole gradient out of everybody's rows; adding rows takes a device no time worth counting."""
+        assert tokens.numel() == rows.shape[0], "one row per token"
+        return self._memory.lend()

@@ -1,0 +1,66 @@
+"""Undertow itself, whole or with some of its mechanisms turned off, to see what each is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from undertow.lab.systems.system import find_missing
+from undertow.plan.slicing import DEFAULT_SLICE_BYTES
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+# Larger than any tensor: every tensor travels whole.
+UNSLICED_BYTES = 1 << 36
+
+MECHANISMS = {
+    "wait-free": "gradients leave while backward still computes",
+    "slicing": "large tensors travel in slices, through all shards",
+}
+
+
+class Undertow:
+    """`without` names the mechanisms that are off."""
+
+    is_restless = False
+
+    def __init__(self, without: Sequence[str] = ()) -> None:
+        self.without = tuple(without)
+        self.name = "-no-".join(["undertow", *without])
+        self.about = f"undertow without {' and '.join(without)}" if without else "undertow with everything on"
+
+    def find_obstacle(self) -> str | None:
+        return find_missing("torch")
+
+    def variables(self, *, scale: float) -> Mapping[str, str]:
+        slice_bytes = ""  # undertow chooses, as it does for users
+        if "slicing" in self.without:
+            slice_bytes = str(UNSLICED_BYTES)
+        elif scale != 1:
+            slice_bytes = str(max(1024, round(DEFAULT_SLICE_BYTES / scale) // 16 * 16))
+        return {"UNDERTOW_SLICE": slice_bytes, "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on"}
+
+    def join(self) -> None:
+        import undertow
+
+        undertow.init()
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer, *, scale: float) -> tuple[nn.Module, Optimizer]:
+        from undertow.torch import DistributedDataParallel
+
+        return DistributedDataParallel(model), optimizer
+
+    def flush(self) -> None:
+        pass  # backward has waited already
+
+    def bytes_sent(self) -> int | None:
+        import undertow
+
+        return undertow.bytes_sent()
+
+    def leave(self) -> None:
+        import undertow
+
+        undertow.shutdown()

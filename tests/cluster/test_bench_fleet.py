@@ -1,0 +1,329 @@
+"""A fleet and its workers: what it hears, what it says of one that ends or stays silent, and that nobody is left.
+
+These workers are stand-ins that speak the protocol without importing torch; test_bench_workers.py has real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import is_alive, wait_until
+from undertow.errors import LabError
+from undertow.lab.bench import fleet as fleet_module
+from undertow.lab.bench.fleet import LAST_WORDS, Fleet
+from undertow.lab.bench.messages import Assignment, Ready
+from undertow.lab.network import Host, Network, open_loopback
+from undertow.lab.systems import find_system
+
+STAND_IN = """\
+#!{python}
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+rank = int(os.environ["RANK"])
+
+def mark(name, text=""):
+    (folder / ("." + name)).write_text(str(text))
+    (folder / ("." + name)).rename(folder / name)
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.005)
+
+def tell(**message):
+    sys.stdout.write(json.dumps(message) + "\\n")
+    sys.stdout.flush()
+
+def ready():
+    tell(batch=7, gradient_bytes=4, compute_s=None)
+
+def lap(digest=1):
+    tell(ends_s=[1.0 + rank, 2.0 + rank], cpu_s=0.5, sent_bytes=None, digest=digest)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+mark(f"pid{{rank}}", os.getpid())
+assignment = json.loads(sys.stdin.readline())
+"""
+
+
+class Yard:
+    """Where fleets of stand-ins are started."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, network: Network) -> None:
+        self.folder = folder
+        self.network = network
+        self._monkeypatch = monkeypatch
+
+    def start(self, body: str, *, system: str = "ddp", environ: Mapping[str, str] | None = None) -> Fleet:
+        script = self.folder / "worker"
+        script.write_text(STAND_IN.format(python=sys.executable, folder=str(self.folder)) + textwrap.dedent(body))
+        script.chmod(0o755)
+        self._monkeypatch.setattr(fleet_module.sys, "executable", str(script))
+        assignment = Assignment(model="resnet50", system=system, scale=10.0, batch=None)
+        return Fleet(self.network, find_system(system), assignment, os.environ if environ is None else environ)
+
+    def mark(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def wait_for(self, *names: str) -> None:
+        wait_until(lambda: all((self.folder / name).exists() for name in names))
+
+    def living(self) -> list[int]:
+        pids = [int(file.read_text()) for file in self.folder.glob("pid*")]
+        assert pids
+        return [pid for pid in pids if is_alive(pid) and str(self.folder) in _read_command(pid)]
+
+
+def _read_command(pid: int) -> str:
+    with suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    with open_loopback(2) as network:
+        yard = Yard(tmp_path, monkeypatch, network)
+        yield yard
+    for pid in yard.living():  # only if a test has failed
+        os.kill(pid, signal.SIGKILL)
+
+
+def failure(act: Callable[[], object]) -> list[str]:
+    """The lines of the error that it ends with."""
+    with pytest.raises(LabError) as error:
+        act()
+    return str(error.value).splitlines()
+
+
+def test_answers_come_in_the_order_of_the_hosts(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        ready()
+        for line in sys.stdin:
+            assert json.loads(line) == {"steps": 2}
+            if rank == 0:
+                wait_for("second")
+            lap()
+            mark("second" if rank else "first")
+        """
+    )
+    with fleet:
+        assert fleet.wait_until_ready() == Ready(batch=7, gradient_bytes=4, compute_s=None)
+        laps = fleet.run(2, timeout_s=60)
+        assert [lap.ends_s for lap in laps] == [[1.0, 2.0], [2.0, 3.0]]
+
+
+def test_several_laps_in_a_row(yard: Yard) -> None:
+    with yard.start("ready()\nfor line in sys.stdin: lap()") as fleet:
+        fleet.wait_until_ready()
+        assert [len(fleet.run(2, timeout_s=60)) for _ in range(5)] == [2] * 5
+
+
+def test_workers_are_told_their_place_and_their_system(yard: Yard) -> None:
+    fleet = yard.start(
+        "mark(f'told{rank}', json.dumps({'assignment': assignment, **os.environ}))\nready()\nsys.stdin.read()",
+        system="undertow-no-wait-free",
+        environ={**os.environ, "HOME": "/home/me", "UNDERTOW_WAIT_FREE": "on", "UNDERTOW_SLICE": "2048", "RANK": "9"},
+    )
+    with fleet:
+        fleet.wait_until_ready()
+    for rank in range(2):
+        told = json.loads((yard.folder / f"told{rank}").read_text())
+        assert told["assignment"] == {
+            "model": "resnet50",
+            "system": "undertow-no-wait-free",
+            "scale": 10.0,
+            "batch": None,
+        }
+        assert (told["RANK"], told["WORLD_SIZE"], told["HOME"]) == (str(rank), "2", "/home/me")
+        assert (told["UNDERTOW_WAIT_FREE"], told["UNDERTOW_SLICE"]) == ("off", str((1 << 20) // 10 // 16 * 16))
+
+
+def test_an_answer_may_come_in_pieces(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        text = json.dumps({"batch": 7, "gradient_bytes": 4, "compute_s": None}) + "\\n"
+        for letter in text:
+            os.write(1, letter.encode())
+            time.sleep(0.001)
+        sys.stdin.read()
+        """
+    )
+    with fleet:
+        assert fleet.wait_until_ready().batch == 7
+
+
+def test_a_long_answer_is_heard_whole(yard: Yard) -> None:
+    with yard.start(
+        "ready()\nsys.stdin.readline()\ntell(ends_s=[0.5] * 50000, cpu_s=0, sent_bytes=1, digest=1)"
+    ) as fleet:
+        fleet.wait_until_ready()
+        assert [len(lap.ends_s) for lap in fleet.run(50_000, timeout_s=60)] == [50_000] * 2
+
+
+def test_a_worker_that_ends_before_it_is_ready_is_named_with_its_last_words(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        if rank == 1:
+            wait_for("pid0")
+            sys.exit("no such thing as torch")
+        time.sleep(600)
+        """
+    )
+    with fleet:
+        lines = failure(fleet.wait_until_ready)
+    assert lines == ["ddp with resnet50: the worker on host1 ended with code 1", "no such thing as torch"]
+    assert yard.living() == []
+
+
+def test_a_worker_that_ends_in_mid_lap_is_named_with_its_last_words(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        ready()
+        sys.stdin.readline()
+        if rank == 0:
+            sys.stdout.write('{"ends_s": [')
+            sys.stdout.flush()
+            raise ArithmeticError("gradient of nothing")
+        time.sleep(600)
+        """
+    )
+    with fleet:
+        fleet.wait_until_ready()
+        lines = failure(lambda: fleet.run(2, timeout_s=60))
+    assert lines[0] == "ddp with resnet50: the worker on host0 ended with code 1"
+    assert lines[-1] == "ArithmeticError: gradient of nothing"
+    assert yard.living() == []
+
+
+def test_a_worker_that_is_gone_before_it_is_told_is_an_error_and_not_a_broken_pipe(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        ready()
+        if rank == 1:
+            wait_for("go")
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.stdin.read()
+        """
+    )
+    with fleet:
+        fleet.wait_until_ready()
+        pid = int((yard.folder / "pid1").read_text())
+        yard.mark("go")
+        wait_until(lambda: not is_alive(pid))
+        lines = failure(lambda: fleet.run(2, timeout_s=60))
+    assert lines[0] == "ddp with resnet50: the worker on host1 was killed by SIGKILL"
+
+
+def test_last_words_are_the_last_and_whatever_they_are(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        for number in range(1000):
+            print("line", number, file=sys.stderr)
+        sys.stderr.flush()
+        os.write(2, b"caf\\xe9 \\xff[/red]\\n")
+        """
+    )
+    with fleet:
+        lines = failure(fleet.wait_until_ready)
+    assert len(lines) == 1 + LAST_WORDS
+    assert lines[1] == f"line {1000 - LAST_WORDS + 1}"
+    assert lines[-1].startswith("caf")
+    assert lines[-1].endswith("[/red]")
+
+
+def test_silence_is_reported_with_the_hosts_that_are_silent(yard: Yard) -> None:
+    fleet = yard.start(
+        """
+        ready()
+        if rank == 0:
+            wait_for("go")
+            lap()
+            mark("answered")
+        time.sleep(600)
+        """
+    )
+    with fleet:
+        fleet.wait_until_ready()
+        yard.mark("go")
+        yard.wait_for("answered")
+        assert failure(lambda: fleet.run(2, timeout_s=0.2)) == ["ddp with resnet50: no answer from host1 in 0 s"]
+    assert yard.living() == []
+
+
+def test_silence_at_the_start_is_reported_too(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "START_TIMEOUT_S", 0.05)
+    with yard.start("time.sleep(600)") as fleet:
+        yard.wait_for("pid0", "pid1")
+        assert failure(fleet.wait_until_ready) == ["ddp with resnet50: no answer from host0, host1 in 0 s"]
+    assert yard.living() == []
+
+
+def test_replicas_that_differ_end_the_fleet(yard: Yard) -> None:
+    with yard.start("ready()\nfor line in sys.stdin: lap(digest=rank)") as fleet:
+        fleet.wait_until_ready()
+        [line] = failure(lambda: fleet.run(2, timeout_s=60))
+    assert line.startswith("ddp with resnet50: the replicas differ after 2 steps")
+
+
+def test_without_a_system_replicas_may_differ(yard: Yard) -> None:
+    with yard.start("ready()\nfor line in sys.stdin: lap(digest=rank)", system="local") as fleet:
+        fleet.wait_until_ready()
+        assert [lap.digest for lap in fleet.run(2, timeout_s=60)] == [0, 1]
+
+
+def test_at_the_end_workers_may_say_good_bye(yard: Yard) -> None:
+    with yard.start("ready()\nsys.stdin.read()\ntime.sleep(0.1)\nmark(f'left{rank}')") as fleet:
+        fleet.wait_until_ready()
+    assert (yard.folder / "left0").exists()
+    assert (yard.folder / "left1").exists()
+
+
+def test_a_worker_that_does_not_leave_is_made_to(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "FAREWELL_S", 0.05)
+    with yard.start("ready()\ntime.sleep(600)") as fleet:
+        fleet.wait_until_ready()
+    assert yard.living() == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_after_an_error_nobody_is_left(yard: Yard, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with yard.start("ready()\ntime.sleep(600)") as fleet:
+            fleet.wait_until_ready()
+            assert len(yard.living()) == 2
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert yard.living() == []
+
+
+def test_a_fleet_that_cannot_start_on_all_hosts_leaves_nobody(yard: Yard) -> None:
+    class Refusing(Host):
+        @contextmanager
+        def entered(self) -> Iterator[None]:
+            yard.wait_for("pid0")
+            raise OSError("no such namespace")
+            yield
+
+    last = yard.network.hosts[-1]
+    yard.network.hosts = [yard.network.hosts[0], Refusing(last.index, last.name, last.address)]  # type: ignore[misc]
+    with pytest.raises(OSError, match="no such namespace"):
+        yard.start("time.sleep(600)").__enter__()
+    assert yard.living() == []
+
+
+def test_a_line_that_is_no_message_is_an_error_with_what_was_said(yard: Yard) -> None:
+    with yard.start("print('welcome to this machine', flush=True)\ntime.sleep(600)") as fleet:
+        lines = failure(fleet.wait_until_ready)
+    assert lines[0].endswith("said 'welcome to this machine' instead of a lap")

@@ -1,0 +1,137 @@
+"""A bench without a cluster: fleets that answer at once, as fast as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from undertow.lab.bench import series as series_module
+from undertow.lab.bench.messages import Assignment, Lap, Ready
+from undertow.lab.bench.series import WARM_UP_STEPS, Series, measure
+from undertow.lab.network import Counters, Host
+from undertow.report.points import Point
+
+HOSTS = 4
+COMPUTE_S = 0.5
+ENVIRON = {"HOME": "/"}
+
+Speed = Callable[[int], float]  # seconds per step in the lap of this number; 0 is the warm-up
+
+
+def make_series(**changes: Any) -> Series:
+    """ResNet-50 under two systems on four hosts; give what is different."""
+    given: dict[str, Any] = {
+        "model": "resnet50",
+        "hosts": HOSTS,
+        "bandwidths_gbit": (10.0,),
+        "systems": ("ddp", "undertow"),
+        "scale": 10.0,
+        "rounds": 4,
+        "lap_s": 3.0,
+    }
+    return Series(**given | changes)
+
+
+def make_hosts(count: int) -> list[Host]:
+    return [Host(index, f"host{index}", f"10.0.0.{index + 1}") for index in range(count)]
+
+
+@dataclass
+class Net:
+    """A network that counts what the fleets say they sent: twice as much for the second host, and so on."""
+
+    hosts: Sequence[Host] = field(default_factory=lambda: make_hosts(HOSTS))
+    is_shaped: bool = True
+    shaped_bits_per_s: list[float | None] = field(default_factory=list)
+    checked_bits_per_s: list[float] = field(default_factory=list)
+    sent_bytes: int = 12_345
+
+    def shape(self, rate_bits_per_s: float | None) -> None:
+        self.shaped_bits_per_s.append(rate_bits_per_s)
+
+    def counters(self) -> list[Counters]:
+        return [Counters(self.sent_bytes * (host.index + 1), 0, 0, 0) for host in self.hosts]
+
+
+@dataclass
+class Watcher:
+    said: list[str] = field(default_factory=list)
+    expected: int = 0
+    laps: int = 0
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def expect(self, laps: int) -> None:
+        self.expected += laps
+
+    def lap(self) -> None:
+        self.laps += 1
+
+
+@dataclass
+class Script:
+    """How fast each system is, and what was asked of it."""
+
+    speeds: Mapping[str, Speed]
+    ready: Ready = field(default_factory=lambda: Ready(batch=32, gradient_bytes=100_000, compute_s=COMPUTE_S))
+    net: Net = field(default_factory=Net)
+    watch: Watcher = field(default_factory=Watcher)
+    turns: list[tuple[str, int]] = field(default_factory=list)
+    timeouts_s: list[float] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    failure: tuple[int, BaseException] | None = None  # at which turn, and with what
+
+    def measure(self, series: Series) -> list[list[Point]]:
+        return list(measure(series, self.net, environ=ENVIRON, watch=self.watch))
+
+    @property
+    def laps(self) -> list[str]:
+        """Whose turn it was, the warm-up left out."""
+        return [name for name, steps in self.turns if steps != WARM_UP_STEPS]
+
+
+class FakeFleet:
+    script: Script
+
+    def __init__(self, network: Net, system: Any, assignment: Assignment, environ: Mapping[str, str]) -> None:
+        assert network is self.script.net
+        assert environ == ENVIRON
+        self.name = assignment.system
+        assert system.name == self.name
+        self.script.assignments.append(assignment)
+        self._laps = 0
+
+    def __enter__(self) -> FakeFleet:
+        self.script.alive.append(self.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.script.alive.remove(self.name)
+
+    def wait_until_ready(self) -> Ready:
+        return self.script.ready
+
+    def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
+        script = self.script
+        if script.failure and script.failure[0] == len(script.turns):
+            raise script.failure[1]
+        script.turns.append((self.name, steps))
+        script.timeouts_s.append(timeout_s)
+        script.net.sent_bytes += 1000 * steps
+        step_s = script.speeds[self.name](self._laps)
+        self._laps += 1
+        ends_s = [step_s * (step + 1) for step in range(steps)]
+        return [Lap(ends_s=ends_s, cpu_s=0.25 * steps, sent_bytes=None, digest=1)] * len(script.net.hosts)
+
+
+def start_script(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Script:
+    """From now on every fleet follows this script, and links are as fast as they claim."""
+    script = Script(**{"speeds": {"ddp": lambda _: 1.0, "undertow": lambda _: 0.8}, **options})
+    monkeypatch.setattr(series_module, "Fleet", type("ScriptedFleet", (FakeFleet,), {"script": script}))
+    monkeypatch.setattr(series_module, "check_links", lambda network, rate: script.net.checked_bits_per_s.append(rate))
+    return script

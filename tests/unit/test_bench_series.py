@@ -1,0 +1,212 @@
+"""A series: whose turn it is, when it goes on, and how its points are computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.unit.bench_fakes import COMPUTE_S, HOSTS, Net, Script, make_hosts, make_series, start_script
+from undertow.errors import LabError
+from undertow.lab.bench.fleet import Fleet
+from undertow.lab.bench.messages import Assignment, Lap, Ready
+from undertow.lab.bench.series import PATIENCE, WARM_UP_STEPS
+from undertow.lab.network import open_loopback
+from undertow.lab.systems import find_system
+from undertow.report.points import NOISE
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
+    return partial(start_script, monkeypatch)
+
+
+def test_every_system_takes_as_many_turns_as_there_are_rounds(start: Any) -> None:
+    script = start()
+    [points] = script.measure(make_series())
+    assert Counter(script.laps) == {"ddp": 4, "undertow": 4}
+    assert [point.system for point in points] == ["ddp", "undertow"]
+    assert script.alive == []
+    assert script.watch.laps == 8
+
+
+def test_who_goes_first_changes_so_that_both_halves_see_every_order(start: Any) -> None:
+    script = start()
+    script.measure(make_series(rounds=8))
+    rounds = [tuple(script.laps[at : at + 2]) for at in range(0, 16, 2)]
+    assert len(set(rounds)) == 2
+    for half in (rounds[0::2], rounds[1::2]):
+        assert Counter(half) == {("ddp", "undertow"): 2, ("undertow", "ddp"): 2}
+
+
+def test_everybody_goes_first_once_among_three(start: Any) -> None:
+    names = ("ddp", "undertow", "local")
+    script = start(speeds={name: lambda _: 1.0 for name in names})
+    script.measure(make_series(systems=names, rounds=6))
+    assert Counter(script.laps[0::3]) == dict.fromkeys(names, 2)
+    assert all(set(script.laps[at : at + 3]) == set(names) for at in range(0, 18, 3))
+
+
+def test_a_calm_machine_gets_no_extra_rounds(start: Any) -> None:
+    script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda lap: 1.0 + 0.9 * NOISE * (lap % 2)})
+    [points] = script.measure(make_series())
+    assert len(script.laps) == 8
+    assert not any(point.is_noisy for point in points)
+    assert script.watch.expected == 0
+
+
+def test_a_noisy_system_gets_extra_rounds_for_all_and_in_the_end_is_called_noisy(start: Any) -> None:
+    script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda lap: 1.0 + 1.5 * NOISE * (lap % 2)})
+    [(ddp, undertow)] = script.measure(make_series())
+    assert Counter(script.laps) == {"ddp": 4 * PATIENCE, "undertow": 4 * PATIENCE}
+    assert (ddp.is_noisy, undertow.is_noisy) == (False, True)
+    assert script.watch.expected == 2 * 4 * (PATIENCE - 1)
+    assert script.watch.laps == len(script.laps)
+
+
+def test_extra_rounds_end_as_soon_as_the_halves_agree(start: Any) -> None:
+    # The second round was disturbed; with the sixth, two of the three in its half outvote it.
+    script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda lap: 1.4 if lap == 2 else 1.0})
+    [(_, undertow)] = script.measure(make_series())
+    assert len(script.laps) == 2 * 6
+    assert script.watch.expected == 2 * 2
+    assert not undertow.is_noisy
+
+
+def test_the_warm_up_is_not_measured_and_decides_how_long_a_lap_is(start: Any) -> None:
+    script = start(speeds={"ddp": lambda lap: 0.5 if lap else 0.25, "undertow": lambda lap: 1.0 if lap else 50.0})
+    [(ddp, undertow)] = script.measure(make_series(lap_s=3.0))
+    assert script.turns[:2] == [("ddp", WARM_UP_STEPS), ("undertow", WARM_UP_STEPS)]
+    lengths = dict(script.turns[2:])
+    assert lengths == {"ddp": 1 + 12, "undertow": 1 + 3}  # a slow one makes three at least
+    assert (ddp.iteration_s, undertow.iteration_s) == pytest.approx((0.5, 1.0))
+    assert (ddp.steps, undertow.steps) == (12 * 4, 3 * 4)
+
+
+def test_a_lap_of_a_fast_system_ends_some_time(start: Any) -> None:
+    script = start(speeds={"ddp": lambda _: 1e-6, "undertow": lambda _: 1e-6})
+    script.measure(make_series(lap_s=1000.0))
+    assert max(steps for _, steps in script.turns) <= 21
+
+
+def test_links_are_held_to_the_scaled_bandwidth_and_checked(start: Any) -> None:
+    script = start()
+    points = script.measure(make_series(bandwidths_gbit=(10.0, 2.0)))
+    assert script.net.shaped_bits_per_s == [None, 1e9, 2e8]
+    assert script.net.checked_bits_per_s == [1e9, 2e8]
+    assert [[point.bandwidth_gbit for point in group] for group in points] == [[10.0] * 2, [2.0] * 2]
+
+
+def test_fleets_live_through_all_bandwidths(start: Any) -> None:
+    script = start()
+    script.measure(make_series(bandwidths_gbit=(10.0, 2.0)))
+    assert len(script.assignments) == 2
+    assert script.assignments[0] == Assignment(model="resnet50", system="ddp", scale=10.0, batch=None)
+
+
+def test_without_shaping_nothing_is_limited_or_checked(start: Any) -> None:
+    script = start()
+    [points] = script.measure(make_series(bandwidths_gbit=(None,)))
+    assert script.net.checked_bits_per_s == []
+    assert set(script.net.shaped_bits_per_s) == {None}
+    for point in points:
+        assert not point.is_shaped
+        assert point.bound_s == COMPUTE_S  # there is no bandwidth to be bound by
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+def test_the_bound_is_the_transfer_at_full_bandwidth_whatever_the_scale(start: Any, scale: float) -> None:
+    # Sizes and bandwidth are divided by the same number, so the time stays: 2 S (P - 1) / P / W.
+    whole_bytes = 400_000_000
+    ready = Ready(batch=32, gradient_bytes=round(whole_bytes / scale), compute_s=COMPUTE_S)
+    script = start(ready=ready)
+    slow, fast = script.measure(make_series(scale=scale, bandwidths_gbit=(5.0, 40.0)))
+    transfer_s = 2 * whole_bytes * 8 * (3 / 4) / 5e9
+    assert transfer_s > COMPUTE_S
+    assert [point.bound_s for point in slow] == pytest.approx([transfer_s] * 2)
+    assert [point.bound_s for point in fast] == pytest.approx([COMPUTE_S] * 2)
+
+
+@pytest.mark.parametrize(("hosts", "share"), [(2, 1 / 2), (4, 3 / 4), (8, 7 / 8)])
+def test_the_bound_depends_on_the_hosts(start: Any, hosts: int, share: float) -> None:
+    net = Net(hosts=make_hosts(hosts))
+    script = start(ready=Ready(batch=1, gradient_bytes=10**9, compute_s=0.001), net=net)
+    [points] = script.measure(make_series(scale=1.0, hosts=hosts))
+    assert points[0].bound_s == pytest.approx(2 * 8 * share / 10)
+
+
+def test_speed_up_and_gain_follow_from_the_times(start: Any) -> None:
+    script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda _: 0.8})
+    [(ddp, undertow)] = script.measure(make_series())
+    assert (ddp.speedup, undertow.speedup) == pytest.approx((4 * 0.5 / 1.0, 4 * 0.5 / 0.8))
+    assert (ddp.gain_over_ddp, undertow.gain_over_ddp) == pytest.approx((1.0, 1.25))
+    assert (ddp.compute_s, ddp.batch, ddp.origin) == (0.5, 32, "measured")
+
+
+def test_without_ddp_there_is_no_gain_over_it(start: Any) -> None:
+    script = start(speeds={"undertow": lambda _: 1.0, "local": lambda _: 1.0})
+    [points] = script.measure(make_series(systems=("undertow", "local")))
+    assert [point.gain_over_ddp for point in points] == [None, None]
+
+
+def test_a_real_tasks_compute_is_what_it_took_alone(start: Any) -> None:
+    ready = Ready(batch=8, gradient_bytes=10**9, compute_s=None)
+    speeds = {"local": lambda _: 0.4, "ddp": lambda _: 2.0, "undertow": lambda _: 1.6}
+    script = start(ready=ready, speeds=speeds)
+    [(local, ddp, undertow)] = script.measure(make_series(model="gpt", scale=1.0))
+    assert (local.compute_s, ddp.compute_s) == pytest.approx((0.4, 0.4))
+    assert ddp.speedup == pytest.approx(4 * 0.4 / 2.0)
+    assert local.bound_s == pytest.approx(0.4)  # it sends nothing
+    assert undertow.bound_s == pytest.approx(2 * 8 * 0.75 / 10)
+
+
+def test_bytes_and_cpu_time_are_per_step(start: Any) -> None:
+    [points] = start().measure(make_series())
+    for point in points:
+        # Every step adds 1000 bytes to the first host's counter, 2000 to the second's, and so on.
+        assert point.bytes_out_per_host == pytest.approx(1000 * (1 + 2 + 3 + 4) / 4)
+        assert point.cpu_s == pytest.approx(0.25 * HOSTS)
+
+
+def test_a_slow_network_is_waited_for_longer(start: Any) -> None:
+    ready = Ready(batch=1, gradient_bytes=10**9, compute_s=0.1)
+    script = start(ready=ready)
+    script.measure(make_series(scale=1.0, bandwidths_gbit=(0.1, 10.0)))
+    steps_s = 2 * 8 * 0.75 / 0.1 + 0.1
+    assert script.timeouts_s[0] > 5 * WARM_UP_STEPS * steps_s
+    assert script.timeouts_s[-1] < script.timeouts_s[0]
+    assert min(script.timeouts_s) >= 60
+
+
+def test_a_failing_fleet_ends_the_others(start: Any) -> None:
+    script = start(failure=(5, LabError("a worker died")))
+    with pytest.raises(LabError, match="a worker died"):
+        script.measure(make_series())
+    assert script.alive == []
+
+
+# Replicas
+
+
+def lap(digest: int) -> Lap:
+    return Lap(ends_s=[1.0, 2.0], cpu_s=0.0, sent_bytes=None, digest=digest)
+
+
+@pytest.mark.parametrize(("system", "is_wrong"), [("ddp", True), ("undertow-no-slicing", True), ("local", False)])
+def test_replicas_that_differ_make_figures_meaningless(
+    monkeypatch: pytest.MonkeyPatch, system: str, is_wrong: bool
+) -> None:
+    with open_loopback(3) as network:
+        assignment = Assignment(model="resnet50", system=system, scale=1.0, batch=None)
+        fleet = Fleet(network, find_system(system), assignment, {})
+        monkeypatch.setattr(fleet, "_hear", lambda kind, timeout_s: [lap(5), lap(5), lap(5)])
+        assert len(fleet.run(2, timeout_s=1.0)) == 3
+        monkeypatch.setattr(fleet, "_hear", lambda kind, timeout_s: [lap(5), lap(5), lap(6)])
+        if is_wrong:
+            with pytest.raises(LabError, match=f"{system} with resnet50: the replicas differ after 2 steps"):
+                fleet.run(2, timeout_s=1.0)
+        else:
+            assert len(fleet.run(2, timeout_s=1.0)) == 3

@@ -1,0 +1,165 @@
+"""What a lab job starts and says; why it may not start; how an error travels."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from undertow.errors import ConfigError, LabError, UndertowError
+from undertow.lab import isolation
+from undertow.lab.carried import carry_error, raise_carried
+from undertow.lab.isolation import find_obstacle
+from undertow.lab.meeting import open_meeting
+from undertow.lab.network import Host, Network, open_loopback
+from undertow.lab.runner import LabJob, describe_traffic, find_command
+
+
+def test_a_python_file_is_run_with_this_python(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert find_command([str(script), "-x"], {}) == (sys.executable, "-u", str(script), "-x")
+    with pytest.raises(ConfigError, match=r"script 'nowhere\.py' is not there"):
+        find_command(["nowhere.py"], {})
+
+
+def test_any_other_command_is_looked_up_in_the_users_path(tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.touch(mode=0o755)
+    assert find_command(["train", "-x"], {"PATH": str(tmp_path)}) == (str(program), "-x")
+    assert find_command([str(program)], {"PATH": ""}) == (str(program),)
+    for name in ("nowhere", "./nowhere", str(tmp_path), ""):
+        with pytest.raises(ConfigError, match="is not found; give a Python file, or a command"):
+            find_command([name], {"PATH": str(tmp_path)})
+
+
+def test_an_impossible_number_of_hosts_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="0 hosts are not possible"):
+        LabJob(command=("true",), hosts=0)
+
+
+class Wired:
+    """A network with links, as far as the words about it are concerned."""
+
+    is_shaped = True
+
+    def __init__(self, hosts: int) -> None:
+        self.hosts = [Host(index, f"host{index}", f"10.77.0.{index + 1}") for index in range(hosts)]
+
+
+def test_few_hosts_are_listed_and_many_are_summed_up() -> None:
+    few, many = Wired(2), Wired(32)
+    words = "sent, by the kernel's count: "
+    assert describe_traffic([12_345_678, 4_321], few) == f"{words}host0 12.3 MB, host1 0.004 MB"  # type: ignore[arg-type]
+    sent = [1_000_000 * (host + 1) for host in range(32)]
+    assert describe_traffic(sent, many) == f"{words}1.0 MB to 32.0 MB per host, 528.0 MB in all"  # type: ignore[arg-type]
+
+
+def test_on_loopback_only_the_sum_is_known() -> None:
+    with open_loopback(4) as network:
+        words = "this machine's loopback carried 8.0 MB, by the kernel's count"
+        assert describe_traffic([2_000_000] * 4, network) == words
+
+
+def test_loopback_hosts_are_all_this_one() -> None:
+    with open_loopback(3) as network:
+        assert [(host.index, host.name, host.address) for host in network.hosts] == [
+            (index, f"host{index}", "127.0.0.1") for index in range(3)
+        ]
+        assert not network.is_shaped
+        network.shape(1e9)
+        with network.hosts[2].entered():
+            pass
+        assert len(network.counters()) == 3
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "words"),
+    [
+        (("sys.platform", "darwin"), "emulated hosts need Linux, and this is darwin"),
+        (("os.geteuid", lambda: 1000), "emulated hosts need root; try it with sudo"),
+        (("find_tool", lambda name: None), "emulated hosts need the command ip; install the package iproute2"),
+        (("find_tool", lambda name: None if name == "tc" else name), "need the command tc; install the package iprou"),
+        (("_try_namespaces", lambda: errno.EPERM), "this container may not make namespaces"),
+        (("_try_namespaces", lambda: errno.ENOSPC), "the kernel makes no namespaces: No space left on device"),
+        (("_try_namespaces", lambda: 0), None),
+    ],
+)
+def test_the_obstacle_is_named(
+    monkeypatch: pytest.MonkeyPatch, obstacle: tuple[str, object], words: str | None
+) -> None:
+    good = {"sys.platform": "linux", "os.geteuid": lambda: 0, "find_tool": str, "_try_namespaces": lambda: 0}
+    for name, value in {**good, obstacle[0]: obstacle[1]}.items():
+        monkeypatch.setattr(f"{isolation.__name__}.{name}", value)
+    found = find_obstacle()
+    assert found == words if words is None else words in str(found)
+
+
+class OwnError(LabError):
+    """A class that the caller does not know by name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConfigError("bad wish"), ConfigError),
+        (OwnError("särskilt"), LabError),
+        (UndertowError("x" * 100_000), UndertowError),
+        (FileNotFoundError(2, "No such file or directory", "train"), FileNotFoundError),
+        (OSError(errno.EMFILE, "Too many open files"), OSError),
+        (OSError("no number"), OSError),
+    ],
+)
+def test_an_error_arrives_as_what_it_was(error: UndertowError | OSError, kind: type[Exception]) -> None:
+    with tempfile.TemporaryFile() as file:
+        raise_carried(file.fileno())  # nothing yet
+        try:
+            raise error
+        except (UndertowError, OSError) as caught:
+            carry_error(caught, file.fileno())
+        with pytest.raises(kind) as arrived:
+            raise_carried(file.fileno())
+    assert (type(arrived.value), str(arrived.value)) == (kind, str(error))
+    assert getattr(arrived.value, "errno", None) == getattr(error, "errno", None)
+    assert "test_an_error_arrives_as_what_it_was" in arrived.value.__notes__[0]
+
+
+def meet(network: Network, **environ: str) -> list[dict[str, str]]:
+    with open_meeting(network, environ, start_timeout_s=7) as environments:
+        return environments
+
+
+def test_a_meeting_has_a_place_for_every_host() -> None:
+    with open_loopback(3) as network:
+        environments = meet(network, HOME="/home/me", RANK="77", UNDERTOW_ADDRESS="192.0.2.1")
+    for rank, environment in enumerate(environments):
+        assert environment["RANK"] == environment["GROUP_RANK"] == str(rank)
+        assert environment["WORLD_SIZE"] == "3"
+        assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert environment["MASTER_ADDR"] == environment["UNDERTOW_ADDRESS"] == "127.0.0.1"
+        assert environment["UNDERTOW_RENDEZVOUS"].startswith("127.0.0.1:")
+        assert environment["UNDERTOW_START_TIMEOUT"] == "7"
+        assert environment["HOME"] == "/home/me"
+        assert "GLOO_SOCKET_IFNAME" not in environment
+    assert len({environment["UNDERTOW_TOKEN"] for environment in environments}) == 1
+
+
+def test_the_users_number_of_threads_wins() -> None:
+    with open_loopback(1) as network:
+        assert meet(network)[0]["OMP_NUM_THREADS"] == "1"
+        assert meet(network, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == "1"
+        assert meet(network, OMP_NUM_THREADS="5")[0]["OMP_NUM_THREADS"] == "5"
+
+
+def test_every_meeting_has_a_token_of_its_own() -> None:
+    with (
+        open_loopback(1) as network,
+        open_meeting(network, os.environ) as one,
+        open_meeting(network, os.environ) as two,
+    ):
+        for name in ("UNDERTOW_TOKEN", "UNDERTOW_RENDEZVOUS", "MASTER_PORT"):
+            assert one[0][name] != two[0][name]
