@@ -58,7 +58,7 @@ class Settings:
         default=0,
         metadata={
             "env": "UNDERTOW_CREDIT",
-            "help": "bytes in flight at most; default: two slices per peer, but 4 to 8",
+            "help": "bytes in flight at most; default: four slices per peer, but 8 to 16",
         },
     )
     wait_free: bool = field(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 import pytest
 
-from undertow.lab.replay.device import QUEUE_S, Device, sharpen_sleep
+from undertow.lab.replay.device import QUEUE_S, BusyClock, Device, sharpen_sleep
 
 
 class Machine:
@@ -173,3 +174,34 @@ def test_an_operation_of_no_time_never_sleeps() -> None:
 
 def test_sharper_sleep_can_be_asked_for_anywhere() -> None:
     sharpen_sleep()
+
+
+def test_standing_in_line_for_a_core_counts_as_computing() -> None:
+    class Crowded(BusyClock):
+        delay_s = 0.0
+
+        def _delay_s(self) -> float:
+            return self.delay_s
+
+    clock = Crowded()
+    before_s = clock()
+    clock.delay_s = 5.0
+    assert 5.0 <= clock() - before_s < 6.0
+
+
+def test_the_line_is_read_from_the_kernel() -> None:
+    clock = BusyClock()
+    os.dup2(_file_with(b"123456 2500000000 7\n"), clock._delays)
+    assert clock._delay_s() == 2.5
+
+
+def test_a_kernel_without_these_figures_does_no_harm() -> None:
+    clock = BusyClock()
+    os.dup2(_file_with(b""), clock._delays)
+    assert clock._delay_s() == 0.0
+
+
+def _file_with(content: bytes) -> int:
+    fd = os.memfd_create("schedstat")
+    os.write(fd, content)
+    return fd

@@ -54,7 +54,8 @@ def bench(
     rounds: Annotated[int, typer.Option("--rounds", help="How often each system takes its turn.")] = 4,
     lap: Annotated[float, typer.Option("--lap", help="Seconds of one turn, at least four steps.", metavar="S")] = 3.0,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="quick (three minutes) or papers (an hour) instead of all the above.")
+        str | None,
+        typer.Option("--preset", help="quick (three minutes) or papers (half an hour) instead of all the above."),
     ] = None,
     out: Annotated[
         Path | None,

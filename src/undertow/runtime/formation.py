@@ -81,7 +81,9 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
 
 def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card:
     largest = settings.slice_bytes or DEFAULT_SLICE_BYTES
-    credit = settings.credit_bytes or largest * min(max(4, 2 * (size - 1)), 8)
+    # Four per peer: of two links that both carry data all the time, one slice waits in each direction, and one
+    # is on its way.  With half of it a link of 2 to 4 Gbit/s stands still for a tenth of the time.
+    credit = settings.credit_bytes or largest * min(max(8, 4 * (size - 1)), 16)
     if credit < 2 * largest:
         raise ConfigError(f"a credit of {credit} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT")
     return Card(

@@ -8,6 +8,7 @@ It starts with the first group and ends with the last.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import logging
@@ -22,6 +23,8 @@ from typing import Any
 log = logging.getLogger("undertow")
 
 TICK_S = 1.0
+# A system call without releasing Python's lock; for descriptors that never block only.
+_write = ctypes.PyDLL(None).write
 
 
 class Loop:
@@ -109,8 +112,10 @@ class Loop:
             ticker(time.monotonic())
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: a wake-up is under way; closed: nobody to wake
-            self._wake_in.send(b"\0")
+        # Not `send`, which would let go of Python's lock: the engine would take it at once, and the training
+        # thread, in the middle of its backward pass, would have to wait for it.  An error does not matter:
+        # full means that a wake-up is under way, closed that there is nobody to wake.
+        _write(self._wake_in.fileno(), b"\0", 1)
 
     def _drain_wakes(self, events: int) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -32,17 +32,17 @@ def _quick() -> list[Series]:
 
 def _papers() -> list[Series]:
     p3 = [
-        Series(model=model, hosts=4, bandwidths_gbit=P3_GBIT, scale=10.0, systems=SYSTEMS)
+        Series(model=model, hosts=4, bandwidths_gbit=P3_GBIT, scale=10.0, systems=SYSTEMS, rounds=2)
         for model in ("resnet50", "inception-v3", "vgg19", "sockeye")
     ]
-    p3.append(Series(model="vgg19", hosts=8, bandwidths_gbit=(10.0,), scale=20.0, systems=SYSTEMS))
+    p3.append(Series(model="vgg19", hosts=8, bandwidths_gbit=(10.0,), scale=20.0, systems=SYSTEMS, rounds=2))
     # More hosts share the same two cores or so: the more there are, the smaller everything must be.
     poseidon = [
-        Series(model="vgg19-22k", hosts=hosts, bandwidths_gbit=(10.0, 40.0), scale=scale, systems=SYSTEMS)
+        Series(model="vgg19-22k", hosts=hosts, bandwidths_gbit=(10.0, 40.0), scale=scale, systems=SYSTEMS, rounds=2)
         for hosts, scale in ((4, 20.0), (8, 50.0), (16, 100.0))
     ]
     poseidon += [
-        Series(model=model, hosts=8, bandwidths_gbit=(40.0,), scale=50.0, systems=SYSTEMS)
+        Series(model=model, hosts=8, bandwidths_gbit=(40.0,), scale=50.0, systems=SYSTEMS, rounds=2)
         for model in ("inception-v3", "resnet152", "googlenet", "alexnet")
     ]
     return [*p3, *poseidon]

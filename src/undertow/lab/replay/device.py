@@ -3,18 +3,21 @@
 In: "this operation takes so many seconds".  Out: the calling thread returns that much later.
 It sleeps, so the CPU stays free for the network.
 A real accelerator works off a queue that the training thread fills ahead of time, so it
-loses nothing when that thread computes.  The same here: CPU time that the thread itself
-used since the last operation, and the lateness of its waking up, are taken off the next
-sleep, as far as a queue reaches ahead.  Time that it spent waiting, for the network above all, never is: that is what
-gets measured.
+loses nothing when that thread computes.  The same here: what the thread itself computed
+since the last operation, how long it stood in line for one of the cores that all emulated
+hosts share, and the lateness of its waking up are taken off the next sleep, as far as a
+queue reaches ahead.  Time that it spent waiting, for the network above all, never is: that
+is what gets measured.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 PR_SET_TIMERSLACK = 29
 
@@ -32,16 +35,16 @@ class Device:
         *,
         rank: int = 0,
         clock: Clock = time.perf_counter,
-        thread_clock: Clock = time.thread_time,
+        thread_clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock, self._thread_clock, self._sleep = clock, thread_clock, sleep
+        self._clock, self._thread_clock, self._sleep = clock, thread_clock or BusyClock(), sleep
         # What fresh gradients hold: something else on each worker, so that one who does not average is found out.
         # Small enough that training for hours moves no parameter far.
         self.gradient = 1e-4 * (1 + rank)
         self._end_s = clock()  # when the last operation returned
         self._late_s = 0.0  # how long ago the last operation should have ended; never negative
-        self._used_s = thread_clock()  # the thread's CPU time at the end of the last operation
+        self._used_s = self._thread_clock()  # the thread's clock at the end of the last operation
 
     def compute(self, seconds: float) -> None:
         """Return when an operation that takes so long is done."""
@@ -55,6 +58,27 @@ class Device:
             self._sleep(end_s - now_s)
         self._end_s, self._used_s = self._clock(), self._thread_clock()
         self._late_s = max(0.0, self._end_s - end_s)
+
+
+class BusyClock:
+    """Seconds that the calling thread has computed, or would have with a core of its own."""
+
+    def __init__(self) -> None:
+        self._delays = -1
+        with suppress(OSError):  # not Linux, or a kernel without these figures: then computing alone counts
+            self._delays = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> float:
+        return time.thread_time() + self._delay_s()
+
+    def _delay_s(self) -> float:
+        """How long it has stood in line for a core so far."""
+        fields = os.pread(self._delays, 100, 0).split() if self._delays >= 0 else []
+        return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+    def __del__(self) -> None:
+        if self._delays >= 0:
+            os.close(self._delays)
 
 
 def sharpen_sleep() -> None:
