@@ -45,6 +45,13 @@ def test_a_host_knows_all_others_without_asking() -> None:
     assert [line.split()[2] for line in lines if line.startswith("neigh")] == ["10.77.0.1", "10.77.0.3"]
 
 
+def test_the_congestion_control_comes_with_the_route_once_there_is_one() -> None:
+    lines = set_up_host(1, 2, congestion_control="cubic")
+    change = "route change 10.77.0.0/24 dev eth0 proto kernel scope link src 10.77.0.2 congctl cubic"
+    assert lines.index(change) > lines.index("link set eth0 up")
+    assert not any("congctl" in line for line in set_up_host(1, 2))
+
+
 def test_what_was_made_is_taken_down_at_once() -> None:
     made = [line for line in [*set_up_switch(), *lay_cable(17, "x")] if line.startswith("link add")]
     assert [line.split()[2] for line in made] == ["switch", port_of(17)]

@@ -11,11 +11,8 @@ from undertow.lab.shaping import burst_bytes, host_queue_bytes, port_queue_bytes
     ("rate", "burst"),
     [
         (1e6, 8 << 10),  # never less than some frames
-        (50e6, 12_500),  # 2 ms of it
-        (200e6, 50_000),
-        (400e6, 68 << 10),  # one handover of TCP's
-        (1e9, 125_000),  # 1 ms of it
-        (10e9, 1_250_000),
+        (50e6, 25_000),  # 4 ms of it
+        (1e9, 500_000),
     ],
 )
 def test_the_bucket_holds_a_moment_of_the_rate(rate: float, burst: int) -> None:
@@ -30,6 +27,6 @@ def test_the_switch_keeps_ten_milliseconds_and_the_host_never_drops() -> None:
 
 
 def test_the_commands() -> None:
-    limited = "qdisc replace dev h0 root tbf rate 1000000000bit burst 125000 limit 1250000"
+    limited = "qdisc replace dev h0 root tbf rate 1000000000bit burst 500000 limit 1250000"
     assert shape_command("h0", 1e9, queue_bytes=1_250_000) == limited
     assert unshape_command("h0") == "qdisc del dev h0 root"

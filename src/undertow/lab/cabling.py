@@ -9,6 +9,7 @@ from __future__ import annotations
 MAX_HOSTS = 250  # of the 254 that a /24 has
 INTERFACE = "eth0"
 SWITCH = "switch"
+_NETWORK = "10.77.0.0/24"
 _GROUP = 77  # of all links, so that one command takes them down: one by one the kernel waits after each
 
 
@@ -40,9 +41,15 @@ def lay_cable(host: int, namespace: str) -> list[str]:
     ]
 
 
-def set_up_host(host: int, hosts: int) -> list[str]:
+def set_up_host(host: int, hosts: int, *, congestion_control: str | None = None) -> list[str]:
     """To be run on the host itself, once its cable is there."""
     own = [f"addr add {address_of(host)}/24 dev {INTERFACE}", "link set lo up", f"link set {INTERFACE} up"]
+    if congestion_control:
+        # By the route: a namespace's own default may only be one that the administrator has released.
+        own.append(
+            f"route change {_NETWORK} dev {INTERFACE} proto kernel scope link src {address_of(host)} "
+            f"congctl {congestion_control}"
+        )
     return own + [_introduce(peer) for peer in range(hosts) if peer != host]
 
 

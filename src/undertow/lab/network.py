@@ -151,6 +151,7 @@ def open_network(hosts: int) -> Iterator[Network]:
     """Emulated hosts around a switch; only inside of `run_isolated`, and one at a time."""
     check_size(hosts)
     _silence_ipv6()
+    congestion_control = _find_congestion_control()
     with ExitStack() as stack:
         made = [_make_host(index, stack) for index in range(hosts)]
         stack.callback(_take_down)
@@ -158,7 +159,7 @@ def open_network(hosts: int) -> Iterator[Network]:
         run_batch("ip", [*set_up_switch(), *cables])
         for host in made:
             with host.entered():
-                run_batch("ip", set_up_host(host.index, hosts))
+                run_batch("ip", set_up_host(host.index, hosts, congestion_control=congestion_control))
         stack.enter_context(_known_names(hosts))
         yield _Namespaces(made)
 
@@ -224,6 +225,14 @@ def _silence_ipv6() -> None:
     """Interfaces made from now on have no IPv6: its announcements would be in the counters.  Loopback keeps it."""
     with suppress(FileNotFoundError):
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+
+
+def _find_congestion_control() -> str | None:
+    """What most Linux hosts have, whatever this machine's default is: figures of two machines shall be comparable."""
+    available = ""
+    with suppress(OSError):
+        available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
+    return "cubic" if "cubic" in available.split() else None
 
 
 def _limit(device: str, rate_bits_per_s: float | None, *, is_port: bool) -> str:

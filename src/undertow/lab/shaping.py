@@ -7,14 +7,10 @@ of the switch.  Nothing here touches the network.
 
 from __future__ import annotations
 
-# A bucket holds at least 1 ms of the rate: the kernel's timers and a busy core wake up late
-# by parts of that, and tokens lost while the bucket is full would make the link too slow.
-BURST_S = 0.001
-# TCP hands over up to 64 KiB at a time.  A bucket that holds this much lets it pass in one
-# piece, which costs far less CPU; but never more than 2 ms of the rate, so that a burst does
-# not outrun the link for longer than real hardware would.
-WHOLE_HANDOVER_BYTES = 68 << 10
-WHOLE_HANDOVER_S = 0.002
+# A bucket holds 4 ms of the rate.  Tokens are lost while it is full, and on a virtual machine the
+# kernel's timers may come late by milliseconds: with 1 ms a link was now and then a tenth too slow.
+# After every pause so much passes at once, which is one percent or so of a training step.
+BURST_S = 0.004
 # Some full frames in any case, or slow links would stall between the timer's ticks.
 SMALLEST_BURST_BYTES = 8 << 10
 # What a switch keeps for one port before it drops: about 10 ms of it, as cheap switches do.
@@ -26,9 +22,7 @@ HOST_QUEUE_BYTES = 8 << 20
 
 def burst_bytes(rate_bits_per_s: float) -> int:
     """How much may pass at once after a pause."""
-    rate = rate_bits_per_s / 8
-    whole = min(WHOLE_HANDOVER_S * rate, WHOLE_HANDOVER_BYTES)
-    return int(max(BURST_S * rate, whole, SMALLEST_BURST_BYTES))
+    return int(max(BURST_S * rate_bits_per_s / 8, SMALLEST_BURST_BYTES))
 
 
 def port_queue_bytes(rate_bits_per_s: float) -> int:
