@@ -23,6 +23,7 @@ from undertow.lab.bench.fleet import LAST_WORDS, Fleet
 from undertow.lab.bench.messages import Assignment, Ready
 from undertow.lab.network import Host, Network, open_loopback
 from undertow.lab.systems import find_system
+from undertow.launch.guard import read_state
 
 STAND_IN = """\
 #!{python}
@@ -80,6 +81,9 @@ class Yard:
         pids = [int(file.read_text()) for file in self.folder.glob("pid*")]
         assert pids
         return [pid for pid in pids if is_alive(pid) and str(self.folder) in _read_command(pid)]
+
+    def states(self) -> list[str]:
+        return [read_state(int(file.read_text())) for file in self.folder.glob("pid*")]
 
 
 def _read_command(pid: int) -> str:
@@ -327,3 +331,20 @@ def test_a_line_that_is_no_message_is_an_error_with_what_was_said(yard: Yard) ->
     with yard.start("print('welcome to this machine', flush=True)\ntime.sleep(600)") as fleet:
         lines = failure(fleet.wait_until_ready)
     assert lines[0].endswith("said 'welcome to this machine' instead of a lap")
+
+
+def test_a_restless_system_is_stopped_between_its_turns(yard: Yard) -> None:
+    fleet = yard.start("ready()\nfor line in sys.stdin:\n    lap()", system="horovod")
+    with fleet:
+        fleet.wait_until_ready()
+        for _ in range(2):
+            wait_until(lambda: yard.states() == ["T", "T"])
+            fleet.run(2, timeout_s=60)
+    assert yard.living() == []
+
+
+def test_a_quiet_system_is_left_alone(yard: Yard) -> None:
+    with yard.start("ready()\nfor line in sys.stdin:\n    lap()") as fleet:
+        fleet.wait_until_ready()
+        fleet.run(2, timeout_s=60)
+        assert "T" not in yard.states()

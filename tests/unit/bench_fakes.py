@@ -87,7 +87,7 @@ class Script:
     failure: tuple[int, BaseException] | None = None  # at which turn, and with what
 
     def measure(self, series: Series) -> list[list[Point]]:
-        return list(measure(series, self.net, environ=ENVIRON, watch=self.watch))
+        return [leg.points for leg in measure(series, self.net, environ=ENVIRON, watch=self.watch)]
 
     @property
     def laps(self) -> list[str]:

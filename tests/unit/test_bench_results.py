@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.bench_fakes import ENVIRON, Script, make_series, start_script
 from undertow.errors import LabError
+from undertow.lab.bench import series as series_module
 from undertow.lab.bench.bench import BrokenOff, run_bench
 from undertow.lab.bench.series import Series
 from undertow.report.points import Results
@@ -75,3 +76,20 @@ def test_a_failure_before_the_first_point_leaves_none(start: Any) -> None:
         run(script, make_series(bandwidths_gbit=(None,)))
     assert broken.value.results.points == []
     assert broken.value.results.notes == ["Broken off: a worker died"]
+
+
+def test_a_bandwidth_whose_links_are_off_is_left_out_and_the_rest_goes_on(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = start()
+
+    def check(network: object, rate: float) -> None:
+        if rate == 2e8:
+            raise LabError("a link carries 70 %")
+
+    monkeypatch.setattr(series_module, "check_links", check)
+    with pytest.raises(BrokenOff, match="not everything could be measured") as broken:
+        run(script, make_series(bandwidths_gbit=(10.0, 2.0, 4.0)))
+    results = broken.value.results
+    assert [point.bandwidth_gbit for point in results.points] == [10.0, 10.0, 4.0, 4.0]
+    assert results.notes == ["resnet50, 4 hosts, 2 Gbit/s is left out: a link carries 70 %"]

@@ -27,7 +27,7 @@ MEASURE_BITS = 4e6
 # Slow start, and the tokens that the buckets saved up while nobody sent, are over by then.
 WARM_UP_S = 0.15
 # A loss in slow start, or another process on our cores, passes: a bad link stays bad for longer.
-MEASURE_S = (0.4, 1.0, 2.0)
+MEASURE_S = (0.4, 1.0, 2.0, 2.0, 2.0)
 CHUNK_BYTES = 1 << 18
 CONNECT_S = 10.0
 # A reading of the counters that took longer than this was interrupted: its time is not known well enough.

@@ -35,6 +35,7 @@ def run_bench(
 ) -> Results:
     """Measure everything.  Raises `BrokenOff` if something fails on the way."""
     points: list[Point] = []
+    refusals: list[str] = []
     watch.expect(sum(series.laps for series in plan))
 
     def results(*notes: str) -> Results:
@@ -45,15 +46,18 @@ def run_bench(
             versions=list_versions(),
             command=command,
             points=points,
-            notes=[*unshaped, *notes],
+            notes=[*unshaped, *refusals, *notes],
         )
 
     try:
         for series in plan:
             with open_network(series.hosts) as network:
-                for measured in measure(series, network, environ=environ, watch=watch):
-                    points += measured
+                for leg in measure(series, network, environ=environ, watch=watch):
+                    points += leg.points
+                    refusals += filter(None, [leg.refusal])
     except (UndertowError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         raise BrokenOff(results(f"Broken off: {reason.splitlines()[0]}"), reason) from error
+    if refusals:
+        raise BrokenOff(results(), "not everything could be measured: " + "; ".join(refusals))
     return results()

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, LabError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.laps import Record, Summary
@@ -103,8 +103,16 @@ class Series:
         return f"{self.model}, {self.hosts} hosts, {link}"
 
 
-def measure(series: Series, network: Network, *, environ: Mapping[str, str], watch: Watch) -> Iterator[list[Point]]:
-    """The points of one bandwidth after the other."""
+@dataclass(frozen=True)
+class Leg:
+    """One bandwidth of a series: its points, or why there are none."""
+
+    points: list[Point]
+    refusal: str = ""
+
+
+def measure(series: Series, network: Network, *, environ: Mapping[str, str], watch: Watch) -> Iterator[Leg]:
+    """One bandwidth after the other; one whose links are not what they claim is left out."""
     with ExitStack() as stack:
         watch.say(f"{series.model}: starting {', '.join(series.all_systems)} on {series.hosts} hosts")
         network.shape(None)
@@ -115,7 +123,10 @@ def measure(series: Series, network: Network, *, environ: Mapping[str, str], wat
         *_, ready = [fleet.wait_until_ready() for fleet in fleets]
         for bandwidth_gbit in series.bandwidths_gbit:
             bench = _Bench(series, bandwidth_gbit, network, fleets, ready, watch)
-            yield bench.measure()
+            if refusal := bench.shape():
+                yield Leg([], f"{series.describe(bandwidth_gbit)} is left out: {refusal}")
+            else:
+                yield Leg(bench.measure())
 
 
 def _assign(series: Series, system: str) -> Assignment:
@@ -140,7 +151,6 @@ class _Bench:
         self._transfer_s = self._find_transfer_s()
 
     def measure(self) -> list[Point]:
-        self._shape()
         steps = {fleet: self._warm_up(fleet) for fleet in self._fleets}
         records = {fleet: Record() for fleet in self._fleets}
         for number in range(self._series.rounds * PATIENCE):
@@ -154,13 +164,18 @@ class _Bench:
                 self._watch.lap()
         return self._make_points({fleet.name: record.summarise() for fleet, record in records.items()})
 
-    def _shape(self) -> None:
+    def shape(self) -> str:
+        """Hold the links to the bandwidth; returns why they are not to be trusted, if so."""
         if self._bandwidth_gbit is None:
-            return
+            return ""
         rate = self._bandwidth_gbit * GIGA / self._series.scale
         self._watch.say(f"{self._title}: checking the links")
         self._network.shape(rate)
-        check_links(self._network, rate)
+        try:
+            check_links(self._network, rate)
+        except LabError as error:
+            return str(error)
+        return ""
 
     def _warm_up(self, fleet: Fleet) -> int:
         """Returns how many steps make a lap."""
