@@ -101,7 +101,7 @@ def test_without_the_check_the_rate_holds_all_the_same(cli: Cli) -> None:
         "lab", "run", "--hosts", 2, "--bandwidth", "1gbit", "--no-check", "tc", "qdisc", "show", "dev", "eth0"
     )
     assert result.stderr.splitlines()[0] == "undertow: 2 hosts, 1 Gbit/s each way, not checked"
-    assert len(re.findall(r"\[rank [01]\] qdisc tbf .* rate 1Gbit burst 125000b", result.stdout)) == 2
+    assert len(re.findall(r"\[rank [01]\] qdisc tbf .* rate 1Gbit ", result.stdout)) == 2
 
 
 @needs_lab
