@@ -62,14 +62,23 @@ def test_a_single_step_has_no_spread() -> None:
 
 
 def test_laps_with_even_and_odd_numbers_are_compared() -> None:
-    assert record([1.0], [1.2]).disagreement == pytest.approx(0.2)
-    assert record([1.2], [1.0]).disagreement == pytest.approx(0.2)
-    assert record([1.0], [1.2], [1.0], [1.2]).disagreement == pytest.approx(0.2)
-    assert record([1.0], [1.0], [1.2], [1.2]).disagreement == 0.0  # both halves saw both moods
+    slow, fast = [1.2] * 50, [1.0] * 50
+    assert record(fast, slow).disagreement == pytest.approx(0.2)
+    assert record(slow, fast).disagreement == pytest.approx(0.2)
+    assert record(fast, slow, fast, slow).disagreement == pytest.approx(0.2)
+
+
+def test_steps_that_scatter_make_unsure_until_there_are_enough() -> None:
+    def disagreement(laps: int) -> float:
+        return record(*[[0.9, 1.0, 1.0, 1.1]] * laps).disagreement  # the halves agree to the bit
+
+    assert disagreement(2) > disagreement(4) > disagreement(200)
+    assert disagreement(2) == pytest.approx(2 * 1.57 * 0.15 / 8**0.5)  # quartiles 0.925 and 1.075
+    assert disagreement(200) < 0.02
 
 
 def test_each_half_is_worth_its_median() -> None:
-    assert record([1.0, 1.0, 9.0], [2.0, 1.0, 1.0, 8.0, 1.0]).disagreement == 0.0
+    assert record([1.0] * 9 + [9.0], [8.0, 2.0] + [1.0] * 8).disagreement == 0.0
 
 
 @pytest.mark.parametrize("laps_s", [[], [[1.0, 1.0, 1.0]]])
@@ -78,7 +87,7 @@ def test_before_there_are_two_laps_nothing_is_sure(laps_s: list[list[float]]) ->
 
 
 def test_the_summary_says_how_sure_it_is() -> None:
-    assert record([1.0], [1.5]).summarise().disagreement == pytest.approx(0.5)
+    assert record([1.0] * 50, [1.5] * 50).summarise().disagreement == pytest.approx(0.5)
     assert record([1.0]).summarise().disagreement == 1.0
 
 

@@ -17,7 +17,7 @@ ABSENT = "–"
 UNSHAPED = "unshaped"
 # In front of the time: it reads as "about".
 NOISY = "~"
-NOISY_MEANS = f"too noisy: the two halves of its rounds are more than {NOISE * 100:.0f} % apart"
+NOISY_MEANS = f"too noisy: another run may well be more than {NOISE * 100:.0f} % away"
 
 
 class Shown(enum.Enum):

@@ -3,9 +3,8 @@
 In: results before and after.  Out: one `Change` for each point, with the verdict and its reason.
 
 The rule.  The noise between two points is the largest of
-- the spread of both medians together: each is uncertain by 1.57 * (upper - lower quartile) / sqrt(steps),
-  the notch of McGill, Tukey and Larsen (The American Statistician, 1978), and notches must not overlap;
-- the disagreement of either point: how far apart the halves of its own rounds are;
+- the spread of both medians together: each is uncertain by its notch, and notches must not overlap;
+- the disagreement of either point: how far apart it was found to be from itself;
 - 0.1 %, below which nothing here is worth a word.
 A difference beyond the noise is FASTER or SLOWER.  Noise above 5 % says that the machine was busy:
 then the difference has to be beyond twice the noise, and is TOO_NOISY otherwise.  The rest is SAME.
@@ -15,7 +14,6 @@ Pure; swapping before and after swaps the verdict.
 from __future__ import annotations
 
 import enum
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -24,10 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from undertow.report.columns import ABSENT, COLUMNS, Shown, choose_columns, describe_common, show_ms
-from undertow.report.points import NOISE, Point, Results
+from undertow.report.points import NOISE, Point, Results, find_notch
 from undertow.report.table import add_column, start_table
 
-_NOTCH = 1.57
 _RESOLUTION = 0.001
 _NOISY_TWICE = 2.0
 
@@ -138,7 +135,7 @@ def _weigh(before: Point, after: Point) -> tuple[Verdict, str]:
 
 
 def _find_noise(before: Point, after: Point) -> float:
-    spread_s = sum(_NOTCH * (p.iteration_high_s - p.iteration_low_s) / math.sqrt(p.steps) for p in (before, after))
+    spread_s = sum(find_notch(p.iteration_low_s, p.iteration_high_s, steps=p.steps) for p in (before, after))
     return max(spread_s, *(point.disagreement * point.iteration_s for point in (before, after)))
 
 

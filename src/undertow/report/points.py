@@ -22,12 +22,13 @@ __all__ = [
     "Point",
     "Results",
     "describe_machine",
+    "find_notch",
     "list_versions",
     "read_results",
     "write_results",
 ]
 
-# Two halves of the same rounds that are further apart than this do not agree on what was measured.
+# Where two runs of the same point may be further apart than this, nothing can be concluded from one.
 NOISE = 0.05
 ORIGINS = ("measured", "simulated")
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -55,7 +56,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out_per_host: float | None  # per step, by the kernel's counters, without headers
     cpu_s: float | None  # CPU seconds per step, all hosts together
     steps: int  # how many were measured
-    disagreement: float  # how far the two halves of the rounds are apart, as a fraction
+    disagreement: float  # how far apart two runs of this point may well be, as a fraction
     origin: str  # "measured" or "simulated"
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the halves of the rounds disagree too much to conclude anything from it."""
+        """Whether another run may be too far from this one to conclude anything from it."""
         return self.disagreement > NOISE
 
     @property
@@ -101,6 +102,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Head(msgspec.Struct):
     format: int
+
+
+def find_notch(low_s: float, high_s: float, *, steps: int) -> float:
+    """How uncertain the median of so many steps is, by their quartiles: medians whose notches overlap may be the same.
+
+    After McGill, Tukey and Larsen, Variations of box plots, The American Statistician, 1978.
+    """
+    return 1.57 * (high_s - low_s) / math.sqrt(steps)
 
 
 def write_results(results: Results, path: str | os.PathLike[str]) -> None:

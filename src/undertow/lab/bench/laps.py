@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from undertow.lab.bench.messages import Lap
+from undertow.report.points import find_notch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Summary:
     low_s: float  # quartiles
     high_s: float
     steps: int
-    disagreement: float  # between the laps with even and with odd numbers, as a fraction
+    disagreement: float  # how far apart two such benches may well be, as a fraction
     cpu_s: float  # per step, all hosts together
     bytes_out: float  # per step and host, by the kernel's count
     sent_bytes: float | None  # the same by the system's own count
@@ -52,13 +53,12 @@ class Record:
         self.sent_bytes = (self.sent_bytes or 0.0) + statistics.fmean(known) if complete else None
 
     def summarise(self) -> Summary:
-        steps_s = [duration_s for lap in self.durations_s for duration_s in lap]
-        low_s, middle_s, high_s = statistics.quantiles(steps_s, n=4) if len(steps_s) > 1 else steps_s * 3
+        low_s, middle_s, high_s = self._quartiles_s
         return Summary(
             iteration_s=middle_s,
             low_s=low_s,
             high_s=high_s,
-            steps=len(steps_s),
+            steps=len(self._steps_s),
             disagreement=self.disagreement,
             cpu_s=self.cpu_s / self.steps,
             bytes_out=self.bytes_out / self.steps,
@@ -67,12 +67,27 @@ class Record:
 
     @property
     def disagreement(self) -> float:
-        """How far apart two benches would be that had each taken every other lap; 1 before there are two."""
+        """How far apart two such benches may well be; 1 before there are two laps.
+
+        Two that had each taken every other lap were so far apart; and where the steps themselves
+        scatter, few of them can agree by chance.
+        """
         halves = [[d for lap in self.durations_s[start::2] for d in lap] for start in (0, 1)]
         if not all(halves):
             return 1.0
         first_s, second_s = map(statistics.median, halves)
-        return abs(first_s - second_s) / min(first_s, second_s)
+        low_s, middle_s, high_s = self._quartiles_s
+        scatter_s = 2 * find_notch(low_s, high_s, steps=len(self._steps_s))
+        return max(abs(first_s - second_s) / min(first_s, second_s), scatter_s / middle_s)
+
+    @property
+    def _steps_s(self) -> list[float]:
+        return [duration_s for lap in self.durations_s for duration_s in lap]
+
+    @property
+    def _quartiles_s(self) -> list[float]:
+        steps_s = self._steps_s
+        return statistics.quantiles(steps_s, n=4) if len(steps_s) > 1 else steps_s * 3
 
 
 def find_durations(laps: Sequence[Lap]) -> list[float]:
