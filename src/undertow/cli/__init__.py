@@ -16,13 +16,12 @@ import typer.main
 
 from undertow.cli.bench import bench
 from undertow.cli.environment import show_environment
+from undertow.cli.errors import USAGE_ERROR
 from undertow.cli.lab import lab
 from undertow.cli.run import run
 from undertow.launch.speech import say
 
 __all__ = ["app", "main"]
-
-USAGE_ERROR = 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 # Everything after the script belongs to the script; torchrun's underscore spellings are understood as well.

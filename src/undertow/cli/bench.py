@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -83,33 +84,29 @@ def bench(
             return _compare(files or [])
         if files:
             raise ConfigError(f"{files[0]!r} is not an option; two files go with --compare")
-        links = tuple(rate / GIGA for rate in parse_bandwidths(bandwidth))
-        plan = (
-            find_preset(preset)
-            if preset
-            else [
-                Series(
-                    model=name,
-                    hosts=count,
-                    bandwidths_gbit=links,
-                    systems=_split(systems),
-                    scale=choose_scale(name, scale),
-                    batch=batch,
-                    rounds=rounds,
-                    lap_s=lap,
-                )
-                for name in _split(model)
-                for count in _read_counts(hosts)
-            ]
-        )
-        if not plan:
-            raise ConfigError("nothing to measure: --model and --hosts need at least one value each")
+        links = [rate / GIGA for rate in parse_bandwidths(bandwidth)]
+        common = {"systems": _split(systems), "batch": batch, "rounds": rounds, "lap_s": lap}
+        asked = itertools.product(_split(model), _read_counts(hosts))
+        plan = find_preset(preset) if preset else _make_plan(asked, links, scale, **common)
         if unshaped:
             plan = [dataclasses.replace(series, bandwidths_gbit=(None,)) for series in plan]
         _check_systems(plan)
         _check_file(out)
         return _run(plan, out, is_unshaped=unshaped)
     raise AssertionError("one_line_errors ends the command")
+
+
+def _make_plan(
+    asked: Iterable[tuple[str, int]], links: Sequence[float], scale: float | None, **common: Any
+) -> list[Series]:
+    """One series for each model on each number of hosts."""
+    plan = [
+        Series(model=model, hosts=hosts, bandwidths_gbit=tuple(links), scale=choose_scale(model, scale), **common)
+        for model, hosts in asked
+    ]
+    if not plan:
+        raise ConfigError("nothing to measure: --model and --hosts need at least one value each")
+    return plan
 
 
 def _run(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
