@@ -44,7 +44,7 @@ class Handle:
     @property
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._ticket.done.is_set()
+        return self._ticket.is_done
 
     @property
     def is_over(self) -> bool:
@@ -53,7 +53,7 @@ class Handle:
 
     def wait(self) -> None:
         """Return when the operation is complete; raise what went wrong, such as `PeerLost`."""
-        self._group.waiters.wait(self._ticket.done)
+        self._group.waiters.wait_for(self._ticket)
         if self._after is not None:
             after, self._after = self._after, None
             after()

@@ -6,12 +6,21 @@ Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from undertow.errors import ConfigError
+
+
+class Priority(enum.Enum):
+    """Where urgent slices may overtake others; only where the next forward pass starts early."""
+
+    BOTH = "both"
+    PUSH = "push"  # to the shards; their answers leave in the order in which they are ready
+    OFF = "off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,13 @@ class Settings:
         default=True,
         metadata={"env": "UNDERTOW_WAIT_FREE", "help": "off: gradients leave only when backward has ended"},
     )
+    priority: Priority = field(
+        default=Priority.BOTH,
+        metadata={
+            "env": "UNDERTOW_PRIORITY",
+            "help": "slices that are needed first travel first: both ways, push (to the shards only), off",
+        },
+    )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
     )
@@ -111,6 +127,9 @@ def _parse(name: str, kind: type, variable: str, text: str) -> Any:
     try:
         return _WORDS[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
+        if issubclass(kind, enum.Enum):
+            choices = ", ".join(item.value for item in kind)
+            raise ConfigError(f"{variable}={text!r} is not valid for {name}: use one of {choices}") from None
         raise ConfigError(f"{variable}={text!r} is not a valid {kind.__name__} for {name}") from None
 
 
@@ -120,4 +139,6 @@ def table() -> list[tuple[str, str, str]]:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
     return str(value) if not isinstance(value, bool) else "on" if value else "off"

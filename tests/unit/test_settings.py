@@ -51,6 +51,7 @@ def test_empty_variable_counts_as_not_set() -> None:
         ({"UNDERTOW_START_TIMEOUT": "soon"}, "not a valid float"),
         ({"UNDERTOW_SLICE": "1000"}, "slice of 1000 bytes"),
         ({"UNDERTOW_WAIT_FREE": "maybe"}, "UNDERTOW_WAIT_FREE='maybe' is not a valid bool"),
+        ({"UNDERTOW_PRIORITY": "no"}, "UNDERTOW_PRIORITY='no' is not valid for priority: use one of both, push, off"),
     ],
 )
 def test_impossible_values_are_refused_in_words(variables: dict[str, str], words: str) -> None:

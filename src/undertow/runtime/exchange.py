@@ -21,6 +21,7 @@ from undertow.core.rounds import Array, KeySpec
 from undertow.plan.slicing import Slice
 from undertow.runtime.pool import Pool
 from undertow.runtime.shape import Shape
+from undertow.settings import Priority
 from undertow.store.shard import Answer, Shard, Unexpected
 from undertow.wire.transport import Transport
 
@@ -143,7 +144,8 @@ class Exchange:
         spec = self._flow.spec(item.key)
         wants = item.target is not None
         self.step = max(self.step, item.step)
-        self._priorities[item.key] = item.priority
+        if self._shape.priority is Priority.BOTH:
+            self._priorities[item.key] = item.priority
         if trace.is_on:
             trace.record("push", key=item.key, step=item.step)
         if spec.shard != self._rank:

@@ -61,6 +61,7 @@ class Group:
         self.rank = shape.rank
         self.size = shape.size
         self.wait_free = shape.wait_free
+        self.priority = shape.priority
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()
         self.waiters = Waiters(shape.stall_timeout_s, self._stalled)

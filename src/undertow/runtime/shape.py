@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undertow.plan.slicing import DEFAULT_SLICE_BYTES
+from undertow.settings import Priority
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class Shape:
     silence_timeout_s: float
     stall_timeout_s: float
     wait_free: bool = True
+    priority: Priority = Priority.BOTH
 
     @property
     def size(self) -> int:

@@ -45,6 +45,11 @@ class Waiters:
         if self._error is not None:
             raise type(self._error)(*self._error.args)
 
+    def wait_for(self, ticket: Ticket) -> None:
+        """Return when all its answers are here; raise the group's error if it fails first."""
+        if not ticket.is_done or self._error is not None:
+            self.wait(ticket.done)
+
     def wait(self, event: threading.Event) -> None:
         """Return when the event is set; raise the group's error if it fails first."""
         if event.is_set() and self._error is None:
@@ -75,18 +80,36 @@ class Waiters:
 
 
 class Ticket:
-    """A number of answers to come.  The engine counts down, a training thread waits."""
+    """A number of answers to come.  The engine counts down, training threads wait."""
 
-    def __init__(self, count: int) -> None:
-        self.done = threading.Event()
+    _making = threading.Lock()
+
+    def __init__(self, count: int, on_done: Callable[[], None] | None = None) -> None:
         self.absent = False  # some worker had joined and took no part
         self._left = count
-        if not count:
-            self.done.set()
+        self._on_done = on_done  # called in the engine thread, after the last answer
+        self._event: threading.Event | None = None  # there is one only if somebody had to wait
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    @property
+    def done(self) -> threading.Event:
+        """Set when the last answer is here."""
+        with self._making:
+            event = self._event = self._event or threading.Event()
+        # The engine counts before it looks for the event, so one of the two sets it.
+        if not self._left:
+            event.set()
+        return event
 
     def answer(self, contribution: Contribution) -> None:
         """One answer is here.  Called in the engine thread only."""
         self.absent |= contribution.absent
         self._left -= 1
         if not self._left:
-            self.done.set()
+            if self._event is not None:
+                self._event.set()
+            if self._on_done is not None:
+                self._on_done()

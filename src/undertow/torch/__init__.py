@@ -1,4 +1,4 @@
-"""The torch door: `DistributedDataParallel`, and the proof that replicas are the same."""
+"""The torch doors: `DistributedDataParallel`, `parallelize`, and the proof that replicas are the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from undertow.torch.ddp import DistributedDataParallel
+from undertow.torch.parallel import flush, parallelize
 from undertow.torch.replicas import verify_replicas
 
-__all__ = ["DistributedDataParallel", "verify_replicas"]
+__all__ = ["DistributedDataParallel", "flush", "parallelize", "verify_replicas"]

@@ -19,6 +19,9 @@ from undertow.runtime.waiting import Ticket
 from undertow.torch.table import Table
 from undertow.torch.tensors import as_array, byte_spec
 
+# The forward pass waits for it: before any gradient.
+URGENT = -1
+
 
 class Broadcast:
     """Tensors that are copied from one rank to all, as often as wanted."""
@@ -44,7 +47,7 @@ class Broadcast:
             self._register(named)
         tensors = [tensor for _, tensor in named]
         # The source may be here again before the others have taken its last values.
-        self._group.waiters.wait(self._running.done)
+        self._group.waiters.wait_for(self._running)
         offers = source is None or source == self._group.rank
         takes = source != self._group.rank
         hosts = [_host_copy(tensor) for tensor in tensors]
@@ -59,13 +62,14 @@ class Broadcast:
                     memory if takes else None,
                     int(offers),
                     self._running.answer,
+                    URGENT,
                 )
                 for item, memory in zip(self.table.slices, memories, strict=True)
             ]
         )
         if not takes:
             return
-        self._group.waiters.wait(self._running.done)
+        self._group.waiters.wait_for(self._running)
         for item, memory in zip(self.table.slices, memories, strict=True):
             _scatter(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):

@@ -7,6 +7,7 @@ It subclasses torch's class, so `isinstance` holds, but shares nothing with its 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,7 +18,10 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from undertow.errors import ConfigError
+from undertow.settings import Priority
+from undertow.torch.closed import forget_gradients
 from undertow.torch.join import Joining, TorchJoinHook
+from undertow.torch.overlap import Overlap
 from undertow.torch.synchroniser import Synchroniser
 
 # Accepted, and without effect: they tune torch's buckets, or name the parameters without
@@ -81,6 +85,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._has_buffers = any(name not in self.parameters_to_ignore for name, _ in module.named_buffers())
         self._joining: Joining | None = None
+        self._overlap: Overlap | None = None
         self._synchroniser: Synchroniser | None = None
         synchroniser = self._connect()
         if init_sync:
@@ -119,6 +124,32 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             synchroniser.adopt_unfrozen()
         if self.will_sync_module_buffers():
             synchroniser.copy_buffers(from_lowest=self._joining is not None)
+
+    def overlap(self) -> None:
+        """From now on backward returns before the gradients are there; see `parallelize`."""
+        synchroniser = self._connect()
+        if self._overlap is None and synchroniser.group.size > 1:
+            may_defer = weakref.WeakMethod(self._may_defer)
+            self._overlap = Overlap(
+                self.module,
+                prioritises=synchroniser.group.priority is not Priority.OFF,
+                may_defer=lambda: (call := may_defer()) is not None and call(),
+            )
+            synchroniser.passes.overlap_with(self._overlap)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if set_to_none:
+            forget_gradients(self.parameters())
+        super().zero_grad(set_to_none)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the group that the module is trained by."""
+        return self._connect().group.rank
+
+    def _may_defer(self) -> bool:
+        # Whether somebody has run out of input is known when the results are there.
+        return self._joining is None
 
     def will_sync_module_buffers(self) -> bool:
         return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
@@ -205,7 +236,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 "a DistributedDataParallel over a part of the ranks cannot be copied or pickled: the copy would not "
                 "know its process_group. Copy its .module and wrap that"
             )
-        return {**self.__dict__, "_synchroniser": None, "_joining": None, "process_group": None}
+        return {**self.__dict__, "_synchroniser": None, "_overlap": None, "_joining": None, "process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]

@@ -8,7 +8,9 @@ differ from step to step and from rank to rank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -44,16 +46,29 @@ class Gradients:
         self._names = [name for name, _ in named]
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
         self._homes = [_Home(parameter, copiers[parameter.device], parameter in sparse) for _, parameter in named]
-        self._fused = {item.spec.key: _Fused(item, self._homes) for item in self.table.slices if item.is_fused}
+        fused = [item for item in self.table.slices if item.is_fused]
+        self._fused = {item.spec.key: _Fused(item, self._homes) for item in fused}
+        # Whose results come together: those in one fused slice, everybody else alone.
+        self._units = [[part.tensor for part in item.parts] for item in fused]
+        self._units += [[index] for index, place in enumerate(self.table.places) if place.slices]
+        # How urgent each one is, the lower the more; whoever knows the order of use says so.
+        self.priorities = [0] * len(named)
         self._sent = [False] * len(named)
-        self._ticket = Ticket(0)
-        self._whole: list[tuple[int, torch.Tensor | None, Contribution]] = []
+        self._tickets = [Ticket(0)] * len(named)
+        self._whole: dict[int, _Whole] = {}
 
-    def begin(self) -> None:
-        """A new pass: every slice takes part in one round."""
+    def begin(self, on_arrival: Callable[[Sequence[int]], None] | None = None) -> None:
+        """A new pass: every slice takes part in one round.
+
+        `on_arrival` is told, in the engine thread, whose results are there.
+        """
         self._sent = [False] * len(self.parameters)
-        self._ticket = Ticket(len(self.table.slices))
-        self._whole = []
+        self._whole = {}
+        for members in self._units:
+            told = None if on_arrival is None else functools.partial(on_arrival, members)
+            ticket = Ticket(len(self.table.places[members[0]].slices) or 1, told)
+            for index in members:
+                self._tickets[index] = ticket
         for fused in self._fused.values():
             fused.reset()
 
@@ -87,48 +102,79 @@ class Gradients:
 
     def wait(self) -> None:
         """Return when all results are there."""
-        self._group.waiters.wait(self._ticket.done)
+        for ticket in self._tickets:
+            self._group.waiters.wait_for(ticket)
 
-    @torch.no_grad()
     def land(self) -> bool:
-        """Put the results in place that are not there already.
+        """Put all results in place.
 
         Returns whether a worker had joined, that is, took no part for lack of input.
         """
-        for index, host, answer in self._whole:
+        for index in range(len(self.parameters)):
+            self.land_one(index)
+        return any(ticket.absent for ticket in self._tickets)
+
+    def is_here(self, index: int) -> bool:
+        """Whether this parameter's result is there."""
+        return self._tickets[index].is_done
+
+    def name(self, index: int) -> str:
+        return self._names[index]
+
+    def wait_for(self, index: int) -> None:
+        """Return when it is."""
+        self._group.waiters.wait_for(self._tickets[index])
+
+    @torch.no_grad()
+    def land_one(self, index: int) -> None:
+        """Put a result in place that is there, unless it came straight to where it belongs."""
+        place = self.table.places[index]
+        if place.fused is not None:
+            self._fused[place.fused.spec.key].land(place.bit)
+        elif index in self._whole:
+            host, answer = self._whole[index]
             if answer.present and host is not None:
                 self._homes[index].put(host)
-        for fused in self._fused.values():
-            fused.land()
-        return self._ticket.absent
 
     def _send_whole(self, index: int, slices: Sequence[Slice]) -> None:
         gradient, dtype = self.parameters[index].grad, slices[0].spec.dtype
+        source: Array | None
+        host: torch.Tensor | None = None
         is_ready: Callable[[], bool] | None = None
-        host: torch.Tensor | None = None  # where the result lands if not in the gradient itself
-        source: Array | None = None
-        if gradient is not None and is_plain(gradient):
+        if gradient is not None and is_plain(gradient) and not is_shared(gradient):
             source = target = as_array(real(gradient), dtype)
-        if gradient is None or source is None or is_shared(gradient):
+        else:
             host = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
-            target = as_array(host, dtype)
-        if gradient is not None and source is None and host is not None:
-            source, is_ready = target, self._homes[index].take(host)
-        contributions = [self._piece(item, source, target) for item in slices]
-        self._whole.append((index, host, contributions[0]))
+            source = target = as_array(host, dtype)
+            if gradient is None:
+                source = None
+            else:
+                is_ready = self._homes[index].take(host)
+        contributions = [self._piece(index, item, source, target) for item in slices]
+        self._whole[index] = _Whole(host, contributions[0])
         self._group.contribute(contributions, is_ready)
 
-    def _piece(self, item: Slice, source: Array | None, target: Array) -> Contribution:
+    def _piece(self, index: int, item: Slice, source: Array | None, target: Array) -> Contribution:
         part = item.parts[0]
         piece = slice(part.offset, part.offset + part.elements)
         sent = None if source is None else source[piece]
-        return Contribution(item.spec.key, sent, target[piece], int(sent is not None), self._ticket.answer)
+        on_result, priority = self._tickets[index].answer, self.priorities[index]
+        return Contribution(item.spec.key, sent, target[piece], int(sent is not None), on_result, priority)
 
     def _stage(self, fused: _Fused, bit: int) -> None:
         fused.stage(bit)
         if fused.is_full:
-            fused.contribution = fused.contribute(self._ticket.answer)
-            self._group.contribute([fused.contribution], fused.is_ready)
+            members = fused.members
+            contribution = fused.contribute(self._tickets[members[0]].answer)
+            contribution.priority = min(self.priorities[index] for index in members)
+            self._group.contribute([contribution], fused.is_ready)
+
+
+class _Whole(NamedTuple):
+    """A gradient on its way in slices of its own."""
+
+    host: torch.Tensor | None  # where the result lands if not in the gradient itself
+    first: Contribution
 
 
 class _Home:
@@ -182,9 +228,10 @@ class _Fused:
     """Several tiny gradients in one slice: they leave when the last of them is there."""
 
     def __init__(self, item: Slice, homes: Sequence[_Home]) -> None:
-        self.contribution: Contribution | None = None
+        self._contribution: Contribution | None = None
         self._item = item
-        self._homes = [homes[part.tensor] for part in item.parts]
+        self.members = [part.tensor for part in item.parts]
+        self._homes = [homes[index] for index in self.members]
         memory = self._homes[0].make_host_memory(item.spec.elements)
         self._array = as_array(memory, item.spec.dtype)
         self._segments = [memory[part.at : part.at + part.elements] for part in item.parts]
@@ -205,7 +252,7 @@ class _Fused:
         self._present = 0
         self._left = len(self._segments)
         self._copies = []
-        self.contribution = None
+        self._contribution = None
 
     def stage(self, bit: int) -> None:
         self._left -= 1
@@ -216,10 +263,10 @@ class _Fused:
 
     def contribute(self, on_result: Callable[[Contribution], None]) -> Contribution:
         source = self._array if self._present else None
-        return Contribution(self._item.spec.key, source, self._array, self._present, on_result)
+        self._contribution = Contribution(self._item.spec.key, source, self._array, self._present, on_result)
+        return self._contribution
 
-    def land(self) -> None:
-        assert self.contribution is not None
-        for bit, (home, segment) in enumerate(zip(self._homes, self._segments, strict=True)):
-            if self.contribution.present >> bit & 1:
-                home.put(segment)
+    def land(self, bit: int) -> None:
+        assert self._contribution is not None
+        if self._contribution.present >> bit & 1:
+            self._homes[bit].put(self._segments[bit])

@@ -11,6 +11,7 @@ before (`no_sync`, an earlier pass) comes out right.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ import torch
 
 from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
+from undertow.torch.overlap import Overlap
 
 
 class Passes:
@@ -28,6 +30,7 @@ class Passes:
 
     def __init__(self, on_end: Callable[[bool], None], *, wait_free: bool = True) -> None:
         self._on_end = on_end
+        self._overlap: Overlap | None = None
         self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
         self._parameters: set[torch.Tensor] = set()
@@ -48,6 +51,15 @@ class Passes:
             node = _accumulator(parameter)
             node.register_hook(_hook(ref, table, index))
             self._nodes.append(node)
+        if self._overlap is not None:
+            self._overlap.gates.watch(gradients, self._nodes[-len(gradients.parameters) :])
+
+    def overlap_with(self, overlap: Overlap) -> None:
+        """From now on a pass ends without waiting for its results; whoever needs one waits."""
+        self._overlap = overlap
+        nodes = iter(self._nodes)
+        for gradients in self._gradients:
+            overlap.gates.watch(gradients, list(itertools.islice(nodes, len(gradients.parameters))))
 
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
@@ -100,8 +112,11 @@ class Passes:
         self._task = self._outer
         self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
         self._open.append(self)
-        for gradients in self._gradients:
-            gradients.begin()
+        if self._overlap is not None:
+            self._overlap.begin(self._gradients)
+        else:
+            for gradients in self._gradients:
+                gradients.begin()
 
     def _end(self) -> None:
         try:
@@ -111,14 +126,19 @@ class Passes:
             gradients = [gradients for passes in together for gradients in passes._gradients]
             for one in gradients:
                 one.send_rest()
-            for one in gradients:
-                one.wait()
-            absent = [one.land() for one in self._gradients]
+            absent = False
+            if self._overlap is not None and self._overlap.may_defer() and not self._is_late:
+                self._overlap.end(self._gradients)
+            else:
+                for one in gradients:
+                    one.wait()
+                landed = [one.land() for one in self._gradients]  # all of them
+                absent = any(landed)
         finally:
             self._task = None
             self._is_armed = False
             self._open.remove(self)
-        self._on_end(any(absent))
+        self._on_end(absent)
 
     def _is_beside(self, other: Passes) -> bool:
         return self._task == other._task and not self._is_late

@@ -18,6 +18,9 @@ UNSLICED_BYTES = 1 << 36
 MECHANISMS = {
     "wait-free": "gradients leave while backward still computes",
     "slicing": "large tensors travel in slices, through all shards",
+    "gate": "the next forward pass starts while gradients still travel",
+    "priority": "what is needed first travels first, to the shards and back",
+    "two-way": "the shards' answers are in that order, too",
 }
 
 
@@ -28,6 +31,7 @@ class Undertow:
 
     def __init__(self, without: Sequence[str] = ()) -> None:
         self.without = tuple(without)
+        self._model: nn.Module | None = None
         self.name = "-no-".join(["undertow", *without])
         self.about = f"undertow without {' and '.join(without)}" if without else "undertow with everything on"
 
@@ -40,7 +44,12 @@ class Undertow:
             slice_bytes = str(UNSLICED_BYTES)
         elif scale != 1:
             slice_bytes = str(max(1024, round(DEFAULT_SLICE_BYTES / scale) // 16 * 16))
-        return {"UNDERTOW_SLICE": slice_bytes, "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on"}
+        priority = "off" if "priority" in self.without else "push" if "two-way" in self.without else "both"
+        return {
+            "UNDERTOW_SLICE": slice_bytes,
+            "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on",
+            "UNDERTOW_PRIORITY": priority,
+        }
 
     def join(self) -> None:
         import undertow
@@ -48,12 +57,19 @@ class Undertow:
         undertow.init()
 
     def wrap(self, model: nn.Module, optimizer: Optimizer, *, scale: float) -> tuple[nn.Module, Optimizer]:
-        from undertow.torch import DistributedDataParallel
+        from undertow.torch import DistributedDataParallel, parallelize
 
-        return DistributedDataParallel(model), optimizer
+        if "gate" in self.without:
+            return DistributedDataParallel(model), optimizer
+        # Both optimizers of the bench step every parameter for itself.
+        self._model, optimizer = parallelize(model, optimizer, separable=True)
+        return self._model, optimizer
 
     def flush(self) -> None:
-        pass  # backward has waited already
+        from undertow.torch import flush
+
+        if self._model is not None:
+            flush(self._model)
 
     def bytes_sent(self) -> int | None:
         import undertow

@@ -1,0 +1,109 @@
+"""What lets the next forward pass start early: gates, the order of use, and who asks for both.
+
+In: a module whose backward passes are synchronised.  Out: backward returns without waiting,
+slices travel in the order in which the next forward pass needs them, and each module waits for
+its own parameters only.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from undertow.torch.closed import find_gate, guard_transforms
+from undertow.torch.gates import Gates
+from undertow.torch.gradients import Gradients
+from undertow.torch.order import Order
+
+
+class Overlap:
+    """Of one wrapped module.  `may_defer` tells whether a pass may end before its results are there."""
+
+    def __init__(self, module: torch.nn.Module, *, prioritises: bool, may_defer: Callable[[], bool]) -> None:
+        guard_transforms()
+        self.gates = Gates()
+        self.may_defer = may_defer
+        self._prioritises = prioritises
+        self._order = Order(module.parameters())
+        for owner, parameters in find_readers(module):
+            # First of all: hooks of the user may read the parameters as well.
+            owner.register_forward_pre_hook(_Use(self, owner, parameters), prepend=True)
+
+    def begin(self, gradients: Sequence[Gradients]) -> None:
+        """A backward pass: these gradients are about to be made."""
+        # Parameters that the forward pass did not need may still wait for the last update.
+        self.gates.flush()
+        self._order.end_pass()
+        for one in gradients:
+            if self._prioritises:
+                one.priorities = self._order.places(one.parameters)
+            one.begin(functools.partial(self.gates.arrived, one))
+
+    def end(self, gradients: Sequence[Gradients]) -> None:
+        """It has ended, and all gradients are on their way."""
+        for one in gradients:
+            self.gates.close(one)
+
+    def use(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """A forward pass is about to read these: wait for them, and for no others."""
+        if torch.is_grad_enabled():
+            self._order.use(parameters)
+        for parameter in parameters:
+            gate = find_gate(parameter)
+            if gate is not None and gate.is_due:
+                gate.open()
+
+
+class _Use:
+    """A hook in front of a module's forward.  It goes neither into copies nor into files."""
+
+    def __init__(self, overlap: Overlap, owner: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._overlap, self._owner = weakref.ref(overlap), weakref.ref(owner)
+        self._parameters = parameters
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        overlap = self._overlap()
+        if overlap is not None:
+            overlap.use(self._parameters)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return no_use
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _forget_use, ()
+
+
+def no_use(module: torch.nn.Module, inputs: Any) -> None:
+    """What is left of the hook in a copy."""
+
+
+def _forget_use() -> Callable[..., None]:
+    return no_use
+
+
+def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Parameter]]]:
+    """Modules whose forward reads parameters, with these: its own, or all in it where nobody can look inside."""
+    seen: set[torch.nn.Module] = set()
+    waiting = [module]
+    while waiting:
+        reader = waiting.pop()
+        if reader in seen:
+            continue
+        seen.add(reader)
+        is_opaque = _is_opaque(reader)
+        parameters = list(reader.parameters(recurse=is_opaque))
+        if parameters:
+            yield reader, parameters
+        if not is_opaque:
+            waiting.extend(reversed(list(reader.children())))
+
+
+def _is_opaque(module: torch.nn.Module) -> bool:
+    """Compiled, or scripted: inside no hook of ours is called, or none should be."""
+    is_compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return is_compiled or isinstance(module, torch.jit.ScriptModule)

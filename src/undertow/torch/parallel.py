@@ -1,0 +1,57 @@
+"""The second door: the next forward pass starts while gradients still travel.
+
+In: a module and its optimizers, and the user's own training loop.  Out: the same, but
+`backward()` and `step()` return without waiting for the network; each module waits for its own
+parameters in the next forward pass.  The result is that of the first door, bit by bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from undertow.errors import ConfigError
+from undertow.torch.closed import find_gate
+from undertow.torch.ddp import DistributedDataParallel
+from undertow.torch.stepping import defer_steps, find_coupling
+
+log = logging.getLogger("undertow")
+
+
+def parallelize(
+    model: torch.nn.Module, *optimizers: Optimizer, separable: bool | None = None, **options: Any
+) -> tuple[Any, ...]:
+    """Train this model on all workers and hide the network under the computation.
+
+    Returns the model, wrapped as by `DistributedDataParallel` (which takes the further
+    options), and the optimizers, the same objects: use both as before.
+
+    An optimizer that mixes parameters waits for all gradients in its `step()`.  So does one that
+    is not torch's own, unless `separable=True` says that it steps every parameter for itself;
+    `separable=False` makes any of them wait.
+    """
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"parallelize takes a model and its optimizers; {optimizer!r} is no torch optimizer")
+    if not optimizers:
+        raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
+    wrapper = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model, **options)
+    wrapper.overlap()
+    for optimizer in optimizers:
+        reason = find_coupling(optimizer) if separable is None else None
+        if reason is not None and wrapper.rank == 0:
+            log.warning("optimizer.step() waits for all gradients: %s", reason)
+        if reason is None and separable is not False:
+            defer_steps(optimizer)
+    return wrapper, *optimizers
+
+
+def flush(model: torch.nn.Module) -> None:
+    """Return when all gradients of this model are there and all its updates are made."""
+    for parameter in model.parameters():
+        gate = find_gate(parameter)
+        if gate is not None:
+            gate.open()

@@ -1,0 +1,213 @@
+"""Stage 8 in overlap: the user's own optimizer, one part of its parameters after the other.
+
+In: `optimizer.step()`.  Out: parameters whose gradients are here are stepped at once; the
+others when their gradients come, with the hyper-parameters as they were at `step()`.
+No optimizer is written anew: its own step runs, with `param_groups` replaced for a moment by
+copies that hold some of the parameters.  That gives the same bits wherever an update reads
+nothing but its own parameter, gradient and state: such an optimizer is *separable*.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from undertow.errors import ConfigError
+from undertow.torch.closed import find_gate, forget_gradients
+from undertow.torch.gates import Gate
+
+SEPARABLE = {
+    kind
+    for name in (
+        *("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"),
+        *("ASGD", "Rprop", "SparseAdam", "Adafactor", "Muon"),
+    )
+    if (kind := getattr(torch.optim, name, None)) is not None
+}
+
+_STEPS = "_undertow_steps"
+
+
+def find_coupling(optimizer: Optimizer) -> str | None:
+    """Why its parameters cannot be stepped one after the other, in words; None if they can."""
+    kind = type(optimizer)
+    if kind is torch.optim.LBFGS:
+        return "LBFGS steps all parameters together"
+    if kind not in SEPARABLE:
+        return (
+            f"nobody says that {kind.__name__} steps every parameter for itself; if it does, pass separable=True to "
+            "parallelize"
+        )
+    return None
+
+
+def defer_steps(optimizer: Optimizer) -> None:
+    """From now on `step()` returns without waiting for gradients.  The object stays the same."""
+    if isinstance(optimizer, Deferring):
+        return
+    patched = vars(optimizer).get("step")
+    if patched is not None and not hasattr(patched, "_wrapped_by_lr_sched"):
+        name = type(optimizer).__name__
+        raise ConfigError(f"the step() of this {name} was replaced on the object: call parallelize before that is done")
+    kind: Any = type(optimizer)
+    steps = Steps(optimizer, kind)
+    optimizer.__class__ = _deferring(kind)
+    vars(optimizer)[_STEPS] = steps
+    if patched is not None:
+        _renew_scheduler_patch(optimizer)
+
+
+class Steps:
+    """The steps of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, kind: type[Optimizer]) -> None:
+        self.is_stepping = False
+        self._optimizer = optimizer
+        # Without the hooks, which torch puts around it: they are for the user's step.
+        self._step = getattr(kind.step, "__wrapped__", kind.step) if hasattr(kind.step, "hooked") else kind.step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._needs_all():
+            for gate in list(self._gates()):
+                gate.open()
+        self.run([self._split(group) for group in self.groups])
+        return loss
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    def run(self, groups: list[dict[str, Any]]) -> None:
+        """Let the optimizer step these groups, and nothing else."""
+        optimizer = self._optimizer
+        before, optimizer.param_groups = optimizer.param_groups, groups
+        self.is_stepping = True
+        try:
+            self._step(optimizer)
+        finally:
+            self.is_stepping = False
+            optimizer.param_groups = before
+
+    def flush(self) -> None:
+        """Return when every step that is due has been made."""
+        for gate in list(self._gates()):
+            if gate.update is not None:
+                gate.open()
+
+    def _gates(self) -> Iterator[Gate]:
+        for group in self.groups:
+            for parameter in group["params"]:
+                gate = find_gate(parameter)
+                if gate is not None:
+                    yield gate
+
+    def _needs_all(self) -> bool:
+        """A gradient scaler's words to a fused optimizer are good for this very step only."""
+        return any(getattr(self._optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
+
+    def _is_here(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it can be stepped now."""
+        gate = find_gate(parameter)
+        # A step that is still due comes first: this is the next one.
+        if gate is not None and (gate.update is not None or gate.is_here):
+            gate.open()
+        return gate is None or not gate.is_closed
+
+    def _split(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The part of a group that can be stepped now; the rest will be when it can."""
+        parameters = group["params"]
+        here = [parameter for parameter in parameters if self._is_here(parameter)]
+        if len(here) == len(parameters):
+            return group  # the very one: an optimizer may keep something in it
+        update = _Update(self, group)
+        for parameter in parameters:
+            gate = find_gate(parameter)
+            # One that has come in the meantime is as good as late.
+            if gate is not None:
+                gate.defer(update)
+        return {**group, "params": here}
+
+
+class _Update:
+    """One group at one step: its hyper-parameters as they were."""
+
+    def __init__(self, steps: Steps, group: dict[str, Any]) -> None:
+        self._steps = steps
+        self._group = {name: _freeze(value) for name, value in group.items() if name != "params"}
+
+    def make(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._steps.run([{**self._group, "params": list(parameters)}])
+
+
+def _freeze(value: Any) -> Any:
+    """A scheduler changes a learning rate that is a tensor in place."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+class Deferring:
+    """Mixed into an optimizer's own class: what must know that steps may be due."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        steps = vars(self)[_STEPS]
+        if set_to_none:
+            forget_gradients(parameter for group in steps.groups for parameter in group["params"])
+        else:
+            steps.flush()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    @property
+    def state(self) -> Any:
+        steps = vars(self).get(_STEPS)
+        if steps is not None and not steps.is_stepping:
+            steps.flush()
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        vars(self)["state"] = value
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        vars(self)[_STEPS].flush()
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, or what comes out of a file, is an ordinary optimizer."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        make, (_, *arguments), *rest = reduced
+        return make, (type(self).__mro__[2], *arguments), *rest
+
+
+@functools.cache
+def _deferring(kind: Any) -> Any:
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        return vars(self)[_STEPS].step(closure)
+
+    # torch's own hooks around it, once per step.
+    hooked: Any = Optimizer.profile_hook_step(step)
+    hooked.hooked = True
+    body = {"step": hooked, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return types.new_class(kind.__name__, (Deferring, kind), exec_body=lambda space: space.update(body))
+
+
+def _renew_scheduler_patch(optimizer: Optimizer) -> None:
+    """A scheduler that was made earlier counts the steps of the method that was there then."""
+
+    ref = weakref.ref(optimizer)
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        stepped: Any = ref()
+        stepped._opt_called = True
+        return type(stepped).step(stepped, *arguments, **options)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]

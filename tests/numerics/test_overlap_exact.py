@@ -1,0 +1,85 @@
+"""Both doors give the same bits: what starts early is computed from the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.numerics.networks import NETWORKS
+from tests.workers import run_workers
+from undertow.torch import DistributedDataParallel, parallelize, verify_replicas
+from undertow.torch.closed import find_gate
+
+STEPS = 50
+# Many slices, few of them in flight: gates stay closed for a while.
+SLOW = {"UNDERTOW_SLICE": "1024", "UNDERTOW_CREDIT": "4096"}
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01, weight_decay=1e-3),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True, foreach=True),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.005, momentum=0.5, centered=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.02, lr_decay=0.01),
+}
+
+
+def make_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """No weight decay, and another rate, for what has one dimension only."""
+    flat = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    rest = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    return [{"params": rest}, {"params": flat, "weight_decay": 0.0, "lr": 0.003}]
+
+
+def train(rank: int, network: str, name: str, *, overlaps: bool) -> tuple[dict[str, torch.Tensor], int]:
+    """Returns what the trained model holds, and how often a parameter had to wait for its update."""
+    torch.manual_seed(0)
+    module = NETWORKS[network]()
+    optimizer = OPTIMIZERS[name](make_groups(module))
+    before = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)  # patches step()
+    model: nn.Module
+    if overlaps:
+        model, optimizer = parallelize(module, optimizer)
+    else:
+        model = DistributedDataParallel(module)
+    after = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    waited = 0
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        if step % 5 == 4:
+            with model.no_sync():  # type: ignore[operator]
+                model(module.make_batch(generator), step).square().mean().backward()
+        model(module.make_batch(generator), step).square().mean().backward()
+        if step % 4 == 1:
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+        waited += sum(find_gate(parameter) is not None for parameter in module.parameters())
+        before.step()
+        after.step()
+        if step == 20:
+            optimizer.load_state_dict(optimizer.state_dict())
+    verify_replicas(nn.ParameterList(module.parameters()))  # buffers follow at the next forward
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}, waited
+
+
+def train_both(rank: int, network: str) -> None:
+    for name in OPTIMIZERS:
+        plain, none = train(rank, network, name, overlaps=False)
+        early, waited = train(rank, network, name, overlaps=True)
+        assert none == 0
+        assert waited > STEPS, "nothing was ever late: this shows nothing"
+        different = [key for key in plain if not torch.equal(plain[key], early[key])]
+        assert not different, f"{network} with {name}: {different}"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_parameters_are_the_same_bit_by_bit(network: str) -> None:
+    run_workers(2, train_both, network, environment=SLOW)
+
+
+def test_they_are_with_four_workers_over_tcp() -> None:
+    run_workers(4, train_both, "Mlp", environment=SLOW, over_tcp=True)

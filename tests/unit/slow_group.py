@@ -1,0 +1,108 @@
+"""A group of two workers whose answers come when they are waited for, or when a test says so.
+
+The other worker's gradient is always three times ours, so the mean is twice ours: whoever sees
+his own gradient, or a value without its update, is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from undertow.core.flow import Contribution
+from undertow.core.rounds import Op
+from undertow.errors import UndertowError
+from undertow.plan.placement import Placement
+from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
+from undertow.runtime.waiting import Ticket
+from undertow.settings import Priority
+
+MEAN = 2  # of one and three
+
+
+class SlowGroup:
+    """Everything that is contributed lies here until it is delivered."""
+
+    rank, size = 0, 2
+    wait_free = True
+    priority = Priority.BOTH
+
+    def __init__(self, slice_bytes: int = 64) -> None:
+        self.waiters = self
+        self.pending: list[Contribution] = []
+        self.waits = 0  # how often somebody really had to wait
+        self.error: UndertowError | None = None
+        self._slice_bytes = slice_bytes
+        self._next_key = 0
+
+    def register(self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False) -> list[Slice]:
+        how = Cut(self._next_key, self._slice_bytes)
+        slices = cut(tensors, how, op=op, keep=keep, placement=Placement(self.size))
+        self._next_key += len(slices)
+        return slices
+
+    def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
+        self.pending += contributions
+
+    def wait_for(self, ticket: Ticket) -> None:
+        if ticket.is_done:
+            return
+        if self.error is not None:
+            raise self.error
+        self.waits += 1
+        for contribution in [one for one in self.pending if one.on_result.__self__ is ticket]:  # type: ignore[attr-defined]
+            self.deliver(contribution)
+
+    def deliver(self, contribution: Contribution) -> None:
+        self.pending.remove(contribution)
+        if contribution.source is not None and contribution.target is not None:
+            np.multiply(contribution.source, MEAN, out=contribution.target)
+        contribution.on_result(contribution)
+
+    def deliver_all(self) -> None:
+        for contribution in list(self.pending):
+            self.deliver(contribution)
+
+
+@contextmanager
+def slow_group(slice_bytes: int = 64) -> Iterator[SlowGroup]:
+    """Models that are wrapped in here belong to it."""
+    group = SlowGroup(slice_bytes)
+    with mock.patch("undertow.torch.synchroniser.group_for", return_value=group):
+        yield group
+
+
+class Twin:
+    """A model and its optimizer twice: behind gates, and as one process would train it with the mean."""
+
+    def __init__(self, module: torch.nn.Module, make_optimizer: Callable[..., Any], **options: Any) -> None:
+        import copy
+
+        from undertow.torch import parallelize
+
+        self.plain = copy.deepcopy(module)
+        self.plain_optimizer = make_optimizer(self.plain.parameters())
+        self.module = module
+        self.model, self.optimizer = parallelize(module, make_optimizer(module.parameters()), **options)
+
+    def backward(self, *inputs: Any) -> None:
+        self.model(*inputs).sum().backward()
+        self.plain(*inputs).sum().backward()
+        for parameter in self.plain.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(MEAN)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.plain_optimizer.step()
+
+    def train(self, *inputs: Any) -> None:
+        self.optimizer.zero_grad()
+        self.plain_optimizer.zero_grad()
+        self.backward(*inputs)
+        self.step()
