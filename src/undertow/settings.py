@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from undertow.errors import ConfigError
+from undertow.plan.sizing import ALIGNMENT, Sizes
 
 
 class Priority(enum.Enum):
@@ -60,8 +61,16 @@ class Settings:
         default=0,
         metadata={
             "env": "UNDERTOW_SLICE",
-            "help": "bytes of one slice on the wire; default: 1 MiB, less for a small model",
+            "help": "bytes of one slice on the wire; default: about two milliseconds of the link, as measured",
         },
+    )
+    smallest_slice_bytes: int = field(
+        default=Sizes().smallest,
+        metadata={"env": "UNDERTOW_SMALLEST_SLICE", "help": "the least that is chosen where the link is slow"},
+    )
+    largest_slice_bytes: int = field(
+        default=Sizes().largest,
+        metadata={"env": "UNDERTOW_LARGEST_SLICE", "help": "the most that is chosen; a quarter of it at the start"},
     )
     credit_bytes: int = field(
         default=0,
@@ -92,13 +101,28 @@ class Settings:
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is outside of 0 to {self.world_size - 1}: check RANK and WORLD_SIZE")
-        if self.slice_bytes and (self.slice_bytes < 1024 or self.slice_bytes % 16):
+        for size in filter(None, (self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes)):
+            if size < 1024 or size % ALIGNMENT:
+                raise ConfigError(f"slice of {size} bytes: use a multiple of 16 of at least 1024, or leave it out")
+        if not 0 < 4 * self.smallest_slice_bytes <= self.largest_slice_bytes:
             raise ConfigError(
-                f"slice of {self.slice_bytes} bytes: use a multiple of 16 of at least 1024, or leave it out"
+                f"slices of {self.smallest_slice_bytes} to {self.largest_slice_bytes} bytes: the largest must be four "
+                "times the smallest at least"
+            )
+        largest = self.slice_bytes or self.largest_slice_bytes
+        if self.credit_bytes and self.credit_bytes < 2 * largest:
+            raise ConfigError(
+                f"a credit of {self.credit_bytes} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT, "
+                "or limit UNDERTOW_SLICE"
             )
         for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
+
+    @property
+    def sizes(self) -> Sizes:
+        """What slices may be."""
+        return Sizes(self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes)
 
 
 def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:

@@ -18,6 +18,7 @@ import pytest
 from undertow.coordinator import messages
 from undertow.core.rounds import Op
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
@@ -84,7 +85,7 @@ class Cluster:
             rank=rank,
             hosts=[f"host{peer}" for peer in range(self.size)],
             job=7,
-            slice_bytes=self.slice_bytes,
+            sizes=Sizes(fixed=self.slice_bytes),
             credit_bytes=self.credit_bytes,
             silence_timeout_s=10.0,
             stall_timeout_s=10.0,

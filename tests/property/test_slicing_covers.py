@@ -12,6 +12,7 @@ from undertow.coordinator.messages import Arrive, Table
 from undertow.core.dtypes import DType
 from undertow.core.rounds import Op
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import FUSED_SHARE, MAX_FUSED_TENSORS, Cut, TensorSpec, cut
 
 TENSORS = st.lists(
@@ -54,7 +55,7 @@ def test_slices_keep_their_limits(tensors: list[TensorSpec], slice_bytes: int, s
 
 @given(st.lists(TENSORS, max_size=4), st.integers(64, 600).map(lambda sixteens: 16 * sixteens))
 def test_keys_of_several_tables_never_meet(tables: list[list[TensorSpec]], slice_bytes: int) -> None:
-    agreements, used = Agreements(1, slice_bytes=slice_bytes), set()
+    agreements, used = Agreements(1, sizes=Sizes(fixed=slice_bytes)), set()
     for sequence, tensors in enumerate(tables):
         payload = msgspec.msgpack.encode(Table("Net", tensors, Op.COPY, False))
         [(_, verdict)] = agreements.arrive(0, Arrive(sequence, "tensors", payload))

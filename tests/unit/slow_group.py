@@ -18,6 +18,7 @@ from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
 from undertow.errors import UndertowError
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.waiting import Ticket
 from undertow.settings import Priority
@@ -37,11 +38,13 @@ class SlowGroup:
         self.pending: list[Contribution] = []
         self.waits = 0  # how often somebody really had to wait
         self.error: UndertowError | None = None
-        self._slice_bytes = slice_bytes
+        self.sizes = Sizes(fixed=slice_bytes)
         self._next_key = 0
 
-    def register(self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False) -> list[Slice]:
-        how = Cut(self._next_key, self._slice_bytes)
+    def register(
+        self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
+    ) -> list[Slice]:
+        how = Cut(self._next_key, self.sizes.fixed)
         slices = cut(tensors, how, op=op, keep=keep, placement=Placement(self.size))
         self._next_key += len(slices)
         return slices

@@ -5,18 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from undertow.coordinator.agreement import SMALLEST_SLICE_BYTES, Agreements, compare_digests, latest
+from undertow.coordinator.agreement import Agreements, compare_digests, latest
 from undertow.coordinator.messages import Arrive, Table, Verdict
 from undertow.core.dtypes import DType
 from undertow.core.rounds import Op
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, TensorSpec, cut
 
 pack = msgspec.msgpack.encode
 
 
 def agreements(size: int = 2) -> Agreements:
-    return Agreements(size, slice_bytes=0)
+    return Agreements(size, sizes=Sizes())
 
 
 def tensor(name: str = "w", shape: tuple[int, ...] = (2, 3), dtype: DType = DType.FLOAT32) -> TensorSpec:
@@ -138,7 +139,7 @@ def test_waits_for_names_what_the_others_are_at() -> None:
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_keys_are_never_used_twice(dtype: DType) -> None:
-    made, used = Agreements(2, slice_bytes=1040), 0
+    made, used = Agreements(2, sizes=Sizes(fixed=1040)), 0
     for sequence, elements in enumerate((3, 100_000, 65, 260_001, 0), start=1):
         specs = [TensorSpec(f"t{number}", (elements,), dtype, elements) for number in range(3)]
         arrival = Arrive(sequence, "tensors", pack(Table("Net", specs, Op.COPY, False)))
@@ -153,13 +154,13 @@ def test_a_small_model_is_cut_finer_so_that_every_shard_has_a_share() -> None:
     verdict = verdict_on(*[tables(tensor(shape=(100_000,)))] * 4)
     assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 100_000
     verdict = verdict_on(*[tables(tensor())] * 4)
-    assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == SMALLEST_SLICE_BYTES
+    assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 64 << 10
     verdict = verdict_on(*[tables(tensor(shape=(10_000_000,)))] * 4)
     assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 1 << 20
 
 
 def test_a_given_slice_size_is_taken_as_it_is() -> None:
-    made, arrival = Agreements(2, slice_bytes=8 << 20), tables(tensor(shape=(100_000,)))
+    made, arrival = Agreements(2, sizes=Sizes(fixed=8 << 20)), tables(tensor(shape=(100_000,)))
     made.arrive(0, arrival)
     verdict = made.arrive(1, arrival)[0][1]
     assert msgspec.msgpack.decode(verdict.payload, type=Cut).slice_bytes == 8 << 20

@@ -13,6 +13,7 @@ import torch
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import KeySpec, Op
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
@@ -188,7 +189,7 @@ def make_group(loop: Timers) -> Group:
         rank=0,
         hosts=["here"],
         job=1,
-        slice_bytes=1024,
+        sizes=Sizes(fixed=1024),
         credit_bytes=4096,
         silence_timeout_s=10,
         stall_timeout_s=10,

@@ -12,6 +12,7 @@ from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.frames import ABSENT, Header, Kind
 from undertow.core.rounds import Array, KeySpec, Op
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import Shape
@@ -35,7 +36,7 @@ class Bench:
                 rank=rank,
                 hosts=["host"] * size,
                 job=7,
-                slice_bytes=SLICE_BYTES,
+                sizes=Sizes(fixed=SLICE_BYTES),
                 credit_bytes=credit_slices * SLICE_BYTES,
                 silence_timeout_s=10.0,
                 stall_timeout_s=10.0,

@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_scheduler_changes_the_rate_of_later_steps_only(group: SlowGroup, rate
     schedulers: list[Any] = []
 
     def make_optimizer(parameters: Any) -> optim.Optimizer:
-        made = optim.SGD(parameters, lr=copy.copy(rate), momentum=0.9)
+        made = optim.SGD(parameters, lr=copy.deepcopy(rate), momentum=0.9)
         if is_early:
             schedulers.append(lr_scheduler.ExponentialLR(made, 0.5))
         return made
@@ -183,7 +184,7 @@ def test_a_cycle_of_rate_and_momentum(group: SlowGroup) -> None:
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 def test_a_rate_that_is_changed_by_hand_right_after_a_step(group: SlowGroup, rate: Any) -> None:
-    twin = make_twin(group, lambda parameters: optim.SGD(parameters, lr=copy.copy(rate), momentum=0.9))
+    twin = make_twin(group, lambda parameters: optim.SGD(parameters, lr=copy.deepcopy(rate), momentum=0.9))
     twin.train(BATCH)
     for optimizer in optimizers(twin):
         of_group = optimizer.param_groups[0]
@@ -415,12 +416,21 @@ def test_whoever_asks_for_the_state_gets_it_after_the_step(group: SlowGroup) -> 
     assert equal(ours, theirs)
 
 
-def test_a_state_that_is_replaced_is_not_used_by_a_step_that_was_due(group: SlowGroup) -> None:
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda optimizer, state: setattr(optimizer, "state", state),
+        lambda optimizer, state: optimizer.__setstate__({"state": state}),
+    ],
+)
+def test_a_state_that_is_replaced_is_not_used_by_a_step_that_was_due(
+    group: SlowGroup, replace: Callable[..., Any]
+) -> None:
     twin = make_twin(group)
     twin.train(BATCH)
     twin.train(BATCH)
     for optimizer in optimizers(twin):
-        optimizer.state = type(optimizer.__dict__["state"])(dict)
+        replace(optimizer, defaultdict(dict))
     check(twin)
     train(twin, group)
     check(twin)
@@ -436,7 +446,7 @@ def test_a_state_is_loaded_in_the_middle_of_a_run(group: SlowGroup, is_travellin
     if is_travelling:
         twin.backward(BATCH)
     for optimizer in optimizers(twin):
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(copy.deepcopy(state))
     twin.step()
     train(twin, group)
     check(twin)
@@ -451,11 +461,11 @@ def test_a_state_goes_to_an_ordinary_optimizer_and_back(group: SlowGroup) -> Non
     check(twin)
 
 
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))],
-    ids=["copy", "pickle"],  # noqa: S301
-)
+def unpickled(optimizer: Any) -> Any:
+    return pickle.loads(pickle.dumps(optimizer))  # noqa: S301
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, unpickled])
 def test_a_copy_is_an_ordinary_optimizer(group: SlowGroup, duplicate: Callable[[Any], Any]) -> None:
     twin = make_twin(group, adam)
     twin.train(BATCH)
@@ -479,10 +489,11 @@ def test_the_optimizer_looks_as_before(group: SlowGroup) -> None:
     assert type(twin.optimizer).__module__ == optim.SGD.__module__
 
 
-def test_an_optimizer_that_counts_in_its_group_counts_every_step_once(group: SlowGroup) -> None:
+@pytest.mark.parametrize("zero", [0, torch.tensor(0)], ids=["number", "tensor"])
+def test_an_optimizer_that_counts_in_its_group_counts_every_step_once(group: SlowGroup, zero: Any) -> None:
     class Decaying(optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.1, "taken": 0})
+            super().__init__(parameters, {"lr": 0.1, "taken": copy.deepcopy(zero)})
 
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
@@ -514,6 +525,35 @@ def test_a_gradient_scaler_skips_the_steps_that_it_should(group: SlowGroup, is_f
             scaler.step(optimizer)
             scaler.update()
     assert scalers[0].state_dict() == scalers[1].state_dict()
+    check(twin)
+
+
+def test_a_gradient_scaler_has_nothing_to_say_to_a_step_that_was_due_before(group: SlowGroup) -> None:
+    firsts, seconds = [make_net(), make_net()], [make_net(), make_net()]
+    made = [adam([*one.parameters(), *two.parameters()], fused=True) for one, two in zip(firsts, seconds, strict=True)]
+    models = [parallelize(net, made[0])[0] for net in (firsts[0], seconds[0])]
+    group.deliver_all()
+    for one, two, optimizer, factor in ((*models, made[0], 1), (firsts[1], seconds[1], made[1], MEAN)):
+        (one(BATCH).sum() * factor).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(two(BATCH).sum() * factor).backward()
+        scaler.step(optimizer)
+    assert equal(made[0].state_dict(), made[1].state_dict())
+    assert equal(list(firsts[0].parameters()), list(firsts[1].parameters()))
+
+
+def test_a_scale_that_is_given_by_hand_is_good_for_one_step(group: SlowGroup) -> None:
+    twin = make_twin(group, functools.partial(adam, fused=True))
+    for scale in (4.0, 8.0):
+        twin.backward(BATCH)
+        for optimizer in optimizers(twin):
+            optimizer.grad_scale = torch.tensor(scale)
+        twin.step()
+        for optimizer in optimizers(twin):
+            del optimizer.grad_scale
+            optimizer.zero_grad()
     check(twin)
 
 

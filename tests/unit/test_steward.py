@@ -16,6 +16,7 @@ from undertow.core.flow import Contribution
 from undertow.core.frames import HEADER_BYTES, Kind
 from undertow.core.rounds import KeySpec, Op
 from undertow.errors import PeerLost
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime import steward as steward_module
 from undertow.runtime.exchange import Exchange
@@ -81,7 +82,7 @@ class House:
             rank=rank,
             hosts=["alpha", "beta", "gamma"],
             job=7,
-            slice_bytes=1024,
+            sizes=Sizes(fixed=1024),
             credit_bytes=4096,
             silence_timeout_s=10.0,
             stall_timeout_s=10.0,

@@ -14,7 +14,6 @@ from undertow.lab.systems import System, find_system, list_systems
 from undertow.lab.systems.horovod import FUSION_BYTES
 from undertow.lab.systems.system import find_missing
 from undertow.lab.systems.undertow import MECHANISMS, UNSLICED_BYTES
-from undertow.plan.slicing import DEFAULT_SLICE_BYTES
 from undertow.settings import Settings, read_settings
 
 PLUG_IN = """
@@ -102,12 +101,10 @@ def test_mechanisms_can_be_turned_off_in_any_combination(count: int) -> None:
 def test_the_variables_of_undertow_are_accepted(name: str, scale: float) -> None:
     settings = settings_of(name, scale)
     assert settings.wait_free is ("wait-free" not in name)
-    if "slicing" in name:
-        assert settings.slice_bytes == UNSLICED_BYTES
-    elif scale == 1:
-        assert settings.slice_bytes == 0  # undertow chooses
-    else:
-        assert settings.slice_bytes == pytest.approx(max(1024, DEFAULT_SLICE_BYTES / scale), abs=16)
+    assert settings.slice_bytes == (UNSLICED_BYTES if "slicing" in name else 0)  # 0: undertow chooses
+    assert settings.smallest_slice_bytes == pytest.approx(max(1024, (64 << 10) / scale), abs=16)
+    assert settings.largest_slice_bytes == pytest.approx(max(4096, (4 << 20) / scale), abs=16)
+    assert settings.priority.value == ("off" if "priority" in name else "push" if "two-way" in name else "both")
 
 
 def test_both_mechanisms_off_are_both_off() -> None:

@@ -13,10 +13,8 @@ import msgspec
 
 from undertow.coordinator.messages import Arrive, Table, Verdict
 from undertow.errors import MismatchError
-from undertow.plan.slicing import DEFAULT_SLICE_BYTES, Cut, TensorSpec
-
-# Below this a message costs more than it carries.
-SMALLEST_SLICE_BYTES = 64 << 10
+from undertow.plan.sizing import Sizes
+from undertow.plan.slicing import Cut, count_slices
 
 Decide = Callable[[Sequence[bytes]], bytes]
 
@@ -24,9 +22,9 @@ Decide = Callable[[Sequence[bytes]], bytes]
 class Agreements:
     """All agreements of one group.  Not thread-safe."""
 
-    def __init__(self, size: int, *, slice_bytes: int) -> None:
+    def __init__(self, size: int, *, sizes: Sizes) -> None:
         self._size = size
-        self._slice_bytes = slice_bytes
+        self._sizes = sizes
         self._next_key = 0
         self._arrivals: dict[int, dict[int, Arrive]] = {}
         self._failed: Verdict | None = None  # after a mismatch ranks are out of step for good
@@ -76,18 +74,11 @@ class Agreements:
     def _cut(self, payloads: Sequence[bytes]) -> bytes:
         tables = [msgspec.msgpack.decode(payload, type=Table) for payload in payloads]
         compare_tables(tables)
-        how = Cut(self._next_key, self._choose_slice_bytes(tables[0].tensors))
-        # Keys are never used twice; this many slices at the most, whatever the type.
-        self._next_key += sum(tensor.elements * 8 // how.slice_bytes + 1 for tensor in tables[0].tensors)
+        total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tables[0].tensors)
+        how = Cut(self._next_key, self._sizes.choose(total, shards=self._size))
+        # Keys are never used twice.
+        self._next_key += max(tables[0].keys, count_slices(tables[0].tensors, how.slice_bytes))
         return msgspec.msgpack.encode(how)
-
-    def _choose_slice_bytes(self, tensors: Sequence[TensorSpec]) -> int:
-        """As given; else less for a small model: one slice per shard at least, so that all links share the load."""
-        if self._slice_bytes:
-            return self._slice_bytes
-        total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tensors)
-        share = (-(-total // self._size) + 15) // 16 * 16
-        return min(DEFAULT_SLICE_BYTES, max(SMALLEST_SLICE_BYTES, share))
 
 
 def compare_tables(tables: Sequence[Table]) -> None:

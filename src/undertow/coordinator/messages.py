@@ -72,6 +72,7 @@ class Table(msgspec.Struct, frozen=True):
     tensors: list[TensorSpec]
     op: Op
     keep: bool
+    keys: int = 0  # to set aside, at least
 
 
 _encoder = msgspec.msgpack.Encoder()

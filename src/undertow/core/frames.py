@@ -5,7 +5,7 @@
          4     1  version  1
          5     1  kind     see Kind
          6     1  dtype    see DType
-         7     1  flags    1 WANTS, 2 ABSENT
+         7     1  flags    1 WANTS, 2 ABSENT, 4 RECEIPT
          8     4  job      which job and group, so that frames never cross over
         12     4  key      which slice
         16     4  step     which round of that key
@@ -55,6 +55,7 @@ class Kind(enum.IntEnum):
 # Flags
 WANTS = 1  # push: answer with the result, not only with "done"
 ABSENT = 2  # result: a worker had joined (ran out of input) and took no part
+RECEIPT = 4  # the sender is short of credit: tell it at once what has been received
 
 
 class Header(NamedTuple):
@@ -78,14 +79,14 @@ _KINDS = {int(kind): kind for kind in Kind}
 _DTYPES = {int(dtype): dtype for dtype in DType}
 
 
-def pack(header: Header, received: int = 0) -> bytes:
-    """The header's bytes.  What was received is filled in last, when the frame leaves."""
+def pack(header: Header, received: int = 0, flags: int = 0) -> bytes:
+    """The header's bytes.  What was received, and further flags, are filled in last, when the frame leaves."""
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
         header.kind,
         header.dtype,
-        header.flags,
+        header.flags | flags,
         header.job,
         header.key,
         header.step,

@@ -36,6 +36,7 @@ class Outbox:
     def __init__(self, credit_bytes: int) -> None:
         self.credit_bytes = credit_bytes
         self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
+        self.received_bytes = 0  # by all peers, so far
         self._taken: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._heap: list[tuple[int, int, Parcel]] = []
@@ -63,10 +64,20 @@ class Outbox:
         self.in_flight_bytes += parcel.size_bytes
         return parcel
 
+    @property
+    def is_short(self) -> bool:
+        """Whether more than half of the credit is used, so that receipts are wanted at once.
+
+        What left before without asking for one fits into the other half.  No parcel is larger than
+        that half, so once all receipts that were asked for have come, the next one fits.
+        """
+        return 2 * self.in_flight_bytes > self.credit_bytes
+
     def acknowledge(self, peer: int, received_bytes: int) -> bool:
         """The peer has received that many bytes in all.  False if that cannot be true."""
         if not self._received[peer] <= received_bytes <= self._taken[peer]:
             return False
         self.in_flight_bytes -= received_bytes - self._received[peer]
+        self.received_bytes += received_bytes - self._received[peer]
         self._received[peer] = received_bytes
         return True

@@ -21,7 +21,7 @@ from undertow.plan.placement import Placement
 MAX_FUSED_TENSORS = 64
 # Fused slices stay below a whole one: their last tensor holds up all the others.
 FUSED_SHARE = 4
-DEFAULT_SLICE_BYTES = 1 << 20
+MOST_FUSED_BYTES = 256 << 10
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -74,8 +74,13 @@ def cut(tensors: Sequence[TensorSpec], how: Cut, *, op: Op, keep: bool, placemen
     return slices
 
 
+def count_slices(tensors: Sequence[TensorSpec], slice_bytes: int) -> int:
+    """So many at the most."""
+    return sum(tensor.elements * tensor.dtype.numpy.itemsize // slice_bytes + 1 for tensor in tensors)
+
+
 def _parts(tensors: Sequence[TensorSpec], slice_bytes: int) -> Iterator[tuple[DType, list[Part]]]:
-    fuse_bytes = min(slice_bytes, DEFAULT_SLICE_BYTES) // FUSED_SHARE
+    fuse_bytes = min(slice_bytes, MOST_FUSED_BYTES * FUSED_SHARE) // FUSED_SHARE
     fused: list[Part] = []
     for index, tensor in enumerate(tensors):
         itemsize = tensor.dtype.numpy.itemsize

@@ -7,16 +7,18 @@ What to do is decided by the flow, the shard and the outbox; here it is done.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from undertow import trace
 from undertow.core import frames
 from undertow.core.flow import Contribution, Flow
-from undertow.core.frames import ABSENT, WANTS, Header, Kind
+from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel
+from undertow.core.rate import Rate
 from undertow.core.rounds import Array, KeySpec
 from undertow.plan.slicing import Slice
 from undertow.runtime.pool import Pool
@@ -31,7 +33,7 @@ SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
 class Exchange:
     """This worker's side of all rounds, and its shard.  Owned by the engine thread."""
 
-    def __init__(self, shape: Shape, transport: Transport) -> None:
+    def __init__(self, shape: Shape, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = 0  # the latest round that this worker has begun, for messages
         self._shape = shape
         self._rank = shape.rank
@@ -39,18 +41,19 @@ class Exchange:
         self._pool = Pool()
         self._flow = Flow()
         self._shard = Shard(shape.size, self._pool.give)
-        self._outbox = Outbox(shape.credit_bytes)
+        self.rate = Rate()
+        self._clock = clock
+        self._largest_bytes = 0  # of all slices ever
+        self._outbox = Outbox(shape.credit_bytes or shape.credit_slices * shape.sizes.start)
         self._priorities: dict[int, int] = {}
+        self._receipt = Header(Kind.RECEIVED, rank=shape.rank, job=shape.job)
         self._received_bytes: Counter[int] = Counter()
         self._acknowledged_bytes: Counter[int] = Counter()
-        # Credit travels back with the next frame to that peer, or alone once more than this has
-        # come without one.  All peers together hold back two slices less than the credit, so it
-        # can never run dry.
-        self._acknowledge_at = max(0, shape.credit_bytes - 2 * shape.largest_slice_bytes) // max(1, len(shape.peers))
 
     # What this worker wants
 
     def learn(self, slices: Sequence[Slice]) -> None:
+        self._largest_bytes = max([self._largest_bytes, *(item.spec.size_bytes for item in slices)])
         self._flow.add(item.spec for item in slices)
         self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
 
@@ -59,6 +62,16 @@ class Exchange:
             ready = self._flow.contribute(contribution)
             if ready is not None:
                 self._push(ready)
+        self.pump()
+
+    def resize(self, slice_bytes: int) -> None:
+        """Most slices have this size from now on: the credit follows."""
+        if self._shape.credit_bytes:
+            return
+        # No slice of a table that keeps its size may be larger than half of it, see the outbox.
+        self._outbox.credit_bytes = max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes)
+        for peer in self._shape.peers:
+            self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
         self.pump()
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
@@ -104,17 +117,21 @@ class Exchange:
         elif header.kind is not Kind.RECEIVED:
             self._accept(self._awaited(peer, header), header.present, bool(header.flags & ABSENT))
         self.pump()
-        if self._received_bytes[peer] - self._acknowledged_bytes[peer] > self._acknowledge_at:
-            self._send(peer, Header(Kind.RECEIVED, rank=self._rank, job=self._shape.job), None)
+        self.rate.note(self._clock(), self._outbox.received_bytes, is_waiting=len(self._outbox) > 0)
+        # Credit travels back with the next frame to that peer, or alone where the peer is short of it.
+        if header.flags & RECEIPT and self._received_bytes[peer] > self._acknowledged_bytes[peer]:
+            self._send(peer, self._receipt, None)
 
     def pump(self) -> None:
         """Send what the credit allows."""
         while (parcel := self._outbox.take()) is not None:
             self._send(parcel.peer, parcel.header, parcel.body)
 
-    def _send(self, peer: int, header: Header, body: Array | None) -> None:
+    def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
-        self._transport.send(peer, frames.pack(header, received), body)
+        if body is not None and self._outbox.is_short:
+            flags = RECEIPT
+        self._transport.send(peer, frames.pack(header, received, flags), body)
 
     # Questions
 

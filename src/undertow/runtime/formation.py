@@ -20,7 +20,7 @@ import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
 from undertow.errors import ConfigError, PeerLost, Refused
-from undertow.plan.slicing import DEFAULT_SLICE_BYTES
+from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
 from undertow.settings import Settings
@@ -42,7 +42,7 @@ class Card(msgspec.Struct, frozen=True):
     mark: str  # of the host, see `same_host_mark`
     host: str
     token: str
-    slice_bytes: int
+    sizes: Sizes
     credit_bytes: int
 
 
@@ -52,7 +52,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     transport = SocketTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
     group: Group | None = None
     try:
-        card = _own_card(transport, size, settings)
+        card = _own_card(transport, settings)
         cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
         token = (settings.token or cards[0].token).encode()
         job = zlib.crc32(name.encode(), zlib.crc32(token))
@@ -60,7 +60,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             rank=rank,
             hosts=[card.host for card in cards],
             job=job,
-            slice_bytes=cards[0].slice_bytes,
+            sizes=cards[0].sizes,
             credit_bytes=cards[0].credit_bytes,
             silence_timeout_s=settings.silence_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
@@ -80,21 +80,15 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     return group
 
 
-def _own_card(transport: SocketTransport, size: int, settings: Settings) -> Card:
-    largest = settings.slice_bytes or DEFAULT_SLICE_BYTES
-    # Four per peer: of two links that both carry data all the time, one slice waits in each direction, and one
-    # is on its way.  With half of it a link of 2 to 4 Gbit/s stands still for a tenth of the time.
-    credit = settings.credit_bytes or largest * min(max(8, 4 * (size - 1)), 16)
-    if credit < 2 * largest:
-        raise ConfigError(f"a credit of {credit} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT")
+def _own_card(transport: SocketTransport, settings: Settings) -> Card:
     return Card(
         transport.address,
         "" if settings.address else transport.local_address,  # who names an interface gets it
         same_host_mark(),
         socket.gethostname(),
         secrets.token_hex(16),
-        settings.slice_bytes,
-        credit,
+        settings.sizes,
+        settings.credit_bytes,
     )
 
 

@@ -24,6 +24,7 @@ from undertow.core.frames import Header, Kind
 from undertow.core.rounds import Op
 from undertow.errors import ConfigError, MismatchError, UndertowError
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.exchange import SLICE_KINDS, Exchange
 from undertow.runtime.shape import Shape
@@ -79,21 +80,36 @@ class Group:
 
     # For training threads
 
-    def register(self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False) -> list[Slice]:
+    def register(
+        self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
+    ) -> list[Slice]:
         """Agree with all ranks on these tensors; returns the slices they are cut into.
+
+        So many keys are set aside for them at least, from the first slice's on.
 
         Raises `MismatchError`, on every rank, if they do not hold the same.
         """
         for tensor in tensors:
             if op is Op.MEAN and not tensor.dtype.is_float:
                 raise ConfigError(f"{tensor} in {label}: there is no exact mean of whole numbers")
-        table = messages.Table(label, list(tensors), op, keep)
+        table = messages.Table(label, list(tensors), op, keep, keys)
         with self._agreement_lock:  # all ranks place their slices in the order of the agreements
             how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
             slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
         self._call(lambda: self._exchange.learn(slices))
         self.barrier()  # nobody pushes before everybody knows the keys
         return slices
+
+    def learn(self, slices: Sequence[Slice]) -> None:
+        """Know these slices, of keys that were set aside, from now on.
+
+        For who is sure that nobody pushes one before everybody has come here.
+        """
+        self._loop.post(self._run, functools.partial(self._exchange.learn, slices), threading.Event())
+
+    def resize(self, slice_bytes: int) -> None:
+        """Most slices have this size from now on."""
+        self._loop.post(self._run, functools.partial(self._exchange.resize, slice_bytes), threading.Event())
 
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
         """Hand over contributions; each one's `on_result` is called in the engine thread.
@@ -138,6 +154,16 @@ class Group:
     def resume(self, slices: Sequence[Slice], rounds_done: int) -> None:
         """All have joined: go on together after this many rounds.  A barrier must follow."""
         self._call(lambda: self._exchange.resume([item.spec.key for item in slices], rounds_done))
+
+    @property
+    def sizes(self) -> Sizes:
+        """What slices may be."""
+        return self._shape.sizes
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast slices of this worker are received, if ever one had to wait."""
+        return self._exchange.rate.bytes_per_s
 
     @property
     def bytes_sent(self) -> int:

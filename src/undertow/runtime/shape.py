@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undertow.plan.slicing import DEFAULT_SLICE_BYTES
+from undertow.plan.sizing import Sizes
 from undertow.settings import Priority
 
 
@@ -13,8 +13,8 @@ class Shape:
     rank: int
     hosts: list[str]
     job: int
-    slice_bytes: int  # 0: chosen for each model, `DEFAULT_SLICE_BYTES` at most
-    credit_bytes: int
+    sizes: Sizes
+    credit_bytes: int  # 0: `credit_slices` of the current size
     silence_timeout_s: float
     stall_timeout_s: float
     wait_free: bool = True
@@ -25,8 +25,11 @@ class Shape:
         return len(self.hosts)
 
     @property
-    def largest_slice_bytes(self) -> int:
-        return self.slice_bytes or DEFAULT_SLICE_BYTES
+    def credit_slices(self) -> int:
+        """How many slices may be in flight, unless their bytes are given."""
+        # Four per peer: of two links that both carry data all the time, one slice waits in each direction, and one
+        # is on its way.  With half of it a link of 2 to 4 Gbit/s stands still for a tenth of the time.
+        return min(max(8, 4 * (self.size - 1)), 16)
 
     @property
     def peers(self) -> list[int]:

@@ -44,7 +44,7 @@ class Steward:
         self._exchange = exchange
         self._waiters = waiters
         self._awaiting = 0  # the agreement that this rank is at
-        self._agreements = Agreements(shape.size, slice_bytes=shape.slice_bytes)
+        self._agreements = Agreements(shape.size, sizes=shape.sizes)
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=time.monotonic())
         self._farewells: set[int] = set()
 

@@ -7,7 +7,6 @@ It subclasses torch's class, so `isinstance` holds, but shares nothing with its 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -129,12 +128,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """From now on backward returns before the gradients are there; see `parallelize`."""
         synchroniser = self._connect()
         if self._overlap is None and synchroniser.group.size > 1:
-            may_defer = weakref.WeakMethod(self._may_defer)
-            self._overlap = Overlap(
-                self.module,
-                prioritises=synchroniser.group.priority is not Priority.OFF,
-                may_defer=lambda: (call := may_defer()) is not None and call(),
-            )
+            self._overlap = Overlap(self.module, prioritises=synchroniser.group.priority is not Priority.OFF)
             synchroniser.passes.overlap_with(self._overlap)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -146,10 +140,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def rank(self) -> int:
         """This worker's number in the group that the module is trained by."""
         return self._connect().group.rank
-
-    def _may_defer(self) -> bool:
-        # Whether somebody has run out of input is known when the results are there.
-        return self._joining is None
 
     def will_sync_module_buffers(self) -> bool:
         return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
@@ -203,10 +193,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _connect(self) -> Synchroniser:
         """What runs underneath; made again after a copy or unpickling."""
         if self._synchroniser is None:
-            self._synchroniser = Synchroniser(self, self._end_of_backward)
+            self._synchroniser = Synchroniser(self)
         return self._synchroniser
 
-    def _end_of_backward(self, absent: bool) -> None:
+    @property
+    def is_joining(self) -> bool:
+        """Whether ranks may run out of input at any time."""
+        return self._joining is not None
+
+    def end_of_backward(self, absent: bool) -> None:
+        """A synchronised backward has ended; some rank took no part in it if `absent`."""
         if self._joining is not None and absent:
             self._joining.notice_absent()
 

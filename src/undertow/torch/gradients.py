@@ -46,16 +46,25 @@ class Gradients:
         self._names = [name for name, _ in named]
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
         self._homes = [_Home(parameter, copiers[parameter.device], parameter in sparse) for _, parameter in named]
-        fused = [item for item in self.table.slices if item.is_fused]
-        self._fused = {item.spec.key: _Fused(item, self._homes) for item in fused}
-        # Whose results come together: those in one fused slice, everybody else alone.
-        self._units = [[part.tensor for part in item.parts] for item in fused]
-        self._units += [[index] for index, place in enumerate(self.table.places) if place.slices]
+        self._fused: dict[int, _Fused] = {}
+        self._units: list[list[int]] = []  # whose results come together
+        self._lay_out()
         # How urgent each one is, the lower the more; whoever knows the order of use says so.
         self.priorities = [0] * len(named)
         self._sent = [False] * len(named)
         self._tickets = [Ticket(0)] * len(named)
         self._whole: dict[int, _Whole] = {}
+
+    def _lay_out(self) -> None:
+        fused = [item for item in self.table.slices if item.is_fused]
+        self._fused = {item.spec.key: _Fused(item, self._homes) for item in fused}
+        self._units = [[part.tensor for part in item.parts] for item in fused]
+        self._units += [[index] for index, place in enumerate(self.table.places) if place.slices]
+
+    def change_slices(self) -> None:
+        """From this pass on, as the table was cut last; nothing is on its way now."""
+        self.table.change()
+        self._lay_out()
 
     def begin(self, on_arrival: Callable[[Sequence[int]], None] | None = None) -> None:
         """A new pass: every slice takes part in one round.

@@ -21,27 +21,28 @@ from undertow.torch.order import Order
 
 
 class Overlap:
-    """Of one wrapped module.  `may_defer` tells whether a pass may end before its results are there."""
+    """Of one wrapped module."""
 
-    def __init__(self, module: torch.nn.Module, *, prioritises: bool, may_defer: Callable[[], bool]) -> None:
+    def __init__(self, module: torch.nn.Module, *, prioritises: bool) -> None:
         guard_transforms()
         self.gates = Gates()
-        self.may_defer = may_defer
         self._prioritises = prioritises
         self._order = Order(module.parameters())
         for owner, parameters in find_readers(module):
             # First of all: hooks of the user may read the parameters as well.
             owner.register_forward_pre_hook(_Use(self, owner, parameters), prepend=True)
 
-    def begin(self, gradients: Sequence[Gradients]) -> None:
-        """A backward pass: these gradients are about to be made."""
+    def begin(self) -> None:
+        """A backward pass begins."""
         # Parameters that the forward pass did not need may still wait for the last update.
         self.gates.flush()
         self._order.end_pass()
-        for one in gradients:
-            if self._prioritises:
-                one.priorities = self._order.places(one.parameters)
-            one.begin(functools.partial(self.gates.arrived, one))
+
+    def expect(self, gradients: Gradients) -> Callable[[Sequence[int]], None]:
+        """These are about to be made: gives them their order, and returns whom to tell of their results."""
+        if self._prioritises:
+            gradients.priorities = self._order.places(gradients.parameters)
+        return functools.partial(self.gates.arrived, gradients)
 
     def end(self, gradients: Sequence[Gradients]) -> None:
         """It has ended, and all gradients are on their way."""

@@ -38,6 +38,8 @@ def parallelize(
             raise ConfigError(f"parallelize takes a model and its optimizers; {optimizer!r} is no torch optimizer")
     if not optimizers:
         raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
+    if isinstance(model, DistributedDataParallel) and options:
+        raise ConfigError(f"this model is wrapped already: give {', '.join(options)} to its DistributedDataParallel")
     wrapper = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model, **options)
     wrapper.overlap()
     for optimizer in optimizers:

@@ -21,15 +21,28 @@ import torch
 from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
 from undertow.torch.overlap import Overlap
+from undertow.torch.tuning import Tuning
 
 
 class Passes:
-    """The backward passes over one wrapper's parameters.  `on_end(absent)` follows each."""
+    """The backward passes over one wrapper's parameters.  `on_end(absent)` follows each.
+
+    `is_joining` tells whether ranks may run out of input, and take no part, at any time.
+    """
 
     _open: ClassVar[list[Passes]] = []  # all that are open in this process, the first one first
 
-    def __init__(self, on_end: Callable[[bool], None], *, wait_free: bool = True) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[bool], None],
+        *,
+        wait_free: bool = True,
+        is_joining: Callable[[], bool] = lambda: False,
+        tuning: Tuning | None = None,
+    ) -> None:
         self._on_end = on_end
+        self._is_joining = is_joining
+        self._tuning = tuning
         self._overlap: Overlap | None = None
         self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
@@ -113,10 +126,11 @@ class Passes:
         self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
         self._open.append(self)
         if self._overlap is not None:
-            self._overlap.begin(self._gradients)
-        else:
-            for gradients in self._gradients:
-                gradients.begin()
+            self._overlap.begin()
+        if self._tuning is not None and not self._is_joining():
+            self._tuning.begin(self._gradients)
+        for gradients in self._gradients:
+            gradients.begin(None if self._overlap is None else self._overlap.expect(gradients))
 
     def _end(self) -> None:
         try:
@@ -127,7 +141,8 @@ class Passes:
             for one in gradients:
                 one.send_rest()
             absent = False
-            if self._overlap is not None and self._overlap.may_defer() and not self._is_late:
+            # Whether somebody has run out of input is known when the results are there.
+            if self._overlap is not None and not self._is_joining() and not self._is_late:
                 self._overlap.end(self._gradients)
             else:
                 for one in gradients:

@@ -32,11 +32,14 @@ SEPARABLE = {
 }
 
 _STEPS = "_undertow_steps"
+_OF_SCALER = ("grad_scale", "found_inf")
 
 
 def find_coupling(optimizer: Optimizer) -> str | None:
     """Why its parameters cannot be stepped one after the other, in words; None if they can."""
     kind = type(optimizer)
+    if isinstance(optimizer, Deferring):
+        return None  # asked and answered
     if kind is torch.optim.LBFGS:
         return "LBFGS steps all parameters together"
     if kind not in SEPARABLE:
@@ -51,11 +54,12 @@ def defer_steps(optimizer: Optimizer) -> None:
     """From now on `step()` returns without waiting for gradients.  The object stays the same."""
     if isinstance(optimizer, Deferring):
         return
-    patched = vars(optimizer).get("step")
-    if patched is not None and not hasattr(patched, "_wrapped_by_lr_sched"):
-        name = type(optimizer).__name__
-        raise ConfigError(f"the step() of this {name} was replaced on the object: call parallelize before that is done")
     kind: Any = type(optimizer)
+    patched = vars(optimizer).get("step")
+    if patched is not None and not _is_scheduler_patch(patched, kind):
+        raise ConfigError(
+            f"the step() of this {kind.__name__} was replaced on the object: call parallelize before that is done"
+        )
     steps = Steps(optimizer, kind)
     optimizer.__class__ = _deferring(kind)
     vars(optimizer)[_STEPS] = steps
@@ -80,7 +84,11 @@ class Steps:
         if self._needs_all():
             for gate in list(self._gates()):
                 gate.open()
-        self.run([self._split(group) for group in self.groups])
+        parts = [self._split(group) for group in self.groups]
+        self.run(parts)
+        for group, part in zip(self.groups, parts, strict=True):
+            if part is not group:
+                group.update({**part, "params": group["params"]})  # an optimizer may keep something in it
         return loss
 
     @property
@@ -98,6 +106,15 @@ class Steps:
             self.is_stepping = False
             optimizer.param_groups = before
 
+    def run_unscaled(self, groups: list[dict[str, Any]]) -> None:
+        """The same, in spite of what a gradient scaler has to say: a step that it is about is never put off."""
+        own = vars(self._optimizer)
+        words = {name: own.pop(name) for name in _OF_SCALER if name in own}
+        try:
+            self.run(groups)
+        finally:
+            own.update(words)
+
     def flush(self) -> None:
         """Return when every step that is due has been made."""
         for gate in list(self._gates()):
@@ -113,7 +130,7 @@ class Steps:
 
     def _needs_all(self) -> bool:
         """A gradient scaler's words to a fused optimizer are good for this very step only."""
-        return any(getattr(self._optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
+        return any(getattr(self._optimizer, name, None) is not None for name in _OF_SCALER)
 
     def _is_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether it can be stepped now."""
@@ -128,7 +145,7 @@ class Steps:
         parameters = group["params"]
         here = [parameter for parameter in parameters if self._is_here(parameter)]
         if len(here) == len(parameters):
-            return group  # the very one: an optimizer may keep something in it
+            return group
         update = _Update(self, group)
         for parameter in parameters:
             gate = find_gate(parameter)
@@ -146,11 +163,15 @@ class _Update:
         self._group = {name: _freeze(value) for name, value in group.items() if name != "params"}
 
     def make(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._steps.run([{**self._group, "params": list(parameters)}])
+        # Frozen anew: what one part of the parameters does to it is not for the next.
+        group = {name: _freeze(value) for name, value in self._group.items()}
+        self._steps.run_unscaled([{**group, "params": list(parameters)}])
 
 
 def _freeze(value: Any) -> Any:
     """A scheduler changes a learning rate that is a tensor in place."""
+    if type(value) is tuple:
+        return tuple(_freeze(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -174,15 +195,20 @@ class Deferring:
 
     @state.setter
     def state(self, value: Any) -> None:
+        steps = vars(self).get(_STEPS)
+        if steps is not None and not steps.is_stepping:
+            steps.flush()  # the old state is theirs
         vars(self)["state"] = value
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
+        """By `load_state_dict` as well."""
         vars(self)[_STEPS].flush()
-        super().load_state_dict(state_dict)  # type: ignore[misc]
+        super().__setstate__(state)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy, or what comes out of a file, is an ordinary optimizer."""
-        reduced: Any = super().__reduce_ex__(protocol)
+        # The oldest protocol names the class as an argument; later ones insist on the object's own.
+        reduced: Any = super().__reduce_ex__(0)
         make, (_, *arguments), *rest = reduced
         return make, (type(self).__mro__[2], *arguments), *rest
 
@@ -197,6 +223,11 @@ def _deferring(kind: Any) -> Any:
     hooked.hooked = True
     body = {"step": hooked, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return types.new_class(kind.__name__, (Deferring, kind), exec_body=lambda space: space.update(body))
+
+
+def _is_scheduler_patch(patched: Any, kind: Any) -> bool:
+    """Whether it does nothing but count: around a step of somebody else's, or inside of one, it does more."""
+    return hasattr(patched, "_wrapped_by_lr_sched") and getattr(patched, "__wrapped__", None) is kind.step
 
 
 def _renew_scheduler_patch(optimizer: Optimizer) -> None:

@@ -6,7 +6,7 @@ In: a wrapper.  Out: gradients, weights and buffers that are the same on all ran
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from undertow.torch.broadcast import Broadcast
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.passes import Passes
+from undertow.torch.tuning import Tuning
 
 if TYPE_CHECKING:
     from undertow.torch.ddp import DistributedDataParallel
@@ -25,10 +26,16 @@ if TYPE_CHECKING:
 class Synchroniser:
     """Registers the module's tensors with all ranks; raises `MismatchError` if they differ."""
 
-    def __init__(self, wrapper: DistributedDataParallel, on_end: Callable[[bool], None]) -> None:
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.group = group_for(wrapper.process_group)
-        ended = weakref.WeakMethod(on_end)
-        self.passes = Passes(lambda absent: _call(ended, absent), wait_free=self.group.wait_free)
+        owner = _Owner(wrapper)
+        tunes = self.group.size > 1 and not self.group.sizes.fixed
+        self.passes = Passes(
+            owner.end_of_backward,
+            wait_free=self.group.wait_free,
+            is_joining=owner.is_joining,
+            tuning=Tuning(self.group) if tunes else None,
+        )
         self._module = wrapper.module
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__
@@ -124,7 +131,17 @@ def _find_sparse(module: torch.nn.Module) -> set[torch.Tensor]:
     return {owner.weight for owner in module.modules() if isinstance(owner, lookups) and owner.sparse}
 
 
-def _call(ended: weakref.WeakMethod[Callable[[bool], None]], absent: bool) -> None:
-    call = ended()
-    if call is not None:
-        call(absent)
+class _Owner:
+    """The wrapper, as long as it is there: hooks that outlive it must not hold it."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self._wrapper = weakref.ref(wrapper)
+
+    def is_joining(self) -> bool:
+        wrapper = self._wrapper()
+        return wrapper is not None and wrapper.is_joining
+
+    def end_of_backward(self, absent: bool) -> None:
+        wrapper = self._wrapper()
+        if wrapper is not None:
+            wrapper.end_of_backward(absent)

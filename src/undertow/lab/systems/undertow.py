@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from undertow.lab.systems.system import find_missing
-from undertow.plan.slicing import DEFAULT_SLICE_BYTES
+from undertow.plan.sizing import Sizes, align
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Larger than any tensor: every tensor travels whole.
 UNSLICED_BYTES = 1 << 36
+
+_LIMITS = ((Sizes().smallest, 1024), (Sizes().largest, 4096))
 
 MECHANISMS = {
     "wait-free": "gradients leave while backward still computes",
@@ -39,14 +41,13 @@ class Undertow:
         return find_missing("torch")
 
     def variables(self, *, scale: float) -> Mapping[str, str]:
-        slice_bytes = ""  # undertow chooses, as it does for users
-        if "slicing" in self.without:
-            slice_bytes = str(UNSLICED_BYTES)
-        elif scale != 1:
-            slice_bytes = str(max(1024, round(DEFAULT_SLICE_BYTES / scale) // 16 * 16))
+        # Undertow chooses, as it does for users, within limits that follow the scale.
+        smallest, largest = (max(least, align(round(size / scale))) for size, least in _LIMITS)
         priority = "off" if "priority" in self.without else "push" if "two-way" in self.without else "both"
         return {
-            "UNDERTOW_SLICE": slice_bytes,
+            "UNDERTOW_SLICE": str(UNSLICED_BYTES) if "slicing" in self.without else "",
+            "UNDERTOW_SMALLEST_SLICE": str(smallest),
+            "UNDERTOW_LARGEST_SLICE": str(largest),
             "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on",
             "UNDERTOW_PRIORITY": priority,
         }
