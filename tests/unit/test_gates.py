@@ -175,7 +175,6 @@ def test_printing_shows_the_updated_value(twin: Twin) -> None:
         lambda p: p.requires_grad,
         lambda p: p.is_leaf,
         lambda p: len(p),
-        lambda p: p.stride(),
         lambda p: p.is_floating_point(),
         lambda p: p.element_size(),
         lambda p: isinstance(p, nn.Parameter),

@@ -123,7 +123,6 @@ def test_tiny_gradients_in_one_slice_are_as_urgent_as_the_first_of_them() -> Non
         assert sent(group) == {0: 12}
 
 
-@pytest.mark.xfail(reason="what backward computes again is taken for the next forward pass", strict=True)
 def test_a_layer_that_is_computed_again_in_backward_does_not_turn_the_order_around(group: SlowGroup) -> None:
     model = make_model(group)
     for _ in range(3):

@@ -178,6 +178,11 @@ class Group:
     def abandon(self) -> None:
         """In a forked child: let go of the connections without a word; the parent has them."""
         self._transport.abandon()
+        self.waiters.abandon(
+            UndertowError(
+                "this process was forked from a worker and has no engine: it cannot wait for gradients or weights"
+            )
+        )
 
     def _call(self, work: Callable[[], None]) -> None:
         """Run something in the engine thread and wait until it is done."""

@@ -41,6 +41,11 @@ class Waiters:
                 event.set()
         return True
 
+    def abandon(self, error: UndertowError) -> None:
+        """In a forked child: nothing will ever come.  The lock may be held by a thread that is not there."""
+        self._lock = threading.Lock()
+        self._error = error
+
     def check(self) -> None:
         if self._error is not None:
             raise type(self._error)(*self._error.args)

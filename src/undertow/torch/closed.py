@@ -1,13 +1,16 @@
 """What a closed gate looks like: the classes of a parameter that is waited for.
 
 In: a read of any kind, from Python.  Out: the gate is opened first, then the read goes on.
+The thread that makes the update passes; all others wait until it is made.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,30 +18,56 @@ import torch
 if TYPE_CHECKING:
     from undertow.torch.gates import Gate
 
-# By identity; each holds its parameter, so no other object can have the same.
-_closed: dict[int, Gate] = {}
+# On the parameter itself, while its gate is closed: so a model that is dropped takes its gates along.
+_GATE = "_undertow_gate"
+_this_thread = threading.local()
 
 
-def close(parameter: torch.Tensor, gate: Gate) -> None:
-    """Its gradient travels: whoever asks for it waits at this gate."""
-    _closed[id(parameter)] = gate
+def find_gate(parameter: torch.Tensor) -> Gate | None:
+    """The closed gate of this parameter, if there is one."""
+    return vars(parameter).get(_GATE)
+
+
+def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
+    """It travels: whoever asks for it waits at this gate."""
+    vars(parameter)[_GATE] = gate
     parameter.__class__ = _travelling(type(parameter))
 
 
-def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> None:
-    """Its update is due: now its value waits as well."""
+def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """An update is due: now the value waits as well.  Returns it, for `reveal`.
+
+    Meanwhile there is nothing but NaN: native code that does not ask must not find an old value.
+    """
+    value = parameter.data
+    parameter.data = value.new_full((), float("nan")).expand(value.shape)
+    # A graph that was made before the step must not be used after it, as ever.
+    torch.autograd.graph.increment_version(parameter)
     parameter.__class__ = _due(kind)
+    return value
 
 
 def restore(parameter: torch.Tensor, kind: type[torch.Tensor]) -> None:
     """It is an ordinary parameter again."""
     parameter.__class__ = kind
-    del _closed[id(parameter)]
+    del vars(parameter)[_GATE]
 
 
-def find_gate(parameter: torch.Tensor) -> Gate | None:
-    """The closed gate of this parameter, if there is one."""
-    return _closed.get(id(parameter))
+def can_close(parameter: torch.Tensor) -> bool:
+    """Whether it is an ordinary parameter: one with ways of its own is never behind a gate."""
+    return type(parameter).__torch_function__ is torch.nn.Parameter.__torch_function__
+
+
+@contextmanager
+def passing() -> Iterator[None]:
+    """In here this thread passes all gates: it makes the update."""
+    before = getattr(_this_thread, "passes", False)
+    _this_thread.passes = True
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _this_thread.passes = before
 
 
 def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
@@ -51,20 +80,25 @@ def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
 
 def open_gates(values: Any) -> None:
     """Open those of all parameters in here, however nested."""
-    for gate in list(_find_gates(values)):
-        gate.open()
-
-
-def _find_gates(values: Any) -> Iterator[Gate]:
     if isinstance(values, torch.Tensor):
         gate = find_gate(values)
         if gate is not None:
-            yield gate
+            gate.open()
     elif isinstance(values, dict):
-        yield from _find_gates(list(values.values()))
+        for value in values.values():
+            open_gates(value)
     elif isinstance(values, (list, tuple, set, frozenset)):
         for value in values:
-            yield from _find_gates(value)
+            open_gates(value)
+
+
+def _open(parameter: Any) -> None:
+    gate = find_gate(parameter)
+    if gate is not None and not getattr(_this_thread, "passes", False):
+        gate.open()
+
+
+_grad: Any = torch.Tensor.grad  # as torch has it
 
 
 class _Travelling:
@@ -73,27 +107,26 @@ class _Travelling:
     __slots__ = ()
 
     def _get_grad(self) -> Any:
-        _closed[id(self)].open()
-        return self.grad
+        _open(self)
+        return _grad.__get__(self)
 
     def _set_grad(self, value: torch.Tensor | None) -> None:
-        _closed[id(self)].open()
-        self.grad = value
+        _open(self)
+        _grad.__set__(self, value)
 
     def _del_grad(self) -> None:
-        _closed[id(self)].open()
-        del self.grad
+        self._set_grad(None)
 
     grad = _grad = property(_get_grad, _set_grad, _del_grad)
 
     # Those that would take this class for the parameter's own.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _closed[id(self)].open()
+        _open(self)
         return self.__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _closed[id(self)].open()
+        _open(self)
         return self.__reduce_ex__(protocol)
 
 
@@ -103,28 +136,27 @@ class _Due(_Travelling):
     __slots__ = ()
 
     def _get_grad(self) -> Any:
-        gate = _closed[id(self)]
-        if gate.is_forgotten:
+        gate: Any = find_gate(self)  # type: ignore[arg-type]
+        if gate is not None and gate.is_forgotten and not getattr(_this_thread, "passes", False):
             return None
-        gate.open()
-        return self.grad
+        return super()._get_grad()
 
     def _set_grad(self, value: torch.Tensor | None) -> None:
-        gate = _closed[id(self)]
-        if value is None:
+        gate: Any = find_gate(self)  # type: ignore[arg-type]
+        if gate is not None and value is None and not getattr(_this_thread, "passes", False):
             gate.is_forgotten = True
         else:
-            gate.open()
-            self.grad = value
+            super()._set_grad(value)
 
-    def _del_grad(self) -> None:
-        self._set_grad(None)
-
-    grad = _grad = property(_get_grad, _set_grad, _del_grad)
+    grad = _grad = property(_get_grad, _set_grad, _Travelling._del_grad)
 
     def __repr__(self) -> str:
-        _closed[id(self)].open()
+        _open(self)
         return repr(self)
+
+    def as_subclass(self, kind: Any) -> Any:
+        _open(self)
+        return self.as_subclass(kind)
 
     @classmethod
     def __torch_function__(
@@ -159,13 +191,11 @@ def _ask_first(take: Callable[..., Any]) -> Callable[..., Any]:
 
 # What an update leaves as it is.  Not `dim`: `torch.vmap` takes hold of a tensor after no other question.
 _UNCHANGED = frozenset(
-    getattr(getattr(torch.Tensor, name), "__get__", None)
-    if not callable(getattr(torch.Tensor, name))
-    else getattr(torch.Tensor, name)
+    getattr(torch.Tensor, name) if callable(getattr(torch.Tensor, name)) else getattr(torch.Tensor, name).__get__
     for name in (
         *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_sparse", "is_cuda", "itemsize"),
-        *("nbytes", "is_meta", "size", "numel", "stride", "is_contiguous", "is_floating_point", "is_complex"),
-        *("element_size", "__len__", "_backward_hooks", "register_hook", "register_post_accumulate_grad_hook"),
+        *("nbytes", "is_meta", "size", "numel", "is_floating_point", "is_complex", "element_size", "__len__"),
+        *("_backward_hooks", "register_hook", "register_post_accumulate_grad_hook"),
     )
 )
 

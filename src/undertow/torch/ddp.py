@@ -103,6 +103,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return next(iter(self.module.parameters()), torch.empty(0)).device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._overlap is not None and torch.compiler.is_compiling():
+            self._flush()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         Join.notify_join_context(self)
         # A forward that needs nobody connects to nobody: one rank alone may evaluate a copy.
@@ -115,6 +117,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._synchroniser is not None:
             self._synchroniser.passes.expect(outputs, synchronise=synchronises)
         return outputs
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _flush(self) -> None:
+        """Inside of a compiled wrapper no module can wait for its own."""
+        if self._overlap is not None:
+            self._overlap.gates.flush()
 
     def _prepare(self, synchroniser: Synchroniser, synchronises: bool) -> None:
         synchroniser.passes.check_closed()
@@ -247,6 +255,10 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise ConfigError(
+            "a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from"
+        )
     for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             raise ConfigError(

@@ -3,10 +3,10 @@
 In: parameters whose gradients travel, updates that are due.  Out: whoever reads a gradient or
 a value, from Python, gets the right one: first the result is waited for and the update made.
 
-The parameter itself is the gate.  While its gradient travels its class is a subclass whose
-`grad` waits; once the optimizer's step is due, a subclass on which everything waits that
-torch can do with it (`__torch_function__`).  Then it is an ordinary parameter again.  Autograd
-adds to gradients without asking Python, so a hook in front of that waits as well.
+The parameter itself is the gate (see `closed`).  While its gradient travels its class is a
+subclass whose `grad` waits; once the optimizer's step is due, a subclass on which everything
+waits that torch can do with it.  Then it is an ordinary parameter again.  Autograd adds to
+gradients without asking Python, so a hook in front of that waits as well.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any, Protocol
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from undertow import trace
-from undertow.torch.closed import close, close_value, restore
+from undertow.errors import UndertowError
+from undertow.torch.closed import can_close, close_gradient, close_value, passing, restore
 from undertow.torch.gradients import Gradients
 
 
@@ -38,12 +40,14 @@ class Gate:
     def __init__(self, gates: Gates, gradients: Gradients, index: int) -> None:
         self.parameter = gradients.parameters[index]
         self.is_closed = False
+        self.is_forgotten = False  # the user has set the gradient to None: it is there for the update only
         self.update: Update | None = None  # due: the value waits, too
-        self.is_forgotten = False  # the user has set the gradient to None: it is for the update only
         self._gates = gates
         self._gradients = gradients
         self._index = index
         self._kind = type(self.parameter)
+        self._value: torch.Tensor | None = None  # while it is due
+        self._failure: BaseException | None = None  # of the update: the value is good for nothing
 
     @property
     def is_due(self) -> bool:
@@ -54,33 +58,52 @@ class Gate:
         """Whether the result has come."""
         return self._gradients.is_here(self._index)
 
+    @property
+    def is_exposed(self) -> bool:
+        """Whether somebody could see the gradient without asking the parameter."""
+        return self._gradients.is_held(self._index) or not can_close(self.parameter)
+
     def close(self) -> None:
         """The gradient travels: only who asks for it has to wait."""
-        self.is_closed, self.is_forgotten, self.update = True, False, None
+        self.is_closed, self.is_forgotten, self.update, self._failure = True, False, None, None
         self._kind = type(self.parameter)
-        close(self.parameter, self)
+        close_gradient(self.parameter, self)
 
     def defer(self, update: Update) -> None:
-        """The optimizer has stepped, but for this parameter: now its value waits as well."""
+        """The optimizer has stepped, but for this parameter."""
+        self._value = close_value(self.parameter, self._kind)
         self.update = update
-        # A graph that was made before the step must not be used after it, as ever.
-        torch.autograd.graph.increment_version(self.parameter)
-        close_value(self.parameter, self._kind)
 
     def open(self) -> None:
         """Return when gradient and value are what they should be; raises if they never will."""
         self._gates.open(self)
 
     def wait(self) -> None:
+        if self._failure is not None:
+            name = self._gradients.name(self._index)
+            raise UndertowError(
+                f"the optimizer's step of {name!r} failed: its value is not to be used"
+            ) from self._failure
         if trace.is_on and not self.is_here:
             trace.record("wait", tensor=self._gradients.name(self._index))
         self._gradients.wait_for(self._index)
 
     def land(self) -> None:
-        """Make it an ordinary parameter again, with the averaged gradient."""
-        restore(self.parameter, self._kind)
-        self.is_closed = False
+        """Put value and averaged gradient in place; who passes sees them."""
+        if self._value is not None:
+            self.parameter.data, self._value = self._value, None
         self._gradients.land_one(self._index)
+
+    def restore(self) -> None:
+        """All is done: let everybody in."""
+        self.is_closed = False
+        restore(self.parameter, self._kind)
+        if self.is_forgotten:
+            self.parameter.grad = None
+
+    def fail(self, failure: BaseException) -> None:
+        """The update was not made, or not wholly."""
+        self._failure = failure
 
 
 class Gates:
@@ -105,24 +128,29 @@ class Gates:
     def close(self, gradients: Gradients) -> None:
         """Backward has ended: whatever has not come yet must be waited for."""
         with self._lock:
-            for index, gate in enumerate(self._gates[gradients]):
+            exposed = [gate for gate in self._gates[gradients] if gate.is_exposed]
+            for gate in exposed:
+                gate.wait()
+            # All of these before any lands: they may share memory with each other.
+            for gate in self._gates[gradients]:
                 if gate.is_here:
-                    gradients.land_one(index)
+                    gate.land()
                 else:
                     gate.close()
 
     def open(self, gate: Gate) -> None:
         with self._lock:
-            if gate.update is not None:
+            if gate.is_closed and gate.is_due:
                 self._make_updates()  # rather than stand idle
             if not gate.is_closed:
                 return
             gate.wait()
-            if gate.update is not None:
+            if gate.is_due:
                 self._make_updates(gate)
             else:
                 with _aside(gate.parameter.device.type):
                     gate.land()
+                gate.restore()
 
     def flush(self) -> None:
         """Open them all."""
@@ -130,6 +158,10 @@ class Gates:
             for gate in gates:
                 if gate.is_closed:
                     gate.open()
+
+    def forget_arrivals(self) -> None:
+        """Of a pass that is over."""
+        self._arrived.clear()
 
     def _make_updates(self, *wanted: Gate) -> None:
         """Of all that are due and here, in one go: what has come together is stepped together."""
@@ -139,31 +171,42 @@ class Gates:
             if gate.is_closed and gate.update is not None and gate.is_here:
                 due[gate] = gate.update
         if due:
-            make_updates(due)
+            _make_updates(due)
 
 
-def make_updates(due: dict[Gate, Update]) -> None:
-    """Land these gradients and step their parameters."""
+def _make_updates(due: dict[Gate, Update]) -> None:
+    """Land these gradients and step their parameters; nobody else sees one before that."""
     by_update: dict[Update, list[Gate]] = {}
-    with _aside(*{gate.parameter.device.type for gate in due}):
-        for gate, update in due.items():
-            gate.land()
-            by_update.setdefault(update, []).append(gate)
-        for update, gates in by_update.items():
-            update.make([gate.parameter for gate in gates])
+    try:
+        with _aside(*{gate.parameter.device.type for gate in due}):
+            for gate, update in due.items():
+                gate.land()
+                by_update.setdefault(update, []).append(gate)
+            for update, gates in by_update.items():
+                update.make([gate.parameter for gate in gates])
+    except BaseException as error:
+        for gate in due:
+            gate.fail(error)
+        raise
     for gate in due:
-        if gate.is_forgotten:
-            gate.parameter.grad = None
+        gate.restore()
 
 
 @contextmanager
 def _aside(*devices: str) -> Iterator[None]:
     """Wherever in a forward pass a gate is opened, what happens then is no part of it."""
+    tracing = torch._C._get_tracing_state()
     with ExitStack() as stack:
+        stack.enter_context(passing())
+        stack.enter_context(_disable_current_modes())
         if torch._C._are_functorch_transforms_active():
             stack.enter_context(temporarily_clear_interpreter_stack())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
+        if tracing is not None:
+            change: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
+            change(None)
+            stack.callback(change, tracing)
         for device in devices:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))

@@ -23,7 +23,18 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.device import Copier, copier_for, host_memory
 from undertow.torch.table import Table
-from undertow.torch.tensors import as_array, gradient_dtype, gradient_spec, is_plain, is_shared, real
+from undertow.torch.tensors import (
+    ALONE,
+    as_array,
+    count_references,
+    count_uses,
+    fresh_uses,
+    gradient_dtype,
+    gradient_spec,
+    is_plain,
+    known_once,
+    real,
+)
 
 
 class Gradients:
@@ -52,6 +63,7 @@ class Gradients:
         # How urgent each one is, the lower the more; whoever knows the order of use says so.
         self.priorities = [0] * len(named)
         self._sent = [False] * len(named)
+        self._fresh_uses = fresh_uses()
         self._tickets = [Ticket(0)] * len(named)
         self._whole: dict[int, _Whole] = {}
 
@@ -82,8 +94,11 @@ class Gradients:
             fused.reset()
 
     @torch.no_grad()
-    def send(self, index: int) -> None:
-        """This parameter's gradient is final, or is None: contribute it as it is."""
+    def send(self, index: int, fresh: torch.Tensor | None = None) -> None:
+        """This parameter's gradient is final, or is None: contribute it as it is.
+
+        `fresh` is what autograd has just added to it, and still holds.
+        """
         self.check_unsent(index)
         self._homes[index].check(self._names[index])
         self._sent[index] = True
@@ -93,7 +108,7 @@ class Gradients:
         if place.fused is not None:
             self._stage(self._fused[place.fused.spec.key], place.bit)
         elif place.slices:
-            self._send_whole(index, place.slices)
+            self._send_whole(index, place.slices, fresh)
 
     def check_unsent(self, index: int) -> None:
         """More was added to this gradient: an error if that is too late."""
@@ -127,6 +142,17 @@ class Gradients:
         """Whether this parameter's result is there."""
         return self._tickets[index].is_done
 
+    def is_held(self, index: int) -> bool:
+        """Whether somebody else knows this gradient, or its memory, and could look into it at any time.
+
+        Asked when backward has ended: until then autograd holds it too.
+        """
+        gradient = self.parameters[index].grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return False
+        own = index in self._whole and self._whole[index].is_in_place  # the array that it is sent from
+        return count_references(gradient) > known_once() or count_uses(gradient) > ALONE + own
+
     def name(self, index: int) -> str:
         return self._names[index]
 
@@ -141,26 +167,30 @@ class Gradients:
         if place.fused is not None:
             self._fused[place.fused.spec.key].land(place.bit)
         elif index in self._whole:
-            host, answer = self._whole[index]
-            if answer.present and host is not None:
-                self._homes[index].put(host)
+            whole = self._whole[index]
+            if whole.first.present and whole.host is not None:
+                self._homes[index].put(whole.host)
 
-    def _send_whole(self, index: int, slices: Sequence[Slice]) -> None:
+    def _send_whole(self, index: int, slices: Sequence[Slice], fresh: torch.Tensor | None) -> None:
         gradient, dtype = self.parameters[index].grad, slices[0].spec.dtype
-        source: Array | None
-        host: torch.Tensor | None = None
         is_ready: Callable[[], bool] | None = None
-        if gradient is not None and is_plain(gradient) and not is_shared(gradient):
+        host: torch.Tensor | None = None
+        source: Array | None = None
+        is_in_place = gradient is not None and is_plain(gradient)
+        if gradient is not None and is_in_place:
+            uses = count_uses(gradient)
             source = target = as_array(real(gradient), dtype)
-        else:
+            # Autograd hands on gradients as views where it can: this may be the very memory that
+            # earlier layers' gradients are still to be computed from, or sent from.
+            is_fresh = fresh is not None and fresh.data_ptr() == gradient.data_ptr()
+            is_exclusive = uses <= (self._fresh_uses if is_fresh else ALONE)
+        if not is_in_place or not is_exclusive:
             host = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
-            source = target = as_array(host, dtype)
-            if gradient is None:
-                source = None
-            else:
-                is_ready = self._homes[index].take(host)
+            target = as_array(host, dtype)
+        if gradient is not None and host is not None and not is_in_place:
+            source, is_ready = target, self._homes[index].take(host)
         contributions = [self._piece(index, item, source, target) for item in slices]
-        self._whole[index] = _Whole(host, contributions[0])
+        self._whole[index] = _Whole(host, contributions[0], is_in_place)
         self._group.contribute(contributions, is_ready)
 
     def _piece(self, index: int, item: Slice, source: Array | None, target: Array) -> Contribution:
@@ -184,6 +214,7 @@ class _Whole(NamedTuple):
 
     host: torch.Tensor | None  # where the result lands if not in the gradient itself
     first: Contribution
+    is_in_place: bool  # sent from the gradient's own memory
 
 
 class _Home:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from undertow.torch.closed import find_gate, guard_transforms
+from undertow.torch.closed import find_gate, guard_transforms, open_gates
 from undertow.torch.gates import Gates
 from undertow.torch.gradients import Gradients
 from undertow.torch.order import Order
@@ -36,6 +36,7 @@ class Overlap:
         """A backward pass begins."""
         # Parameters that the forward pass did not need may still wait for the last update.
         self.gates.flush()
+        self.gates.forget_arrivals()
         self._order.end_pass()
 
     def expect(self, gradients: Gradients) -> Callable[[Sequence[int]], None]:
@@ -46,6 +47,8 @@ class Overlap:
 
     def end(self, gradients: Sequence[Gradients]) -> None:
         """It has ended, and all gradients are on their way."""
+        # What backward has computed again belongs to no forward pass.
+        self._order.end_pass()
         for one in gradients:
             self.gates.close(one)
 
@@ -69,8 +72,13 @@ class _Use:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         overlap = self._overlap()
-        if overlap is not None:
+        if overlap is None:
+            open_gates(self._parameters)
+        elif module.training:
             overlap.use(self._parameters)
+        else:
+            # Evaluation has ways of its own through some modules, which a closed gate further in would bar.
+            overlap.gates.flush()
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return no_use
@@ -105,6 +113,5 @@ def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, lis
 
 
 def _is_opaque(module: torch.nn.Module) -> bool:
-    """Compiled, or scripted: inside no hook of ours is called, or none should be."""
-    is_compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-    return is_compiled or isinstance(module, torch.jit.ScriptModule)
+    """Compiled: inside no hook of ours should be called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -40,6 +40,8 @@ def parallelize(
         raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
     if isinstance(model, DistributedDataParallel) and options:
         raise ConfigError(f"this model is wrapped already: give {', '.join(options)} to its DistributedDataParallel")
+    if separable and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        raise ConfigError("LBFGS steps all parameters together: separable=True is not possible with it")
     wrapper = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model, **options)
     wrapper.overlap()
     for optimizer in optimizers:

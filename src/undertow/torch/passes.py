@@ -95,8 +95,8 @@ class Passes:
         if self._task is None and any(_will_run(node) for node in self._nodes):
             self._begin()
 
-    def ready(self, table: int, index: int) -> None:
-        """A parameter's gradient of this backward is complete."""
+    def ready(self, table: int, index: int, added: torch.Tensor | None = None) -> None:
+        """A parameter's gradient of this backward is complete; `added` is what autograd added last."""
         if self._task is None:
             if self._outer is None and not self._is_armed:
                 return
@@ -108,7 +108,7 @@ class Passes:
             # before the outer one ends: it is sent then.
             self._gradients[table].check_unsent(index)
         elif self._wait_free and not self._is_late:
-            self._gradients[table].send(index)
+            self._gradients[table].send(index, added)
 
     def _follow(self) -> None:
         """Be called when this backward ends, and not already when one nested in it does."""
@@ -163,7 +163,7 @@ def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[Any, An
     def ready(inputs: Any, outputs: Any) -> None:
         passes = ref()
         if passes is not None:
-            passes.ready(table, index)
+            passes.ready(table, index, outputs[0] if outputs else None)
 
     return ready
 

@@ -10,6 +10,8 @@ nothing but its own parameter, gradient and state: such an optimizer is *separab
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,9 @@ from torch.optim import Optimizer
 from undertow.errors import ConfigError
 from undertow.torch.closed import find_gate, forget_gradients
 from undertow.torch.gates import Gate
+from undertow.torch.tensors import is_shared
+
+log = logging.getLogger("undertow")
 
 SEPARABLE = {
     kind
@@ -71,8 +76,10 @@ class Steps:
     """The steps of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, kind: type[Optimizer]) -> None:
-        self.is_stepping = False
         self._optimizer = optimizer
+        self._lock = threading.RLock()  # a thread that reads a parameter may have to make its step
+        self._stepper: int | None = None  # the thread that steps now
+        self._has_warned = False
         # Without the hooks, which torch puts around it: they are for the user's step.
         self._step = getattr(kind.step, "__wrapped__", kind.step) if hasattr(kind.step, "hooked") else kind.step
 
@@ -98,13 +105,19 @@ class Steps:
     def run(self, groups: list[dict[str, Any]]) -> None:
         """Let the optimizer step these groups, and nothing else."""
         optimizer = self._optimizer
-        before, optimizer.param_groups = optimizer.param_groups, groups
-        self.is_stepping = True
-        try:
-            self._step(optimizer)
-        finally:
-            self.is_stepping = False
-            optimizer.param_groups = before
+        with self._lock:
+            before, optimizer.param_groups = optimizer.param_groups, groups
+            self._stepper = threading.get_ident()
+            try:
+                self._step(optimizer)
+            finally:
+                self._stepper = None
+                optimizer.param_groups = before
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether it is this thread that steps."""
+        return self._stepper == threading.get_ident()
 
     def run_unscaled(self, groups: list[dict[str, Any]]) -> None:
         """The same, in spite of what a gradient scaler has to say: a step that it is about is never put off."""
@@ -118,7 +131,7 @@ class Steps:
     def flush(self) -> None:
         """Return when every step that is due has been made."""
         for gate in list(self._gates()):
-            if gate.update is not None:
+            if gate.is_due:
                 gate.open()
 
     def _gates(self) -> Iterator[Gate]:
@@ -135,10 +148,19 @@ class Steps:
     def _is_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether it can be stepped now."""
         gate = find_gate(parameter)
+        if gate is None:
+            return True
+        is_held = is_shared(parameter)
+        if is_held and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the memory of a parameter is held by somebody else too (a state_dict that is kept, a view of it): "
+                "step() waits for the gradients of such parameters"
+            )
         # A step that is still due comes first: this is the next one.
-        if gate is not None and (gate.update is not None or gate.is_here):
+        if is_held or gate.is_due or gate.is_here:
             gate.open()
-        return gate is None or not gate.is_closed
+        return not gate.is_closed
 
     def _split(self, group: dict[str, Any]) -> dict[str, Any]:
         """The part of a group that can be stepped now; the rest will be when it can."""
