@@ -33,8 +33,11 @@ class Outbox:
     and waiting for it could block for ever.
     """
 
-    def __init__(self, credit_bytes: int) -> None:
+    def __init__(self, credit_bytes: int, *, peers: int = 1) -> None:
         self.credit_bytes = credit_bytes
+        self._peers = peers
+        self._largest_bytes = 0  # of all parcels that may come
+        self._unasked: defaultdict[int, int] = defaultdict(int)  # bytes that left since a receipt was asked for
         self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
         self.received_bytes = 0  # by all peers, so far
         self._taken: defaultdict[int, int] = defaultdict(int)
@@ -64,14 +67,23 @@ class Outbox:
         self.in_flight_bytes += parcel.size_bytes
         return parcel
 
-    @property
-    def is_short(self) -> bool:
-        """Whether more than half of the credit is used, so that receipts are wanted at once.
+    def resize(self, credit_bytes: int, largest_bytes: int) -> None:
+        """Another credit, and parcels of at most so many bytes.  A receipt must be asked of every peer now."""
+        self.credit_bytes, self._largest_bytes = credit_bytes, largest_bytes
+        self._unasked.clear()
 
-        What left before without asking for one fits into the other half.  No parcel is larger than
-        that half, so once all receipts that were asked for have come, the next one fits.
+    def wants_receipt(self, parcel: Parcel) -> bool:
+        """Whether this parcel, which was just taken, asks for a receipt at once.
+
+        Others wait until some frame comes back that carries it along.  What leaves without asking is
+        two of the largest parcels less than the credit, all peers together: so once all that was asked
+        for has come, the next parcel fits, and credit can never run dry.
         """
-        return 2 * self.in_flight_bytes > self.credit_bytes
+        self._unasked[parcel.peer] += parcel.size_bytes
+        if self._unasked[parcel.peer] * self._peers <= self.credit_bytes - 2 * self._largest_bytes:
+            return False
+        self._unasked[parcel.peer] = 0
+        return True
 
     def acknowledge(self, peer: int, received_bytes: int) -> bool:
         """The peer has received that many bytes in all.  False if that cannot be true."""

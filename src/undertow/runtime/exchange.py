@@ -44,7 +44,8 @@ class Exchange:
         self.rate = Rate()
         self._clock = clock
         self._largest_bytes = 0  # of all slices ever
-        self._outbox = Outbox(shape.credit_bytes or shape.credit_slices * shape.sizes.start)
+        credit_bytes = shape.credit_bytes or shape.credit_slices * shape.sizes.start
+        self._outbox = Outbox(credit_bytes, peers=len(shape.peers))
         self._priorities: dict[int, int] = {}
         self._receipt = Header(Kind.RECEIVED, rank=shape.rank, job=shape.job)
         self._received_bytes: Counter[int] = Counter()
@@ -53,7 +54,10 @@ class Exchange:
     # What this worker wants
 
     def learn(self, slices: Sequence[Slice]) -> None:
-        self._largest_bytes = max([self._largest_bytes, *(item.spec.size_bytes for item in slices)])
+        largest_bytes = max((item.spec.size_bytes for item in slices), default=0)
+        if largest_bytes > self._largest_bytes:
+            self._largest_bytes = largest_bytes
+            self._set_credit(self._outbox.credit_bytes)
         self._flow.add(item.spec for item in slices)
         self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
 
@@ -66,13 +70,10 @@ class Exchange:
 
     def resize(self, slice_bytes: int) -> None:
         """Most slices have this size from now on: the credit follows."""
-        if self._shape.credit_bytes:
-            return
-        # No slice of a table that keeps its size may be larger than half of it, see the outbox.
-        self._outbox.credit_bytes = max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes)
-        for peer in self._shape.peers:
-            self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
-        self.pump()
+        if not self._shape.credit_bytes:
+            # Slices of tables that keep their size may be larger.
+            self._set_credit(max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes))
+            self.pump()
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
         """A worker ran out of input after round `step`: the rounds of these keys go on without it.
@@ -125,12 +126,16 @@ class Exchange:
     def pump(self) -> None:
         """Send what the credit allows."""
         while (parcel := self._outbox.take()) is not None:
-            self._send(parcel.peer, parcel.header, parcel.body)
+            flags = RECEIPT if self._outbox.wants_receipt(parcel) else 0
+            self._send(parcel.peer, parcel.header, parcel.body, flags)
+
+    def _set_credit(self, credit_bytes: int) -> None:
+        self._outbox.resize(credit_bytes, self._largest_bytes)
+        for peer in self._shape.peers:
+            self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
 
     def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
-        if body is not None and self._outbox.is_short:
-            flags = RECEIPT
         self._transport.send(peer, frames.pack(header, received, flags), body)
 
     # Questions

@@ -199,6 +199,7 @@ def _aside(*devices: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(passing())
         stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.no_grad())
         if torch._C._are_functorch_transforms_active():
             stack.enter_context(temporarily_clear_interpreter_stack())
         if torch.is_inference_mode_enabled():

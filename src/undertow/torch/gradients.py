@@ -40,7 +40,8 @@ from undertow.torch.tensors import (
 class Gradients:
     """The gradients of some parameters, summed together in one pass after the other.
 
-    Parameters come in the order in which their gradients are expected.
+    Parameters come in the order in which their gradients are expected.  To be used where autograd
+    does not record, as in its own hooks.
     """
 
     def __init__(
@@ -93,7 +94,6 @@ class Gradients:
         for fused in self._fused.values():
             fused.reset()
 
-    @torch.no_grad()
     def send(self, index: int, fresh: torch.Tensor | None = None) -> None:
         """This parameter's gradient is final, or is None: contribute it as it is.
 
@@ -160,7 +160,6 @@ class Gradients:
         """Return when it is."""
         self._group.waiters.wait_for(self._tickets[index])
 
-    @torch.no_grad()
     def land_one(self, index: int) -> None:
         """Put a result in place that is there, unless it came straight to where it belongs."""
         place = self.table.places[index]
@@ -185,8 +184,8 @@ class Gradients:
             is_fresh = fresh is not None and fresh.data_ptr() == gradient.data_ptr()
             is_exclusive = uses <= (self._fresh_uses if is_fresh else ALONE)
         if not is_in_place or not is_exclusive:
-            host = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
-            target = as_array(host, dtype)
+            memory = self._homes[index].make_host_memory(slices[-1].parts[0].offset + slices[-1].spec.elements)
+            host, target = self._homes[index].shape(memory), as_array(memory, dtype)
         if gradient is not None and host is not None and not is_in_place:
             source, is_ready = target, self._homes[index].take(host)
         contributions = [self._piece(index, item, source, target) for item in slices]
@@ -240,19 +239,21 @@ class _Home:
     def make_host_memory(self, elements: int) -> torch.Tensor:
         return host_memory(elements, self._dtype.to_real(), self.parameter.device)
 
+    def shape(self, memory: torch.Tensor) -> torch.Tensor:
+        """Flat host memory in the form of the gradient, for `take` and `put`."""
+        return memory.view(self._host_shape)
+
     def take(self, host: torch.Tensor) -> Callable[[], bool] | None:
         """Copy the gradient, or zeros, to the host; the result tells whether it is there."""
         gradient = self.parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(self.parameter, dtype=self._dtype)
         dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
-        return self._copier.out(real(dense), host.view(self._host_shape))
+        return self._copier.out(real(dense), host)
 
     def put(self, host: torch.Tensor) -> None:
         """The result becomes the gradient, in the form that it has."""
-        result = host.view(self._host_shape)
-        if self._dtype.is_complex:
-            result = torch.view_as_complex(result)
+        result = torch.view_as_complex(host) if self._dtype.is_complex else host
         gradient = self.parameter.grad
         if gradient is None and not self._is_sparse:
             gradient = self.parameter.grad = torch.empty_like(self.parameter, dtype=self._dtype)
@@ -274,7 +275,10 @@ class _Fused:
         self._homes = [homes[index] for index in self.members]
         memory = self._homes[0].make_host_memory(item.spec.elements)
         self._array = as_array(memory, item.spec.dtype)
-        self._segments = [memory[part.at : part.at + part.elements] for part in item.parts]
+        self._segments = [
+            home.shape(memory[part.at : part.at + part.elements])
+            for home, part in zip(self._homes, item.parts, strict=True)
+        ]
         self._present = 0
         self._left = 0
         self._copies: list[Callable[[], bool]] = []  # copies from a device that may still be under way

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,8 @@ from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
 from undertow.torch.overlap import Overlap
 from undertow.torch.tuning import Tuning
+
+_NOTHING = nullcontext()
 
 
 class Passes:
@@ -108,7 +111,8 @@ class Passes:
             # before the outer one ends: it is sent then.
             self._gradients[table].check_unsent(index)
         elif self._wait_free and not self._is_late:
-            self._gradients[table].send(index, added)
+            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # it is where a graph of the graph is made
+                self._gradients[table].send(index, added)
 
     def _follow(self) -> None:
         """Be called when this backward ends, and not already when one nested in it does."""
@@ -132,6 +136,7 @@ class Passes:
         for gradients in self._gradients:
             gradients.begin(None if self._overlap is None else self._overlap.expect(gradients))
 
+    @torch.no_grad()
     def _end(self) -> None:
         try:
             # All that this backward went through: another rank may have met them in another order.

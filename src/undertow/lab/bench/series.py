@@ -27,8 +27,8 @@ from undertow.zoo import MODELS
 from undertow.zoo.names import unknown_name
 
 GIGA = 1e9
-# torch DDP rearranges its buckets after the first step.
-WARM_UP_STEPS = 3
+# torch DDP rearranges its buckets after the first step; undertow's slices fit a new bandwidth after six.
+WARM_UP_STEPS = 7
 SLOWEST_BITS_PER_S = 1e6
 # A noisy point gets this many times the rounds before it is called too noisy.
 PATIENCE = 2
