@@ -1,8 +1,10 @@
 """Stage 3, slicing: tensors become slices of about the same size.
 
 In: tensors in the order in which their gradients are expected.  Out: slices, each with
-its parts.  Large tensors are cut; tiny neighbours of one type are fused, because a
-message costs the same whether it carries ten bytes or ten thousand.
+its parts.  Large tensors are cut; tiny ones of one type are fused with the next tiny ones, large
+ones in between or not, because a message costs the same whether it carries ten bytes or ten thousand.
+A fused slice leaves with its last tensor, which the next forward pass needs first of all: the others
+lose nothing by it.
 The parts cover every element of every tensor exactly once.
 """
 
@@ -84,14 +86,15 @@ def _parts(tensors: Sequence[TensorSpec], slice_bytes: int) -> Iterator[tuple[DT
     fused: list[Part] = []
     for index, tensor in enumerate(tensors):
         itemsize = tensor.dtype.numpy.itemsize
+        if tensor.elements * itemsize > fuse_bytes:
+            yield from _pieces(index, tensor, slice_bytes // itemsize)
+            continue
         filled = fused[-1].at + fused[-1].elements if fused else 0
         fits = (filled + tensor.elements) * itemsize <= fuse_bytes and len(fused) < MAX_FUSED_TENSORS
         if fused and not (fits and tensors[fused[0].tensor].dtype is tensor.dtype):
             yield tensors[fused[0].tensor].dtype, fused
             fused, filled = [], 0
-        if tensor.elements * itemsize > fuse_bytes:
-            yield from _pieces(index, tensor, slice_bytes // itemsize)
-        elif tensor.elements:
+        if tensor.elements:
             fused.append(Part(index, 0, tensor.elements, filled))
     if fused:
         yield tensors[fused[0].tensor].dtype, fused
