@@ -65,6 +65,7 @@ class Cluster:
         self.size = self.random.randint(fewest_workers, most_workers)
         self.slice_bytes = 16 * self.random.randint(1, 12)
         self.credit_bytes = self.slice_bytes * self.random.choice([2, 2, 3, 5, 50])
+        self.changes_credit = False  # now and then, on one rank alone
         self.network = MemoryNetwork(self.size)
         self.loops = [InstantLoop() for _ in range(self.size)]
         self.groups = [self._group(rank) for rank in range(self.size)]
@@ -139,6 +140,8 @@ class Cluster:
         while not until():
             if self.random.random() < 0.02:
                 self.random.choice(self.loops).run_timers()
+            if self.changes_credit and self.random.random() < 0.05:
+                self._change_credit()
             ready: list[Any] = [rank for rank in self.scripts if self._conditions[rank]()]
             choices = ready + self.network.links_with_frames()
             if choices:
@@ -153,6 +156,13 @@ class Cluster:
                 self.fail(f"deadlock: rank {sorted(self.scripts)} cannot go on")
             else:
                 return
+
+    def _change_credit(self) -> None:
+        rank, slices = self.random.randrange(self.size), self.random.choice([2, 3, 5, 50])
+        self.tell(f"rank {rank} has a credit of {slices} slices")
+        exchange = self.groups[rank]._exchange
+        exchange._set_credit(slices * self.slice_bytes)
+        exchange.pump()
 
     def _happen(self, choice: Any) -> None:
         if isinstance(choice, tuple):
@@ -169,7 +179,8 @@ class Cluster:
     def _check_credit(self) -> None:
         for group in self.groups:
             outbox = group._exchange._outbox
-            if not 0 <= outbox.in_flight_bytes <= self.credit_bytes:
+            most = max(self.credit_bytes, 50 * self.slice_bytes) if self.changes_credit else self.credit_bytes
+            if not 0 <= outbox.in_flight_bytes <= most:
                 self.fail(f"rank {group.rank} has {outbox.in_flight_bytes} bytes in flight of {self.credit_bytes}")
 
     def check(self, condition: bool, claim: str) -> None:

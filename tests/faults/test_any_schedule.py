@@ -18,7 +18,16 @@ def run_training(cluster: Cluster, tables: list[Table], steps: int) -> None:
 
 
 def test_every_schedule_gives_the_bits_of_the_plain_sum(seed: int) -> None:
-    cluster = Cluster(seed)
+    check_training(Cluster(seed))
+
+
+def test_credit_that_changes_at_any_time_never_runs_dry(seed: int) -> None:
+    cluster = Cluster(seed, fewest_workers=2)
+    cluster.changes_credit = True
+    check_training(cluster)
+
+
+def check_training(cluster: Cluster) -> None:
     tables = random_tables(cluster)
     run_training(cluster, tables, cluster.random.randint(1, 4))
     check_all_answered(cluster, tables)
