@@ -238,9 +238,20 @@ def test_what_came_in_time_is_not_kept(group: SlowGroup) -> None:
 
 
 def test_evaluation_waits_for_everything_at_once(twin: Twin) -> None:
+    seen: list[bool] = []
     twin.module.eval()
+    twin.module[0].register_forward_hook(
+        lambda *_: seen.append(any(find_gate(parameter) for parameter in twin.module.parameters()))
+    )
+    twin.module(BATCH)
+    assert seen == [False]
+
+
+def test_a_part_in_evaluation_mode_waits_for_its_own_only(twin: Twin) -> None:
+    twin.module[0].eval()
     twin.module[0](BATCH)
-    assert not any(find_gate(parameter) for parameter in twin.module.parameters())
+    assert not find_gate(twin.module[0].weight)
+    assert is_due(twin.module[2].weight)
 
 
 def test_a_tied_weight_by_memory_is_stepped_at_once(group: SlowGroup) -> None:

@@ -30,7 +30,7 @@ class Overlap:
         self._order = Order(module.parameters())
         for owner, parameters in find_readers(module):
             # First of all: hooks of the user may read the parameters as well.
-            owner.register_forward_pre_hook(_Use(self, owner, parameters), prepend=True)
+            owner.register_forward_pre_hook(_Use(self, parameters), prepend=True)
 
     def begin(self) -> None:
         """A backward pass begins."""
@@ -65,20 +65,18 @@ class Overlap:
 class _Use:
     """A hook in front of a module's forward.  It goes neither into copies nor into files."""
 
-    def __init__(self, overlap: Overlap, owner: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._overlap, self._owner = weakref.ref(overlap), weakref.ref(owner)
+    def __init__(self, overlap: Overlap, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._overlap = weakref.ref(overlap)
         self._parameters = parameters
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         overlap = self._overlap()
-        if overlap is None:
-            open_gates(self._parameters)
-        elif module.training:
+        if overlap is not None and module.training:
             overlap.use(self._parameters)
         else:
             # Evaluation has ways of its own through some modules, which a closed gate further in would bar.
-            overlap.gates.flush()
+            open_gates(list(module.parameters()))
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return no_use
@@ -96,7 +94,10 @@ def _forget_use() -> Callable[..., None]:
 
 
 def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Parameter]]]:
-    """Modules whose forward reads parameters, with these: its own, or all in it where nobody can look inside."""
+    """Modules with parameters in them, and what their forward itself reads in training.
+
+    That is their own, or all where nobody can look inside.
+    """
     seen: set[torch.nn.Module] = set()
     waiting = [module]
     while waiting:
@@ -105,9 +106,8 @@ def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, lis
             continue
         seen.add(reader)
         is_opaque = _is_opaque(reader)
-        parameters = list(reader.parameters(recurse=is_opaque))
-        if parameters:
-            yield reader, parameters
+        if next(reader.parameters(), None) is not None:
+            yield reader, list(reader.parameters(recurse=is_opaque))
         if not is_opaque:
             waiting.extend(reversed(list(reader.children())))
 

@@ -49,7 +49,7 @@ def parallelize(
         if reason is not None and wrapper.rank == 0:
             log.warning("optimizer.step() waits for all gradients: %s", reason)
         if reason is None and separable is not False:
-            defer_steps(optimizer)
+            defer_steps(optimizer, speaks=wrapper.rank == 0)
     return wrapper, *optimizers
 
 

@@ -55,8 +55,11 @@ def find_coupling(optimizer: Optimizer) -> str | None:
     return None
 
 
-def defer_steps(optimizer: Optimizer) -> None:
-    """From now on `step()` returns without waiting for gradients.  The object stays the same."""
+def defer_steps(optimizer: Optimizer, *, speaks: bool) -> None:
+    """From now on `step()` returns without waiting for gradients.  The object stays the same.
+
+    On one rank it `speaks`: it says when it has to wait all the same.
+    """
     if isinstance(optimizer, Deferring):
         return
     kind: Any = type(optimizer)
@@ -65,7 +68,7 @@ def defer_steps(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"the step() of this {kind.__name__} was replaced on the object: call parallelize before that is done"
         )
-    steps = Steps(optimizer, kind)
+    steps = Steps(optimizer, kind, speaks=speaks)
     optimizer.__class__ = _deferring(kind)
     vars(optimizer)[_STEPS] = steps
     if patched is not None:
@@ -75,11 +78,11 @@ def defer_steps(optimizer: Optimizer) -> None:
 class Steps:
     """The steps of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, kind: type[Optimizer]) -> None:
+    def __init__(self, optimizer: Optimizer, kind: type[Optimizer], *, speaks: bool) -> None:
         self._optimizer = optimizer
         self._lock = threading.RLock()  # a thread that reads a parameter may have to make its step
         self._stepper: int | None = None  # the thread that steps now
-        self._has_warned = False
+        self._is_silent = not speaks
         # Without the hooks, which torch puts around it: they are for the user's step.
         self._step = getattr(kind.step, "__wrapped__", kind.step) if hasattr(kind.step, "hooked") else kind.step
 
@@ -151,8 +154,8 @@ class Steps:
         if gate is None:
             return True
         is_held = is_shared(parameter)
-        if is_held and not self._has_warned:
-            self._has_warned = True
+        if is_held and not self._is_silent:
+            self._is_silent = True
             log.warning(
                 "the memory of a parameter is held by somebody else too (a state_dict that is kept, a view of it): "
                 "step() waits for the gradients of such parameters"
