@@ -38,6 +38,7 @@ class SlowGroup:
         self.pending: list[Contribution] = []
         self.waits = 0  # how often somebody really had to wait
         self.error: UndertowError | None = None
+        self.on_wait: Callable[[], object] = lambda: None
         self.sizes = Sizes(fixed=slice_bytes)
         self._next_key = 0
 
@@ -58,6 +59,7 @@ class SlowGroup:
         if self.error is not None:
             raise self.error
         self.waits += 1
+        self.on_wait()
         for contribution in [one for one in self.pending if one.on_result.__self__ is ticket]:  # type: ignore[attr-defined]
             self.deliver(contribution)
 
