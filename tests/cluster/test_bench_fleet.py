@@ -149,7 +149,8 @@ def test_workers_are_told_their_place_and_their_system(yard: Yard) -> None:
             "batch": None,
         }
         assert (told["RANK"], told["WORLD_SIZE"], told["HOME"]) == (str(rank), "2", "/home/me")
-        assert (told["UNDERTOW_WAIT_FREE"], told["UNDERTOW_SLICE"]) == ("off", str((1 << 20) // 10 // 16 * 16))
+        assert (told["UNDERTOW_WAIT_FREE"], told["UNDERTOW_SLICE"]) == ("off", "")  # "": undertow chooses
+        assert told["UNDERTOW_LARGEST_SLICE"] == str(round((4 << 20) / 10) // 16 * 16)
 
 
 def test_an_answer_may_come_in_pieces(yard: Yard) -> None:

@@ -91,6 +91,44 @@ def test_two_threads_that_step_do_not_mix_up_the_groups(group: SlowGroup) -> Non
     assert [len(part["params"]) for part in optimizer.param_groups] == [2, 2, 2]
 
 
+def test_while_a_thread_makes_an_update_the_others_see_all_groups(group: SlowGroup) -> None:
+    twin = Twin(make_net(), Held, separable=True)
+    group.deliver_all()
+    twin.train(BATCH)
+    twin.optimizer.entered.clear()
+    twin.optimizer.released.clear()
+    reader = threading.Thread(target=lambda: twin.module[2].weight.sum())
+    reader.start()
+    assert twin.optimizer.entered.wait(20)
+    assert [len(part["params"]) for part in twin.optimizer.param_groups] == [6]
+    twin.optimizer.param_groups[0]["lr"] = 0.5  # as a scheduler does
+    twin.optimizer.zero_grad()
+    twin.optimizer.released.set()
+    reader.join(20)
+    flush(twin.model)
+    assert twin.optimizer.param_groups[0]["lr"] == 0.5
+    assert all(parameter.grad is None for parameter in twin.module.parameters())
+    assert same(twin.module.parameters(), twin.plain.parameters())
+
+
+def test_gradients_of_two_models_that_share_memory_do_not_overwrite_each_other(group: SlowGroup) -> None:
+    class Flat(nn.Module):
+        def __init__(self, *shape: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(shape))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight.view(-1)
+
+    first, second = Flat(64), Flat(8, 8)
+    models = [parallelize(net, torch.optim.SGD(net.parameters(), lr=1.0))[0] for net in (first, second)]
+    group.deliver_all()
+    factors = torch.arange(64.0) + 1
+    ((models[0]() + models[1]()) * factors).sum().backward()
+    assert torch.equal(first.weight.grad, 2 * factors)
+    assert torch.equal(second.weight.grad.view(-1), 2 * factors)
+
+
 def test_a_step_that_fails_late_is_not_forgotten(group: SlowGroup) -> None:
     class Failing(torch.optim.SGD):
         fails = False

@@ -56,8 +56,9 @@ def steps_in_parts(group: SlowGroup, twin: Twin) -> bool:
 
 
 def test_the_optimizer_is_the_same_object_and_steps_in_parts(group: SlowGroup, caplog: Any) -> None:
-    optimizer = sgd(make_net().parameters())
-    assert parallelize(make_net(), optimizer)[1] is optimizer
+    net = make_net()
+    optimizer = sgd(net.parameters())
+    assert parallelize(net, optimizer)[1] is optimizer
     assert steps_in_parts(group, Twin(make_net(), sgd))
     assert not caplog.records
 
@@ -180,6 +181,19 @@ def test_a_model_without_its_optimizer_is_refused(group: SlowGroup) -> None:
 
 def test_what_is_no_optimizer_is_refused_by_its_name(group: SlowGroup) -> None:
     net = make_net()
-    with pytest.raises(ConfigError, match=r"^parallelize takes a model and its optimizers; 0.1 is no torch optimizer$"):
+    with pytest.raises(
+        ConfigError, match=r"^parallelize takes a model and its optimizers: float is no torch optimizer$"
+    ):
         parallelize(net, sgd(net.parameters()), 0.1)  # type: ignore[arg-type]
     assert not group.pending
+
+
+def test_the_wrong_order_is_told_with_the_right_one(group: SlowGroup) -> None:
+    net = make_net()
+    with pytest.raises(ConfigError, match=r"not SGD: write parallelize\(model, optimizer\)$"):
+        parallelize(sgd(net.parameters()), net)
+
+
+def test_an_optimizer_of_another_model_is_refused(group: SlowGroup) -> None:
+    with pytest.raises(ConfigError, match="this SGD holds no parameter of the model"):
+        parallelize(make_net(), sgd(make_net().parameters()))

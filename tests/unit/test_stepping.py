@@ -168,9 +168,10 @@ def test_a_scheduler_changes_the_rate_of_later_steps_only(group: SlowGroup, rate
 
 
 def test_a_scheduler_that_was_there_first_still_sees_a_step_that_is_missing(group: SlowGroup) -> None:
-    optimizer = momentum(make_net().parameters())
+    net = make_net()
+    optimizer = momentum(net.parameters())
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
-    parallelize(make_net(), optimizer)
+    parallelize(net, optimizer)
     with pytest.warns(UserWarning, match=r"before `optimizer.step\(\)`"):
         scheduler.step()
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 
 class Placement:
-    def __init__(self, shards: int) -> None:
+    """`start` is the shard that comes first, so that many small tables do not all begin at the same one."""
+
+    def __init__(self, shards: int, *, start: int = 0) -> None:
         self._load_bytes = [0] * shards
+        self._order = [(start + shard) % shards for shard in range(shards)]
 
     def place(self, size_bytes: int) -> int:
-        shard = min(range(len(self._load_bytes)), key=self._load_bytes.__getitem__)
+        shard = min(self._order, key=self._load_bytes.__getitem__)
         self._load_bytes[shard] += size_bytes
         return shard

@@ -131,8 +131,9 @@ class Exchange:
 
     def _set_credit(self, credit_bytes: int) -> None:
         self._outbox.resize(credit_bytes, self._largest_bytes)
-        for peer in self._shape.peers:
-            self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
+        if self._outbox.in_flight_bytes:
+            for peer in self._shape.peers:
+                self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
 
     def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]

@@ -35,7 +35,7 @@ def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
 
 
 def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
-    """An update is due: now the value waits as well.  Returns it, for `reveal`.
+    """An update is due: now the value waits as well.  Returns it, for the update.
 
     Meanwhile there is nothing but NaN: native code that does not ask must not find an old value.
     """

@@ -96,7 +96,7 @@ class Gate:
 
     def restore(self) -> None:
         """All is done: let everybody in."""
-        self.is_closed = False
+        self.is_closed, self.update = False, None
         restore(self.parameter, self._kind)
         if self.is_forgotten:
             self.parameter.grad = None
@@ -125,13 +125,14 @@ class Gates:
         gates = self._gates[gradients]
         self._arrived.extend(gates[index] for index in members)
 
+    def wait_for_exposed(self, gradients: Gradients) -> None:
+        """Backward has ended.  Return when all gradients are there that somebody could see without asking."""
+        for gate in [gate for gate in self._gates[gradients] if gate.is_exposed]:
+            gate.wait()
+
     def close(self, gradients: Gradients) -> None:
-        """Backward has ended: whatever has not come yet must be waited for."""
+        """Whatever has not come yet must be waited for."""
         with self._lock:
-            exposed = [gate for gate in self._gates[gradients] if gate.is_exposed]
-            for gate in exposed:
-                gate.wait()
-            # All of these before any lands: they may share memory with each other.
             for gate in self._gates[gradients]:
                 if gate.is_here:
                     gate.land()

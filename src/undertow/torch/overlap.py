@@ -45,8 +45,13 @@ class Overlap:
             gradients.priorities = self._order.places(gradients.parameters)
         return functools.partial(self.gates.arrived, gradients)
 
+    def wait_for_exposed(self, gradients: Sequence[Gradients]) -> None:
+        """The backward pass has ended.  Some of these may share memory, with each other or with others."""
+        for one in gradients:
+            self.gates.wait_for_exposed(one)
+
     def end(self, gradients: Sequence[Gradients]) -> None:
-        """It has ended, and all gradients are on their way."""
+        """All gradients are on their way."""
         # What backward has computed again belongs to no forward pass.
         self._order.end_pass()
         for one in gradients:

@@ -8,9 +8,11 @@ parameters in the next forward pass.  The result is that of the first door, bit 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim import Optimizer
 
 from undertow.errors import ConfigError
@@ -33,11 +35,7 @@ def parallelize(
     is not torch's own, unless `separable=True` says that it steps every parameter for itself;
     `separable=False` makes any of them wait.
     """
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"parallelize takes a model and its optimizers; {optimizer!r} is no torch optimizer")
-    if not optimizers:
-        raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
+    _check(model, optimizers)
     if isinstance(model, DistributedDataParallel) and options:
         raise ConfigError(f"this model is wrapped already: give {', '.join(options)} to its DistributedDataParallel")
     if separable and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
@@ -51,6 +49,25 @@ def parallelize(
         if reason is None and separable is not False:
             defer_steps(optimizer, speaks=wrapper.rank == 0)
     return wrapper, *optimizers
+
+
+def _check(model: object, optimizers: Sequence[object]) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"parallelize takes the model first, not {type(model).__name__}: write parallelize(model, optimizer)"
+        )
+    if isinstance(model, TorchDistributedDataParallel) and not isinstance(model, DistributedDataParallel):
+        raise ConfigError("this model is synchronised by torch's DistributedDataParallel already: pass its .module")
+    if not optimizers:
+        raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
+    parameters = set(model.parameters())
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            name = type(optimizer).__name__
+            raise ConfigError(f"parallelize takes a model and its optimizers: {name} is no torch optimizer")
+        if not any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"]):
+            name = type(optimizer).__name__
+            raise ConfigError(f"this {name} holds no parameter of the model: make it from model.parameters()")
 
 
 def flush(model: torch.nn.Module) -> None:

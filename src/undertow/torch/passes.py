@@ -145,13 +145,12 @@ class Passes:
             gradients = [gradients for passes in together for gradients in passes._gradients]
             for one in gradients:
                 one.send_rest()
+            for passes in together:
+                passes._wait()
             absent = False
-            # Whether somebody has run out of input is known when the results are there.
-            if self._overlap is not None and not self._is_joining() and not self._is_late:
-                self._overlap.end(self._gradients)
+            if self._defers is not None:
+                self._defers.end(self._gradients)
             else:
-                for one in gradients:
-                    one.wait()
                 landed = [one.land() for one in self._gradients]  # all of them
                 absent = any(landed)
         finally:
@@ -159,6 +158,20 @@ class Passes:
             self._is_armed = False
             self._open.remove(self)
         self._on_end(absent)
+
+    @property
+    def _defers(self) -> Overlap | None:
+        """Who lets this pass end before its results are there, if it may."""
+        # Whether somebody has run out of input is known when the results are there.
+        return None if self._is_joining() or self._is_late else self._overlap
+
+    def _wait(self) -> None:
+        """Return when all results are there that must be before any lands."""
+        if self._defers is not None:
+            self._defers.wait_for_exposed(self._gradients)
+        else:
+            for one in self._gradients:
+                one.wait()
 
     def _is_beside(self, other: Passes) -> bool:
         return self._task == other._task and not self._is_late

@@ -14,14 +14,14 @@ import logging
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from undertow.errors import ConfigError
-from undertow.torch.closed import find_gate, forget_gradients
+from undertow.torch.closed import find_gate, forget_gradients, open_gates
 from undertow.torch.gates import Gate
 from undertow.torch.tensors import is_shared
 
@@ -45,7 +45,7 @@ def find_coupling(optimizer: Optimizer) -> str | None:
     kind = type(optimizer)
     if isinstance(optimizer, Deferring):
         return None  # asked and answered
-    if kind is torch.optim.LBFGS:
+    if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS steps all parameters together"
     if kind not in SEPARABLE:
         return (
@@ -82,20 +82,21 @@ class Steps:
         self._optimizer = optimizer
         self._lock = threading.RLock()  # a thread that reads a parameter may have to make its step
         self._stepper: int | None = None  # the thread that steps now
+        self.part: list[dict[str, Any]] = []  # what it steps
         self._is_silent = not speaks
         # Without the hooks, which torch puts around it: they are for the user's step.
         self._step = getattr(kind.step, "__wrapped__", kind.step) if hasattr(kind.step, "hooked") else kind.step
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """As the optimizer's own; options of its own go along with every part."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._needs_all():
-            for gate in list(self._gates()):
-                gate.open()
-        parts = [self._split(group) for group in self.groups]
-        self.run(parts)
+            open_gates([group["params"] for group in self.groups])
+        parts = [self._split(group, options) for group in self.groups]
+        self.run(parts, options)
         for group, part in zip(self.groups, parts, strict=True):
             if part is not group:
                 group.update({**part, "params": group["params"]})  # an optimizer may keep something in it
@@ -103,33 +104,33 @@ class Steps:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
+        """All of them, whoever steps a part of them now."""
+        groups: list[dict[str, Any]] = vars(self._optimizer)["param_groups"]
+        return groups
 
-    def run(self, groups: list[dict[str, Any]]) -> None:
-        """Let the optimizer step these groups, and nothing else."""
-        optimizer = self._optimizer
+    def run(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
+        """Let the optimizer step these groups, and nothing else; to this thread alone it has no others."""
         with self._lock:
-            before, optimizer.param_groups = optimizer.param_groups, groups
-            self._stepper = threading.get_ident()
+            self.part, self._stepper = groups, threading.get_ident()
             try:
-                self._step(optimizer)
+                self._step(self._optimizer, **options)
             finally:
-                self._stepper = None
-                optimizer.param_groups = before
+                self.part, self._stepper = [], None
 
     @property
     def is_stepping(self) -> bool:
         """Whether it is this thread that steps."""
         return self._stepper == threading.get_ident()
 
-    def run_unscaled(self, groups: list[dict[str, Any]]) -> None:
+    def run_unscaled(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
         """The same, in spite of what a gradient scaler has to say: a step that it is about is never put off."""
         own = vars(self._optimizer)
-        words = {name: own.pop(name) for name in _OF_SCALER if name in own}
-        try:
-            self.run(groups)
-        finally:
-            own.update(words)
+        with self._lock:
+            words = {name: own.pop(name) for name in _OF_SCALER if name in own}
+            try:
+                self.run(groups, options)
+            finally:
+                own.update(words)
 
     def flush(self) -> None:
         """Return when every step that is due has been made."""
@@ -148,30 +149,34 @@ class Steps:
         """A gradient scaler's words to a fused optimizer are good for this very step only."""
         return any(getattr(self._optimizer, name, None) is not None for name in _OF_SCALER)
 
-    def _is_here(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether it can be stepped now."""
+    def _make_ready(self, parameter: torch.nn.Parameter) -> bool:
+        """Open its gate if that takes no waiting, or must be; returns whether it can be stepped now."""
         gate = find_gate(parameter)
         if gate is None:
             return True
         is_held = is_shared(parameter)
-        if is_held and not self._is_silent:
-            self._is_silent = True
-            log.warning(
-                "the memory of a parameter is held by somebody else too (a state_dict that is kept, a view of it): "
-                "step() waits for the gradients of such parameters"
-            )
+        if is_held:
+            self._say_that_it_waits()
         # A step that is still due comes first: this is the next one.
         if is_held or gate.is_due or gate.is_here:
             gate.open()
         return not gate.is_closed
 
-    def _split(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _say_that_it_waits(self) -> None:
+        if not self._is_silent:
+            self._is_silent = True
+            log.warning(
+                "the memory of a parameter is held by somebody else too (a state_dict, a view or a graph that is "
+                "kept): step() waits for the gradients of such parameters"
+            )
+
+    def _split(self, group: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a group that can be stepped now; the rest will be when it can."""
         parameters = group["params"]
-        here = [parameter for parameter in parameters if self._is_here(parameter)]
+        here = [parameter for parameter in parameters if self._make_ready(parameter)]
         if len(here) == len(parameters):
             return group
-        update = _Update(self, group)
+        update = _Update(self, group, options)
         for parameter in parameters:
             gate = find_gate(parameter)
             # One that has come in the meantime is as good as late.
@@ -183,14 +188,15 @@ class Steps:
 class _Update:
     """One group at one step: its hyper-parameters as they were."""
 
-    def __init__(self, steps: Steps, group: dict[str, Any]) -> None:
+    def __init__(self, steps: Steps, group: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._steps = steps
+        self._options = options
         self._group = {name: _freeze(value) for name, value in group.items() if name != "params"}
 
     def make(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         # Frozen anew: what one part of the parameters does to it is not for the next.
         group = {name: _freeze(value) for name, value in self._group.items()}
-        self._steps.run_unscaled([{**group, "params": list(parameters)}])
+        self._steps.run_unscaled([{**group, "params": list(parameters)}], self._options)
 
 
 def _freeze(value: Any) -> Any:
@@ -203,13 +209,22 @@ def _freeze(value: Any) -> Any:
 class Deferring:
     """Mixed into an optimizer's own class: what must know that steps may be due."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *arguments: Any, **options: Any) -> None:
         steps = vars(self)[_STEPS]
-        if set_to_none:
+        if options.get("set_to_none", arguments[0] if arguments else True):
             forget_gradients(parameter for group in steps.groups for parameter in group["params"])
         else:
             steps.flush()
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(*arguments, **options)  # type: ignore[misc]
+
+    @property
+    def param_groups(self) -> Any:
+        steps = vars(self).get(_STEPS)
+        return steps.part if steps is not None and steps.is_stepping else vars(self)["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, value: Any) -> None:
+        vars(self)["param_groups"] = value
 
     @property
     def state(self) -> Any:
@@ -240,8 +255,8 @@ class Deferring:
 
 @functools.cache
 def _deferring(kind: Any) -> Any:
-    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        return vars(self)[_STEPS].step(closure)
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        return vars(self)[_STEPS].step(closure, **options)
 
     # torch's own hooks around it, once per step.
     hooked: Any = Optimizer.profile_hook_step(step)

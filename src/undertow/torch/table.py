@@ -46,7 +46,7 @@ class Table:
     def recut(self, slice_bytes: int) -> None:
         """Make other slices known, for `change`; all ranks do so before the same pass."""
         first_key = self._first_key + (0 if self._uses_second else self._keys)
-        placement = Placement(self._group.size)
+        placement = Placement(self._group.size, start=self._first_key)
         how = Cut(first_key, slice_bytes)
         self._next = cut(self.specs, how, op=self._op, keep=False, placement=placement)
         self._group.learn(self._next)
