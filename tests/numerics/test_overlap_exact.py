@@ -66,8 +66,8 @@ def train(rank: int, network: str, name: str, *, overlaps: bool) -> tuple[dict[s
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}, waited
 
 
-def train_both(rank: int, network: str) -> None:
-    for name in OPTIMIZERS:
+def train_both(rank: int, network: str, names: list[str]) -> None:
+    for name in names:
         plain, none = train(rank, network, name, overlaps=False)
         early, waited = train(rank, network, name, overlaps=True)
         assert none == 0
@@ -78,8 +78,8 @@ def train_both(rank: int, network: str) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_parameters_are_the_same_bit_by_bit(network: str) -> None:
-    run_workers(2, train_both, network, environment=SLOW)
+    run_workers(2, train_both, network, list(OPTIMIZERS), environment=SLOW)
 
 
 def test_they_are_with_four_workers_over_tcp() -> None:
-    run_workers(4, train_both, "Mlp", environment=SLOW, over_tcp=True)
+    run_workers(4, train_both, "Mlp", ["adam"], environment=SLOW, over_tcp=True)
