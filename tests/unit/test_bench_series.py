@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench_fakes import COMPUTE_S, HOSTS, Net, Script, make_hosts, make_series, start_script
+from tests.unit.bench_fakes import COMPUTE_S, ENVIRON, HOSTS, Net, Script, make_hosts, make_series, start_script
 from undertow.errors import LabError
+from undertow.lab.bench import series as series_module
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Assignment, Lap, Ready
-from undertow.lab.bench.series import PATIENCE, WARM_UP_STEPS
+from undertow.lab.bench.series import CHECKS, PATIENCE, WARM_UP_STEPS, measure
 from undertow.lab.network import open_loopback
 from undertow.lab.systems import find_system
 from undertow.report.points import NOISE
@@ -210,3 +211,21 @@ def test_replicas_that_differ_make_figures_meaningless(
                 fleet.run(2, timeout_s=1.0)
         else:
             assert len(fleet.run(2, timeout_s=1.0)) == 3
+
+
+@pytest.mark.parametrize("failures", [0, 1, CHECKS - 1, CHECKS])
+def test_a_link_is_refused_only_if_it_is_slow_every_time(
+    start: Any, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    script, checks = start(), []
+
+    def check(network: Any, rate: float) -> None:
+        checks.append(rate)
+        if len(checks) <= failures:
+            raise LabError("it is slow")
+
+    monkeypatch.setattr(series_module, "check_links", check)
+    legs = list(measure(make_series(), script.net, environ=ENVIRON, watch=script.watch))
+    assert [bool(leg.points) for leg in legs] == [failures < CHECKS]
+    assert len(checks) == min(failures + 1, CHECKS)
+    assert legs[0].refusal.endswith("is left out: it is slow" if failures == CHECKS else "")

@@ -23,7 +23,7 @@ def find_preset(name: str) -> list[Series]:
 
 
 def _quick() -> list[Series]:
-    wanted = {"resnet50": (2.0, 4.0, 10.0), "vgg19": (10.0,)}
+    wanted = {"resnet50": (4.0, 10.0), "vgg19": (10.0,)}
     return [
         Series(model=model, hosts=4, bandwidths_gbit=speeds, scale=10.0, systems=SYSTEMS, rounds=2, lap_s=2.0)
         for model, speeds in wanted.items()
