@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from tests.unit.slow_group import SlowGroup, Twin, slow_group
+from tests.unit.slow_group import SlowGroup, Twin
 from undertow.errors import PeerLost
 from undertow.torch import flush
 from undertow.torch.closed import find_gate
@@ -28,21 +28,6 @@ def make_net() -> nn.Sequential:
 
 def sgd(parameters: Any) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
-@pytest.fixture
-def group() -> Iterator[SlowGroup]:
-    with slow_group() as made:
-        yield made
-
-
-@pytest.fixture
-def twin(group: SlowGroup) -> Twin:
-    """After a step; nothing of it has come yet."""
-    made = Twin(make_net(), sgd)
-    group.deliver_all()  # the first weights
-    made.train(BATCH)
-    return made
 
 
 def is_due(parameter: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,26 +13,12 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from tests.unit.slow_group import SlowGroup, Twin, slow_group
+from tests.unit.slow_group import SlowGroup, Twin
 from tests.unit.test_gates import BATCH, is_due, make_net, same, sgd
 from undertow.errors import UndertowError
 from undertow.torch import flush, parallelize
 from undertow.torch.closed import find_gate
-
-
-@pytest.fixture
-def group() -> Iterator[SlowGroup]:
-    with slow_group() as made:
-        yield made
-
-
-@pytest.fixture
-def twin(group: SlowGroup) -> Twin:
-    """After a step; nothing of it has come yet."""
-    made = Twin(make_net(), sgd)
-    group.deliver_all()
-    made.train(BATCH)
-    return made
+from undertow.torch.gates import Gate
 
 
 class Held(torch.optim.SGD):
@@ -322,4 +308,26 @@ def test_a_parameter_with_ways_of_its_own_is_never_behind_a_gate(group: SlowGrou
     group.deliver_all()
     twin.train(BATCH)
     assert find_gate(twin.module.weight) is None
+    assert same(twin.module.parameters(), twin.plain.parameters())
+
+
+def test_a_gate_that_a_thread_opens_during_a_step_is_not_closed_again(
+    group: SlowGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = Twin(make_net(), sgd)
+    group.deliver_all()
+    twin.backward(BATCH)
+    weight, defer = twin.module[2].weight, Gate.defer
+
+    def read_first(gate: Gate, update: Any) -> bool:
+        if gate.parameter is weight:
+            reader = threading.Thread(target=lambda: weight.grad)  # just when the step has decided to put it off
+            reader.start()
+            reader.join(20)
+        return defer(gate, update)
+
+    monkeypatch.setattr(Gate, "defer", read_first)
+    twin.step()
+    assert not is_due(weight)
+    flush(twin.model)
     assert same(twin.module.parameters(), twin.plain.parameters())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -32,12 +30,6 @@ class Steered(nn.Module):
             outputs = checkpoint(self.layers[index], inputs, use_reentrant=False) if in_checkpoints else None
             total = total + (self.layers[index](inputs) if outputs is None else outputs).sum()
         return total
-
-
-@pytest.fixture
-def group() -> Iterator[SlowGroup]:
-    with slow_group() as made:
-        yield made
 
 
 def make_model(group: SlowGroup, module: nn.Module | None = None) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
 
-from tests.unit.slow_group import MEAN, SlowGroup, Twin, slow_group
+from tests.unit.slow_group import MEAN, SlowGroup, Twin
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, flush, parallelize
 from undertow.torch.closed import find_gate
@@ -36,12 +35,6 @@ class Named(optim.SGD):
 def make_net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-@pytest.fixture
-def group() -> Iterator[SlowGroup]:
-    with slow_group() as made:
-        yield made
 
 
 def steps_in_parts(group: SlowGroup, twin: Twin) -> bool:

@@ -7,7 +7,7 @@ import functools
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tests.unit.slow_group import MEAN, SlowGroup, Twin, slow_group
+from tests.unit.slow_group import MEAN, SlowGroup, Twin
 from undertow.torch import flush, parallelize
 from undertow.torch.closed import find_gate
 
@@ -31,12 +31,6 @@ def make_net(*, bias: bool = True) -> nn.Sequential:
 
 momentum = functools.partial(optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 adam = functools.partial(optim.Adam, lr=0.01)
-
-
-@pytest.fixture
-def group() -> Iterator[SlowGroup]:
-    with slow_group() as made:
-        yield made
 
 
 def make_twin(group: SlowGroup, make_optimizer: Callable[..., Any] = momentum, net: nn.Module | None = None) -> Twin:

@@ -69,10 +69,13 @@ class Gate:
         self._kind = type(self.parameter)
         close_gradient(self.parameter, self)
 
-    def defer(self, update: Update) -> None:
-        """The optimizer has stepped, but for this parameter."""
-        self._value = close_value(self.parameter, self._kind)
-        self.update = update
+    def defer(self, update: Update) -> bool:
+        """The optimizer steps, but not this parameter; False if somebody has opened the gate by now."""
+        with self._gates.lock:
+            if self.is_closed:
+                self._value = close_value(self.parameter, self._kind)
+                self.update = update
+            return self.is_closed
 
     def open(self) -> None:
         """Return when gradient and value are what they should be; raises if they never will."""
@@ -110,7 +113,7 @@ class Gates:
     """All gates of one wrapped module."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # held by whoever opens or closes one
         self._gates: dict[Gradients, list[Gate]] = {}
         self._arrived: deque[Gate] = deque()  # filled by the engine thread; may hold some that were opened since
 
@@ -132,7 +135,7 @@ class Gates:
 
     def close(self, gradients: Gradients) -> None:
         """Whatever has not come yet must be waited for."""
-        with self._lock:
+        with self.lock:
             for gate in self._gates[gradients]:
                 if gate.is_here:
                     gate.land()
@@ -140,7 +143,7 @@ class Gates:
                     gate.close()
 
     def open(self, gate: Gate) -> None:
-        with self._lock:
+        with self.lock:
             if gate.is_closed and gate.is_due:
                 self._make_updates()  # rather than stand idle
             if not gate.is_closed:

@@ -149,18 +149,18 @@ class Steps:
         """A gradient scaler's words to a fused optimizer are good for this very step only."""
         return any(getattr(self._optimizer, name, None) is not None for name in _OF_SCALER)
 
-    def _make_ready(self, parameter: torch.nn.Parameter) -> bool:
-        """Open its gate if that takes no waiting, or must be; returns whether it can be stepped now."""
+    def _put_off(self, parameter: torch.nn.Parameter, update: _Update) -> bool:
+        """Leave it to this update; False if it can be stepped now, or must be."""
         gate = find_gate(parameter)
         if gate is None:
-            return True
+            return False
         is_held = is_shared(parameter)
         if is_held:
             self._say_that_it_waits()
         # A step that is still due comes first: this is the next one.
         if is_held or gate.is_due or gate.is_here:
             gate.open()
-        return not gate.is_closed
+        return gate.defer(update)
 
     def _say_that_it_waits(self) -> None:
         if not self._is_silent:
@@ -172,17 +172,9 @@ class Steps:
 
     def _split(self, group: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a group that can be stepped now; the rest will be when it can."""
-        parameters = group["params"]
-        here = [parameter for parameter in parameters if self._make_ready(parameter)]
-        if len(here) == len(parameters):
-            return group
         update = _Update(self, group, options)
-        for parameter in parameters:
-            gate = find_gate(parameter)
-            # One that has come in the meantime is as good as late.
-            if gate is not None:
-                gate.defer(update)
-        return {**group, "params": here}
+        here = [parameter for parameter in group["params"] if not self._put_off(parameter, update)]
+        return group if len(here) == len(group["params"]) else {**group, "params": here}
 
 
 class _Update:

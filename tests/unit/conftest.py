@@ -1,0 +1,31 @@
+"""A group whose answers are late, and a model that waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.slow_group import SlowGroup, Twin
+
+
+@pytest.fixture
+def group() -> Iterator[SlowGroup]:
+    from tests.unit.slow_group import slow_group  # brings torch along, which most tests do without
+
+    with slow_group() as made:
+        yield made
+
+
+@pytest.fixture
+def twin(group: SlowGroup) -> Twin:
+    """After a step; nothing of it has come yet."""
+    from tests.unit.slow_group import Twin
+    from tests.unit.test_gates import BATCH, make_net, sgd
+
+    made = Twin(make_net(), sgd)
+    group.deliver_all()
+    made.train(BATCH)
+    return made
