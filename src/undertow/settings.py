@@ -101,10 +101,10 @@ class Settings:
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is outside of 0 to {self.world_size - 1}: check RANK and WORLD_SIZE")
-        for size in filter(None, (self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes)):
+        for size in (self.slice_bytes or self.largest_slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes):
             if size < 1024 or size % ALIGNMENT:
                 raise ConfigError(f"slice of {size} bytes: use a multiple of 16 of at least 1024, or leave it out")
-        if not 0 < 4 * self.smallest_slice_bytes <= self.largest_slice_bytes:
+        if 4 * self.smallest_slice_bytes > self.largest_slice_bytes:
             raise ConfigError(
                 f"slices of {self.smallest_slice_bytes} to {self.largest_slice_bytes} bytes: the largest must be four "
                 "times the smallest at least"
@@ -113,7 +113,7 @@ class Settings:
         if self.credit_bytes and self.credit_bytes < 2 * largest:
             raise ConfigError(
                 f"a credit of {self.credit_bytes} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT, "
-                "or limit UNDERTOW_SLICE"
+                "or lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"
             )
         for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s"):
             if getattr(self, name) <= 0:
@@ -149,7 +149,9 @@ _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": F
 
 def _parse(name: str, kind: type, variable: str, text: str) -> Any:
     try:
-        return _WORDS[text.lower()] if kind is bool else kind(text)
+        if kind is bool:
+            return _WORDS[text.lower()]
+        return kind(text.lower() if issubclass(kind, enum.Enum) else text)
     except (ValueError, KeyError):
         if issubclass(kind, enum.Enum):
             choices = ", ".join(item.value for item in kind)

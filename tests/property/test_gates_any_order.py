@@ -3,57 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from tests.unit.slow_group import SlowGroup, Twin, slow_group
-from undertow.torch import flush
-
-OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),
-}
-
-
-class Net(nn.Module):
-    """Uses its layers in an order of the caller's choice, some not at all, one twice; a weight is tied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-        self.scale = nn.Parameter(torch.ones(4))
-        self.layers[3].weight = self.layers[0].weight
-
-    def forward(self, inputs: torch.Tensor, order: list[int]) -> torch.Tensor:
-        for index in order:
-            inputs = torch.tanh(self.layers[index](inputs)) * self.scale
-        return inputs
-
-
-def deliver_some(group: SlowGroup, pick: random.Random) -> None:
-    for contribution in pick.sample(group.pending, pick.randint(0, len(group.pending))):
-        group.deliver(contribution)
-
-
-def do_something(twin: Twin, pick: random.Random) -> None:
-    """Whatever a user may do between two calls of the loop."""
-    moves: list[Any] = [
-        lambda net: net.state_dict(),
-        lambda net: net.scale.norm(),
-        lambda net: [parameter.grad for parameter in net.layers[1].parameters()],
-        lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.1),
-        lambda net: net.layers[2].weight.data.mul_(1.01),
-        lambda net: net.zero_grad(),
-    ]
-    move = pick.choice([*moves, *[lambda net: None] * 6])
-    for net in (twin.module, twin.plain):
-        move(net)
+from tests.gated_training import OPTIMIZERS, check_training
+from tests.unit.slow_group import slow_group
 
 
 @given(
@@ -64,21 +19,9 @@ def do_something(twin: Twin, pick: random.Random) -> None:
 def test_any_order_of_arrival_gives_the_same_bits(seed: int, name: str, slice_bytes: int) -> None:
     pick = random.Random(seed)
     with slow_group(slice_bytes) as group:
-        twin = Twin(Net(), OPTIMIZERS[name])
-        inputs = torch.ones(2, 4)
-        for _ in range(pick.randint(1, 5)):
-            order = pick.choices(range(4), k=pick.randint(1, 5))
-            if pick.random() < 0.8:
-                twin.optimizer.zero_grad()
-                twin.plain_optimizer.zero_grad()
-            deliver_some(group, pick)
-            twin.backward(inputs, order)
-            deliver_some(group, pick)
-            do_something(twin, pick)
-            twin.step()
-            do_something(twin, pick)
-        flush(twin.model)
-        for (key, ours), theirs in zip(twin.module.named_parameters(), twin.plain.parameters(), strict=True):
-            assert torch.equal(ours, theirs), key
-            assert (ours.grad is None) == (theirs.grad is None)
-            assert ours.grad is None or torch.equal(ours.grad, theirs.grad)
+
+        def let_some_come() -> None:
+            for contribution in pick.sample(group.pending, pick.randint(0, len(group.pending))):
+                group.deliver(contribution)
+
+        check_training(pick, name, let_some_come)

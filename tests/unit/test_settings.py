@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from undertow.errors import ConfigError
-from undertow.settings import Settings, read_settings, table
+from undertow.settings import Priority, Settings, read_settings, table
 
 
 def test_defaults_hold_without_arguments_and_variables() -> None:
@@ -22,6 +22,10 @@ def test_variables_override_defaults() -> None:
 @pytest.mark.parametrize(("text", "value"), [("off", False), ("0", False), ("No", False), ("on", True), ("TRUE", True)])
 def test_a_switch_is_read_from_words(text: str, value: bool) -> None:
     assert read_settings({"UNDERTOW_WAIT_FREE": text}).wait_free is value
+
+
+def test_a_choice_is_read_in_any_case() -> None:
+    assert read_settings({"UNDERTOW_PRIORITY": "Push"}).priority is Priority.PUSH
 
 
 def test_arguments_override_variables() -> None:
@@ -50,6 +54,8 @@ def test_empty_variable_counts_as_not_set() -> None:
         ({"UNDERTOW_START_TIMEOUT": "0"}, "start_timeout_s is 0"),
         ({"UNDERTOW_START_TIMEOUT": "soon"}, "not a valid float"),
         ({"UNDERTOW_SLICE": "1000"}, "slice of 1000 bytes"),
+        ({"UNDERTOW_SMALLEST_SLICE": "0"}, "slice of 0 bytes"),
+        ({"UNDERTOW_CREDIT": "1048576"}, "two slices of 4194304: .* lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"),
         ({"UNDERTOW_WAIT_FREE": "maybe"}, "UNDERTOW_WAIT_FREE='maybe' is not a valid bool"),
         ({"UNDERTOW_PRIORITY": "no"}, "UNDERTOW_PRIORITY='no' is not valid for priority: use one of both, push, off"),
     ],

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
-import random
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,80 +13,21 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tests.unit.slow_group import MEAN, SlowGroup, Twin
-from undertow.torch import flush, parallelize
+from tests.unit.slow_group import MEAN, SlowGroup
+from tests.unit.stepping import (
+    BATCH,
+    adam,
+    check,
+    equal,
+    make_net,
+    make_twin,
+    momentum,
+    nets,
+    optimizers,
+    train,
+)
+from undertow.torch import parallelize
 from undertow.torch.closed import find_gate
-
-BATCH = torch.arange(12.0).reshape(3, 4) / 12
-
-
-def make_net(*, bias: bool = True) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 8, bias=bias), nn.Tanh(), nn.Linear(8, 8, bias=bias), nn.Tanh(), nn.Linear(8, 2, bias=bias)]
-    return nn.Sequential(*layers)
-
-
-momentum = functools.partial(optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-adam = functools.partial(optim.Adam, lr=0.01)
-
-
-def make_twin(group: SlowGroup, make_optimizer: Callable[..., Any] = momentum, net: nn.Module | None = None) -> Twin:
-    twin = Twin(net or make_net(), make_optimizer)
-    group.deliver_all()  # the first weights
-    return twin
-
-
-def equal(ours: Any, theirs: Any) -> bool:
-    """Bit by bit, however nested."""
-    if isinstance(ours, torch.Tensor):
-        return ours.dtype is theirs.dtype and torch.equal(ours, theirs)
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
-    return bool(ours == theirs)
-
-
-def tensors_in(state: dict[str, Any]) -> list[torch.Tensor]:
-    return [value for kept in state["state"].values() for value in kept.values() if isinstance(value, torch.Tensor)]
-
-
-def check(twin: Twin) -> None:
-    """All that training has made is the same."""
-    state, expected = twin.optimizer.state_dict(), twin.plain_optimizer.state_dict()
-    flush(twin.model)
-    assert equal(list(twin.module.parameters()), list(twin.plain.parameters()))
-    assert equal(state, expected)
-    assert all(type(tensor) is torch.Tensor and not tensor.is_inference() for tensor in tensors_in(state))
-
-
-def nets(twin: Twin) -> tuple[Any, Any]:
-    return twin.module, twin.plain
-
-
-def optimizers(twin: Twin) -> tuple[Any, Any]:
-    return twin.optimizer, twin.plain_optimizer
-
-
-def some_come(group: SlowGroup, chance: random.Random) -> None:
-    for contribution in chance.sample(group.pending, chance.randint(0, len(group.pending))):
-        group.deliver(contribution)
-
-
-def train(twin: Twin, group: SlowGroup, *inputs: Any, steps: int = 5, after: Callable[[], Any] = lambda: None) -> None:
-    """Some gradients come before a step, some after it, in any order; the rest when they are waited for."""
-    chance = random.Random(steps)
-    for _ in range(steps):
-        twin.optimizer.zero_grad()
-        twin.plain_optimizer.zero_grad()
-        twin.backward(*inputs or (BATCH,))
-        some_come(group, chance)
-        waits = group.waits
-        twin.step()
-        assert group.waits == waits
-        some_come(group, chance)
-        after()
-
 
 SEPARABLE: dict[str, Callable[..., Any]] = {
     "SGD": functools.partial(optim.SGD, lr=0.1),
@@ -396,207 +334,3 @@ def test_gradients_that_are_zeroed_before_the_step_are_gone(group: SlowGroup, is
             optimizer.zero_grad(set_to_none=is_none)
     check(twin)
     assert all(p.grad is None if is_none else not p.grad.any() for p in twin.module.parameters())
-
-
-# The state of the optimizer.
-
-
-def test_whoever_asks_for_the_state_gets_it_after_the_step(group: SlowGroup) -> None:
-    twin = make_twin(group)
-    twin.train(BATCH)
-    ours, theirs = (
-        [optimizer.state[parameter]["momentum_buffer"] for parameter in net.parameters()]
-        for net, optimizer in zip(nets(twin), optimizers(twin), strict=True)
-    )
-    assert equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    "replace",
-    [
-        lambda optimizer, state: setattr(optimizer, "state", state),
-        lambda optimizer, state: optimizer.__setstate__({"state": state}),
-    ],
-)
-def test_a_state_that_is_replaced_is_not_used_by_a_step_that_was_due(
-    group: SlowGroup, replace: Callable[..., Any]
-) -> None:
-    twin = make_twin(group)
-    twin.train(BATCH)
-    twin.train(BATCH)
-    for optimizer in optimizers(twin):
-        replace(optimizer, defaultdict(dict))
-    check(twin)
-    train(twin, group)
-    check(twin)
-
-
-@pytest.mark.parametrize("is_travelling", [False, True])
-def test_a_state_is_loaded_in_the_middle_of_a_run(group: SlowGroup, is_travelling: bool) -> None:
-    other = make_twin(group, adam)
-    train(other, group, BATCH * 3)
-    state = copy.deepcopy(other.plain_optimizer.state_dict())
-    twin = make_twin(group, adam)
-    twin.train(BATCH)
-    if is_travelling:
-        twin.backward(BATCH)
-    for optimizer in optimizers(twin):
-        optimizer.load_state_dict(copy.deepcopy(state))
-    twin.step()
-    train(twin, group)
-    check(twin)
-
-
-def test_a_state_goes_to_an_ordinary_optimizer_and_back(group: SlowGroup) -> None:
-    twin = make_twin(group, adam)
-    train(twin, group, steps=2)
-    twin.plain_optimizer.load_state_dict(twin.optimizer.state_dict())
-    twin.optimizer.load_state_dict(copy.deepcopy(twin.plain_optimizer.state_dict()))
-    train(twin, group, steps=2)
-    check(twin)
-
-
-def unpickled(optimizer: Any) -> Any:
-    return pickle.loads(pickle.dumps(optimizer))  # noqa: S301
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, unpickled])
-def test_a_copy_is_an_ordinary_optimizer(group: SlowGroup, duplicate: Callable[[Any], Any]) -> None:
-    twin = make_twin(group, adam)
-    twin.train(BATCH)
-    copied = duplicate(twin.optimizer)
-    assert type(copied) is optim.Adam
-    assert equal(copied.state_dict(), twin.plain_optimizer.state_dict())
-    assert equal(copied.param_groups[0]["params"], list(twin.plain.parameters()))
-    for parameter in copied.param_groups[0]["params"]:
-        assert type(parameter) is nn.Parameter
-        parameter.grad = torch.ones_like(parameter)
-    copied.step()
-    train(twin, group)
-    check(twin)
-
-
-def test_the_optimizer_looks_as_before(group: SlowGroup) -> None:
-    twin = make_twin(group)
-    assert repr(twin.optimizer) == repr(twin.plain_optimizer)
-    assert isinstance(twin.optimizer, optim.SGD)
-    assert type(twin.optimizer).__qualname__ == "SGD"
-    assert type(twin.optimizer).__module__ == optim.SGD.__module__
-
-
-@pytest.mark.parametrize("zero", [0, torch.tensor(0)], ids=["number", "tensor"])
-def test_an_optimizer_that_counts_in_its_group_counts_every_step_once(group: SlowGroup, zero: Any) -> None:
-    class Decaying(optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.1, "taken": copy.deepcopy(zero)})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for of_group in self.param_groups:
-                of_group["taken"] += 1
-                for parameter in of_group["params"]:
-                    if parameter.grad is not None:
-                        parameter -= of_group["lr"] / of_group["taken"] * parameter.grad
-
-    twin = Twin(make_net(), Decaying, separable=True)
-    group.deliver_all()
-    train(twin, group)
-    check(twin)
-
-
-# Who reads what a step has made.
-
-
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_a_gradient_scaler_skips_the_steps_that_it_should(group: SlowGroup, is_fused: bool) -> None:
-    twin = make_twin(group, functools.partial(adam, fused=is_fused))
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
-    for factor in (1.0, 1.0, float("inf"), 1.0, float("nan"), 1.0):
-        for net, optimizer, scaler in zip((twin.model, twin.plain), optimizers(twin), scalers, strict=True):
-            optimizer.zero_grad()
-            scaler.scale(net(BATCH).sum() * factor).backward()
-            for parameter in net.parameters() if net is twin.plain else ():
-                parameter.grad.mul_(MEAN)
-            scaler.step(optimizer)
-            scaler.update()
-    assert scalers[0].state_dict() == scalers[1].state_dict()
-    check(twin)
-
-
-def test_a_gradient_scaler_has_nothing_to_say_to_a_step_that_was_due_before(group: SlowGroup) -> None:
-    firsts, seconds = [make_net(), make_net()], [make_net(), make_net()]
-    made = [adam([*one.parameters(), *two.parameters()], fused=True) for one, two in zip(firsts, seconds, strict=True)]
-    models = [parallelize(net, made[0])[0] for net in (firsts[0], seconds[0])]
-    group.deliver_all()
-    for one, two, optimizer, factor in ((*models, made[0], 1), (firsts[1], seconds[1], made[1], MEAN)):
-        (one(BATCH).sum() * factor).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        scaler.scale(two(BATCH).sum() * factor).backward()
-        scaler.step(optimizer)
-    assert equal(made[0].state_dict(), made[1].state_dict())
-    assert equal(list(firsts[0].parameters()), list(firsts[1].parameters()))
-
-
-def test_a_scale_that_is_given_by_hand_is_good_for_one_step(group: SlowGroup) -> None:
-    twin = make_twin(group, functools.partial(adam, fused=True))
-    for scale in (4.0, 8.0):
-        twin.backward(BATCH)
-        for optimizer in optimizers(twin):
-            optimizer.grad_scale = torch.tensor(scale)
-        twin.step()
-        for optimizer in optimizers(twin):
-            del optimizer.grad_scale
-            optimizer.zero_grad()
-    check(twin)
-
-
-def test_an_average_of_all_weights_so_far(group: SlowGroup) -> None:
-    twin = make_twin(group)
-    averages = [optim.swa_utils.AveragedModel(net) for net in nets(twin)]
-    train(twin, group, after=lambda: [average.update_parameters(net) for average, net in zip(averages, nets(twin))])  # noqa: B905
-    assert equal(averages[0].state_dict(), averages[1].state_dict())
-
-
-def test_an_average_that_follows_the_weights(group: SlowGroup) -> None:
-    twin = make_twin(group)
-    averages = [[parameter.detach().clone() for parameter in net.parameters()] for net in nets(twin)]
-
-    @torch.no_grad()
-    def follow() -> None:
-        for average, net in zip(averages, nets(twin), strict=True):
-            for mean, parameter in zip(average, net.parameters(), strict=True):
-                mean.lerp_(parameter, 0.1)
-
-    train(twin, group, after=follow)
-    assert equal(*averages)
-
-
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [adam, functools.partial(optim.Muon, lr=0.01), functools.partial(optim.Adafactor, lr=0.01)],
-    ids=["Adam", "Muon", "Adafactor"],
-)
-def test_a_forward_in_lower_precision_makes_the_step_in_full(group: SlowGroup, make_optimizer: Any) -> None:
-    twin = make_twin(group, make_optimizer, make_net(bias=False))
-    for _ in range(3):
-        with torch.autocast("cpu", torch.bfloat16):
-            twin.optimizer.zero_grad()
-            twin.plain_optimizer.zero_grad()
-            twin.backward(BATCH)
-        twin.step()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert equal(twin.model(BATCH), twin.plain(BATCH))
-    check(twin)
-
-
-@pytest.mark.parametrize("make_optimizer", [momentum, adam], ids=["SGD", "Adam"])
-def test_a_forward_in_inference_mode_makes_ordinary_state(group: SlowGroup, make_optimizer: Any) -> None:
-    twin = make_twin(group, make_optimizer)
-    for _ in range(3):
-        twin.train(BATCH)
-        with torch.inference_mode():
-            assert equal(twin.model(BATCH), twin.plain(BATCH))
-    train(twin, group)
-    check(twin)

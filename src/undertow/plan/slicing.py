@@ -3,8 +3,8 @@
 In: tensors in the order in which their gradients are expected.  Out: slices, each with
 its parts.  Large tensors are cut; tiny ones of one type are fused with the next tiny ones, large
 ones in between or not, because a message costs the same whether it carries ten bytes or ten thousand.
-A fused slice leaves with its last tensor, which the next forward pass needs first of all: the others
-lose nothing by it.
+A fused slice leaves with its last tensor, which the next forward pass needs first of all: the others,
+needed later, lose nothing by it unless the wire would have been idle in between.
 The parts cover every element of every tensor exactly once.
 """
 

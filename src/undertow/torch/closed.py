@@ -61,7 +61,7 @@ def can_close(parameter: torch.Tensor) -> bool:
 @contextmanager
 def passing() -> Iterator[None]:
     """In here this thread passes all gates: it makes the update."""
-    before = getattr(_this_thread, "passes", False)
+    before = _passes()
     _this_thread.passes = True
     try:
         with torch._C.DisableTorchFunction():
@@ -94,11 +94,16 @@ def open_gates(values: Any) -> None:
 
 def _open(parameter: Any) -> None:
     gate = find_gate(parameter)
-    if gate is not None and not getattr(_this_thread, "passes", False):
+    if gate is not None and not _passes():
         gate.open()
 
 
-_grad: Any = torch.Tensor.grad  # as torch has it
+def _passes() -> bool:
+    """Whether it is this thread that makes an update."""
+    return getattr(_this_thread, "passes", False)
+
+
+_torch_grad: Any = torch.Tensor.grad
 
 
 class _Travelling:
@@ -108,11 +113,11 @@ class _Travelling:
 
     def _get_grad(self) -> Any:
         _open(self)
-        return _grad.__get__(self)
+        return _torch_grad.__get__(self)
 
     def _set_grad(self, value: torch.Tensor | None) -> None:
         _open(self)
-        _grad.__set__(self, value)
+        _torch_grad.__set__(self, value)
 
     def _del_grad(self) -> None:
         self._set_grad(None)
@@ -137,13 +142,13 @@ class _Due(_Travelling):
 
     def _get_grad(self) -> Any:
         gate: Any = find_gate(self)  # type: ignore[arg-type]
-        if gate is not None and gate.is_forgotten and not getattr(_this_thread, "passes", False):
+        if gate is not None and gate.is_forgotten and not _passes():
             return None
         return super()._get_grad()
 
     def _set_grad(self, value: torch.Tensor | None) -> None:
         gate: Any = find_gate(self)  # type: ignore[arg-type]
-        if gate is not None and value is None and not getattr(_this_thread, "passes", False):
+        if gate is not None and value is None and not _passes():
             gate.is_forgotten = True
         else:
             super()._set_grad(value)

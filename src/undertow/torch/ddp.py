@@ -251,7 +251,7 @@ def _check_options(options: dict[str, Any]) -> None:
         if name in _IMPOSSIBLE and value is not None:
             raise ConfigError(f"{name} is not supported by undertow: {_IMPOSSIBLE[name]}")
         if name not in _IMPOSSIBLE and name not in _WITHOUT_EFFECT:
-            raise TypeError(f"DistributedDataParallel got an unexpected argument {name!r}")
+            raise TypeError(f"unexpected argument {name!r}: no DistributedDataParallel has it")
 
 
 def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:

@@ -85,7 +85,7 @@ class Gate:
         if self._failure is not None:
             name = self._gradients.name(self._index)
             raise UndertowError(
-                f"the optimizer's step of {name!r} failed: its value is not to be used"
+                f"the optimizer's step of {name!r} failed: its value is not to be used, start again from a checkpoint"
             ) from self._failure
         if trace.is_on and not self.is_here:
             trace.record("wait", tensor=self._gradients.name(self._index))
