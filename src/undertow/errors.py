@@ -2,6 +2,7 @@
 
 UndertowError
 ├── ConfigError(ValueError)   the caller asked for something impossible
+├── PlanError                 the plan does not fit this model or cluster
 ├── MismatchError             ranks disagree: names the tensor and the ranks
 ├── PeerLost                  names rank, host, step, and for how long it was silent
 ├── Refused                   no or wrong token, wrong version
@@ -18,6 +19,10 @@ class UndertowError(Exception):
 
 class ConfigError(UndertowError, ValueError):
     """The caller asked for something impossible."""
+
+
+class PlanError(UndertowError):
+    """The plan does not fit this model or cluster, or cannot be read."""
 
 
 class MismatchError(UndertowError):

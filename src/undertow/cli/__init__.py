@@ -18,6 +18,7 @@ from undertow.cli.bench import bench
 from undertow.cli.environment import show_environment
 from undertow.cli.errors import USAGE_ERROR
 from undertow.cli.lab import lab
+from undertow.cli.plan import plan
 from undertow.cli.run import run
 from undertow.launch.speech import say
 
@@ -34,6 +35,7 @@ app.command(
 app.command("env")(show_environment)
 app.add_typer(lab, name="lab")
 app.command("bench")(bench)
+app.command("plan")(plan)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from undertow.zoo.model import Kind, Layer, Tensor
+from undertow.plan.profile import Kind
+from undertow.zoo.model import Layer, Tensor
 from undertow.zoo.network import Conv, Linear, Network, Shape
 from undertow.zoo.walk import walk
 

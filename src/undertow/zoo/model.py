@@ -6,20 +6,11 @@ Never imports a framework.
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from functools import cached_property
 
-
-class Kind(enum.Enum):
-    """What a layer is: it decides which schemes are possible."""
-
-    CONV = "conv"
-    LINEAR = "linear"
-    LSTM = "lstm"
-    EMBEDDING = "embedding"
-    OTHER = "other"
+from undertow.plan.profile import Kind
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from undertow.plan.profile import Kind
 from undertow.zoo.layers import linear_layer
-from undertow.zoo.model import Kind, Layer, Tensor
+from undertow.zoo.model import Layer, Tensor
 
 GATES = 4  # of an LSTM: input, forget, cell, output
 

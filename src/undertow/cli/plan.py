@@ -1,0 +1,115 @@
+"""`undertow plan`: which way every tensor would take, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from undertow.cli.errors import one_line_errors
+from undertow.cli.progress import open_console
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
+from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
+from undertow.plan.plan import Choice, Plan
+from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
+from undertow.report.table import start_table
+from undertow.zoo import find_model
+from undertow.zoo.profile import profile_model
+
+# Of one core of a host, which multiplies beside the training; with 8 numbers at a time, 3 GHz, fused.
+CORE_FLOPS_PER_S = 5e10
+
+
+def plan(
+    model: Annotated[str, typer.Option("--model", help="A model of the zoo; `undertow bench --list` names them.")],
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, with one worker each.")] = 4,
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", help="Speed of every link, each way, such as 10gbit.")
+    ] = "10gbit",
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
+    ] = AUTO,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the plan as JSON, to be given to a run.", metavar="FILE.json")
+    ] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> int:
+    """Say which way every tensor of a model would take, how many bytes that is, and why.
+
+    Example: undertow plan --model vgg19 --hosts 16 --bandwidth 10gbit --batch 32
+    """
+    with one_line_errors("undertow plan", debug=debug):
+        if batch is not None and batch < 1:
+            raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
+        trained = find_model(model)
+        rate = parse_bandwidth(bandwidth)
+        cluster = Cluster(
+            workers=hosts,
+            bytes_per_s=rate / 8 * PAYLOAD_SHARE,
+            flops_per_s=trained.flops_per_s,
+            shard_flops_per_s=CORE_FLOPS_PER_S,
+        )
+        made = make_plan(profile_model(trained, batch=batch), cluster, policy=policy)
+        if out is not None:
+            made.write(out)
+        if is_json:
+            print(made.to_json().decode())
+            return 0
+        title = f"{trained.title}, {hosts} hosts, {format_bandwidth(rate)}, batch {batch or trained.batch} per host"
+        open_console().print(make_plan_table(made, title=title))
+        return 0
+    raise AssertionError("one_line_errors ends the command")
+
+
+_COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (
+    ("tensor", "left", lambda choice: choice.tensor),
+    ("shape", "left", lambda choice: " x ".join(map(str, choice.shape))),
+    ("scheme", "left", lambda choice: choice.scheme.value),
+    ("out", "right", lambda choice: show_bytes(choice.bytes_out)),
+    ("alone, ms", "right", lambda choice: f"{choice.alone_s * 1e3:.3g}"),
+    ("P*", "right", lambda choice: "" if choice.break_even is None else f"{choice.break_even:.0f}"),
+    ("reason", "left", lambda choice: choice.reason),
+)
+
+
+def make_plan_table(made: Plan, *, title: str = "") -> Table:
+    """One row per tensor, the totals below."""
+    table = start_table(title, describe_plan(made))
+    for heading, justify, _ in _COLUMNS:
+        table.add_column(Text(heading), justify=justify)
+    for choice in made.choices:
+        table.add_row(*(Text(show(choice)) for _, _, show in _COLUMNS))
+    return table
+
+
+def describe_plan(made: Plan) -> str:
+    """The totals, in words."""
+    sums: dict[str, list[Choice]] = {}
+    for choice in made.choices:
+        sums.setdefault(choice.scheme.value, []).append(choice)
+    return "\n".join(
+        [
+            f"predicted step: {_show_step(made.step_s, made)}, {show_bytes(made.bytes_out)} out per host and step",
+            *(f"{name}: {_count(choices)}" for name, choices in sums.items()),
+            "each scheme alone, wherever it is possible: "
+            + ", ".join(f"{name} {_show_step(step_s, made)}" for name, step_s in made.alone.items()),
+            "alone, ms: from a gradient to the mean of all, if nothing else were on its way",
+            "P*: from so many workers on, factors would send more than a dense gradient",
+        ]
+    )
+
+
+def _show_step(step_s: float, made: Plan) -> str:
+    return f"{step_s * 1e3:.0f} ms ({step_s / made.compute_s:.2f} x compute)"
+
+
+def _count(choices: Sequence[Choice]) -> str:
+    noun = "tensor" if len(choices) == 1 else "tensors"
+    return f"{len(choices)} {noun}, {show_bytes(sum(choice.bytes_out for choice in choices))}"

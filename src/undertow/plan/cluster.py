@@ -1,0 +1,32 @@
+"""What the planner must know of the machines.
+
+In: figures, measured or given.  Out: how long a transfer or a product takes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from undertow.errors import ConfigError
+
+# What TCP and Ethernet leave of a link for slices, with packets of 1500 bytes; measured in the lab.
+PAYLOAD_SHARE = 0.956
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal hosts, one link each; where they differ, as the slowest of them."""
+
+    workers: int
+    bytes_per_s: float  # what one link carries of slices, each way
+    latency_s: float = 0.0001  # one way
+    flops_per_s: float  # matrix products of the training device
+    shard_flops_per_s: float  # the same in the engine, beside the training
+    add_bytes_per_s: float = 2e9  # sums at a shard
+    allreduce_bytes_per_s: float | None = None  # of torch's own process group; None where there is none
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"a cluster of {self.workers} workers is not possible: at least one is needed")
+        for name in ("bytes_per_s", "flops_per_s", "shard_flops_per_s", "add_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"a cluster whose {name} is {getattr(self, name)} is not possible: give more than 0")

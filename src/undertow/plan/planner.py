@@ -1,0 +1,218 @@
+"""The planner: gives every tensor the scheme with which the step ends first.
+
+In: a profile, a cluster, a policy.  Out: a frozen `Plan` with one reason in words per tensor.
+Pure: the same figures give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from undertow.errors import PlanError
+from undertow.plan.cluster import Cluster
+from undertow.plan.plan import Choice, Plan
+from undertow.plan.predict import find_extra_s, predict, predict_alone
+from undertow.plan.profile import Kind, Profile, TensorProfile
+from undertow.plan.scheme import Scheme, count_traffic, find_break_even, list_schemes
+
+AUTO, POSEIDON = "auto", "poseidon"
+POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
+# A scheme that sends more must promise this much of the step, to be taken: predictions are no better.
+WORTH = 0.002
+# Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
+MOST_MOVED = 24
+
+
+def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:
+    """The plan of this policy: `auto` for the fastest, or the name of a rule or a scheme."""
+    return Planner(profile, cluster, has_gates=has_gates).plan(policy)
+
+
+class Planner:
+    """Plans for one model on one cluster."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, *, has_gates: bool = True) -> None:
+        self._profile = profile
+        self._cluster = cluster
+        self._has_gates = has_gates
+        self._tensors = {tensor.name: tensor for tensor in profile.tensors}
+        self._worth_s = WORTH * profile.compute_s
+
+    def plan(self, policy: str) -> Plan:
+        if policy not in POLICIES:
+            raise PlanError(f"there is no plan {policy!r}: use one of {', '.join(POLICIES)}, or a file of JSON")
+        if policy == Scheme.ALLREDUCE.value and self._cluster.allreduce_bytes_per_s is None:
+            raise PlanError("the plan 'allreduce' needs torch's process group: call init_process_group first")
+        schemes = self._choose(policy)
+        return Plan(
+            policy=policy,
+            workers=self._cluster.workers,
+            choices=tuple(
+                Choice(
+                    tensor=name,
+                    shape=tensor.shape,
+                    scheme=schemes[name],
+                    bytes_out=self._bytes_out(tensor, schemes[name]),
+                    alone_s=predict_alone(tensor, schemes[name], self._cluster),
+                    reason=self._explain(tensor, schemes[name], policy),
+                    break_even=find_break_even(tensor) if Scheme.FACTORS in list_schemes(tensor) else None,
+                )
+                for name, tensor in self._tensors.items()
+            ),
+            step_s=self._predict(schemes),
+            compute_s=self._profile.compute_s,
+            alone=self._predict_alone(),
+        )
+
+    def best_scheme(self, name: str) -> Scheme:
+        """The paper's question to the coordinator, for one tensor: by bytes alone, as Poseidon asks it."""
+        return self._poseidon(self._tensors[name])
+
+    # Policies
+
+    def _choose(self, policy: str) -> dict[str, Scheme]:
+        if policy == AUTO:
+            return self._find_fastest()
+        if policy == POSEIDON:
+            return {name: self._poseidon(tensor) for name, tensor in self._tensors.items()}
+        return self._use_alone(Scheme(policy))
+
+    def _use_alone(self, wanted: Scheme) -> dict[str, Scheme]:
+        """This scheme wherever it is possible."""
+        return {
+            name: wanted if wanted in self._options(tensor) else Scheme.DENSE for name, tensor in self._tensors.items()
+        }
+
+    def _options(self, tensor: TensorProfile) -> list[Scheme]:
+        if self._cluster.workers == 1:
+            return [Scheme.DENSE]
+        has_group = self._cluster.allreduce_bytes_per_s is not None
+        return list_schemes(tensor) + [Scheme.ALLREDUCE] * has_group
+
+    def _thrifty_options(self, tensor: TensorProfile) -> list[Scheme]:
+        """Dense, and before it those that send less, the fewest bytes first."""
+        options = sorted(self._options(tensor), key=lambda scheme: self._bytes_out(tensor, scheme))
+        return options[: options.index(Scheme.DENSE) + 1]
+
+    def _poseidon(self, tensor: TensorProfile) -> Scheme:
+        """BestScheme of the paper (Algorithm 1, ATC 2017), with as many servers as workers."""
+        if tensor.kind is not Kind.LINEAR or not tensor.rows or self._cluster.workers == 1:
+            return Scheme.DENSE
+        sent = [self._bytes_out(tensor, scheme) for scheme in (Scheme.FACTORS, Scheme.DENSE)]
+        return Scheme.FACTORS if sent[0] <= sent[1] else Scheme.DENSE
+
+    def _find_fastest(self) -> dict[str, Scheme]:
+        """From several starts: change one tensor at a time, as long as the step gets shorter."""
+        options = {name: self._thrifty_options(tensor) for name, tensor in self._tensors.items()}
+        # The fewest bytes first: where nothing is to be gained, they win.
+        starts = [{name: allowed[0] for name, allowed in options.items()}]
+        for wanted in (Scheme.DENSE, Scheme.FACTORS, Scheme.FACTORS_TO_SHARD):
+            starts.append({name: wanted if wanted in allowed else allowed[0] for name, allowed in options.items()})
+        best, best_s = starts[0], self._predict(starts[0])
+        for start in starts:
+            schemes, step_s = self._improve(start, options)
+            if step_s < best_s - self._worth_s:
+                best, best_s = schemes, step_s
+        return self._try_allreduce(best, best_s)
+
+    def _improve(
+        self, schemes: dict[str, Scheme], options: Mapping[str, Sequence[Scheme]]
+    ) -> tuple[dict[str, Scheme], float]:
+        best_s = self._predict(schemes)
+        movable = sorted((name for name in options if len(options[name]) > 1), key=self._dense_bytes, reverse=True)
+        changes = [(name, scheme) for name in movable[:MOST_MOVED] for scheme in options[name]]
+        improved = True
+        while improved:
+            improved = False
+            for name, scheme in changes:
+                changed = {**schemes, name: scheme}
+                step_s = best_s if scheme is schemes[name] else self._predict(changed)
+                if step_s < best_s - self._worth_s:
+                    schemes, best_s, improved = changed, step_s, True
+        return schemes, best_s
+
+    def _try_allreduce(self, schemes: dict[str, Scheme], best_s: float) -> dict[str, Scheme]:
+        """For all that would travel dense: two systems side by side would only be in each other's way."""
+        if self._cluster.allreduce_bytes_per_s is None:
+            return schemes
+        changed: dict[str, Scheme] = {
+            name: Scheme.ALLREDUCE if scheme is Scheme.DENSE else scheme for name, scheme in schemes.items()
+        }
+        gains = self._predict(changed) < best_s - self._worth_s
+        return changed if gains else schemes
+
+    # Figures
+
+    def _predict(self, schemes: Mapping[str, Scheme]) -> float:
+        return predict(self._profile, self._cluster, schemes, has_gates=self._has_gates).step_s
+
+    def _bytes_out(self, tensor: TensorProfile, scheme: Scheme) -> float:
+        return count_traffic(tensor, scheme, self._cluster.workers).bytes_out
+
+    def _dense_bytes(self, name: str) -> int:
+        return self._tensors[name].size_bytes
+
+    def _predict_alone(self) -> dict[str, float]:
+        chosen = {wanted: self._use_alone(wanted) for wanted in Scheme}
+        return {wanted.value: self._predict(alone) for wanted, alone in chosen.items() if wanted in alone.values()}
+
+    # Reasons
+
+    def _explain(self, tensor: TensorProfile, chosen: Scheme, policy: str) -> str:
+        if policy == POSEIDON:
+            return self._explain_poseidon(tensor)
+        if chosen is Scheme.DENSE and policy != Scheme.DENSE.value:
+            return self._explain_dense(tensor)
+        if policy != AUTO:
+            return "as asked for"
+        if chosen is Scheme.ALLREDUCE:
+            return "torch's process group is predicted to be faster"
+        dense_bytes = self._bytes_out(tensor, Scheme.DENSE)
+        sent = f"{show_bytes(self._bytes_out(tensor, chosen))} instead of {show_bytes(dense_bytes)}"
+        if chosen is Scheme.ROWS:
+            return f"{sent}: {tensor.rows:.0f} of {tensor.shape[0]} rows are touched"
+        if chosen is Scheme.FACTORS_TO_SHARD:
+            return f"{sent} with K = {tensor.rows:.0f}; the shards multiply"
+        extra_s = find_extra_s(tensor, chosen, self._cluster)
+        return f"{sent} with K = {tensor.rows:.0f}; the product takes {extra_s * 1e3:.1f} ms more"
+
+    def _explain_dense(self, tensor: TensorProfile) -> str:
+        others = [scheme for scheme in list_schemes(tensor) if scheme is not Scheme.DENSE]
+        if self._cluster.workers == 1:
+            return "one worker sends nothing"
+        if not others:
+            return _NO_OTHER_WAY[tensor.kind]
+        best = min(others, key=lambda scheme: self._bytes_out(tensor, scheme))
+        ratio = self._bytes_out(tensor, best) / self._bytes_out(tensor, Scheme.DENSE)
+        if ratio >= 1:
+            return f"{best.value} would send {ratio:.1f} times as much ({_count_rows(tensor)})"
+        extra_s = find_extra_s(tensor, best, self._cluster)
+        work = f", {extra_s * 1e3:.1f} ms," if extra_s > 0 else ""
+        return f"{best.value} would send {ratio:.0%} as much, but the work{work} would cost more than it saves"
+
+    def _explain_poseidon(self, tensor: TensorProfile) -> str:
+        if tensor.kind is not Kind.LINEAR or not tensor.rows:
+            return "not a fully connected layer"
+        sign = "within" if self._poseidon(tensor) is Scheme.FACTORS else "beyond"
+        return f"{self._cluster.workers} workers are {sign} the break-even of P* = {find_break_even(tensor):.0f}"
+
+
+_NO_OTHER_WAY = {
+    Kind.CONV: "a convolution has no other lossless way",
+    Kind.LSTM: "a recurrent layer has no other lossless way",
+    Kind.LINEAR: "a vector has no other lossless way",
+    Kind.EMBEDDING: "its rows were not counted",
+    Kind.OTHER: "no other lossless way",
+}
+
+
+def _count_rows(tensor: TensorProfile) -> str:
+    name = "K" if tensor.kind is Kind.LINEAR else "rows"
+    return f"{name} = {tensor.rows:.0f}"
+
+
+def show_bytes(size_bytes: float) -> str:
+    for name, unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= 0.9995 * unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes:.0f} B"

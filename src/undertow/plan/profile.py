@@ -1,0 +1,68 @@
+"""What the planner must know of a model: its layers in the order of the forward pass, with their times.
+
+In: figures, measured in the first steps or published.  Out: `Profile`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import msgspec
+
+
+class Kind(enum.Enum):
+    """What a layer is: it decides which schemes are possible."""
+
+    CONV = "conv"
+    LINEAR = "linear"
+    LSTM = "lstm"
+    EMBEDDING = "embedding"
+    OTHER = "other"
+
+
+class TensorProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter whose gradient is synchronised.
+
+    A linear layer's weight has the shape M x N.  `rows` is K, the rows of its activations per worker
+    and step (samples, or tokens); of an embedding, the rows that a worker touches in a step.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind = Kind.OTHER
+    rows: float = 0.0
+    itemsize: int = 4
+    product_s: float | None = None  # of one worker's factors on its device; else by the rate of the cluster
+    row_itemsize: int = 4  # of the factors: half as much under autocast
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.itemsize
+
+
+class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors that are used together."""
+
+    name: str
+    tensors: tuple[TensorProfile, ...]
+    forward_s: float
+    backward_s: float
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one worker without any network."""
+
+    layers: tuple[LayerProfile, ...]
+
+    @property
+    def tensors(self) -> list[TensorProfile]:
+        return [tensor for layer in self.layers for tensor in layer.tensors]
+
+    @property
+    def compute_s(self) -> float:
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers)
