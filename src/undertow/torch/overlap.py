@@ -8,6 +8,7 @@ its own parameters only.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,12 @@ from undertow.torch.gates import Gates
 from undertow.torch.gradients import Gradients
 from undertow.torch.order import Order
 
+# More than any module has parameters.
+PLACES = 1 << 32
+# The passes of all modules of this process.  What is left of one goes before all of the next: a rank that is ahead
+# must not send its new gradients while its shard still owes the others an answer that they wait for.
+_passes = itertools.count(1)
+
 
 class Overlap:
     """Of one wrapped module."""
@@ -28,6 +35,7 @@ class Overlap:
         self.gates = Gates()
         self._prioritises = prioritises
         self._order = Order(module.parameters())
+        self._pass = 0
         for owner, parameters in find_readers(module):
             # First of all: hooks of the user may read the parameters as well.
             owner.register_forward_pre_hook(_Use(self, parameters), prepend=True)
@@ -38,11 +46,12 @@ class Overlap:
         self.gates.flush()
         self.gates.forget_arrivals()
         self._order.end_pass()
+        self._pass = next(_passes)
 
     def expect(self, gradients: Gradients) -> Callable[[Sequence[int]], None]:
         """These are about to be made: gives them their order, and returns whom to tell of their results."""
         if self._prioritises:
-            gradients.priorities = self._order.places(gradients.parameters)
+            gradients.priorities = [self._pass * PLACES + place for place in self._order.places(gradients.parameters)]
         return functools.partial(self.gates.arrived, gradients)
 
     def wait_for_exposed(self, gradients: Sequence[Gradients]) -> None:
