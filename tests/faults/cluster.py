@@ -66,6 +66,7 @@ class Cluster:
         self.slice_bytes = 16 * self.random.randint(1, 12)
         self.credit_bytes = self.slice_bytes * self.random.choice([2, 2, 3, 5, 50])
         self.changes_credit = False  # now and then, on one rank alone
+        self.largest_parcel_bytes = 0  # if larger than the credit: one such may be in flight, alone
         self.network = MemoryNetwork(self.size)
         self.loops = [InstantLoop() for _ in range(self.size)]
         self.groups = [self._group(rank) for rank in range(self.size)]
@@ -179,7 +180,7 @@ class Cluster:
     def _check_credit(self) -> None:
         for group in self.groups:
             outbox = group._exchange._outbox
-            most = max(self.credit_bytes, 50 * self.slice_bytes) if self.changes_credit else self.credit_bytes
+            most = max(self.credit_bytes, self.largest_parcel_bytes, 50 * self.slice_bytes * self.changes_credit)
             if not 0 <= outbox.in_flight_bytes <= most:
                 self.fail(f"rank {group.rank} has {outbox.in_flight_bytes} bytes in flight of {self.credit_bytes}")
 

@@ -9,8 +9,9 @@ later contributions of that key wait here, in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from undertow.core.rounds import Array, KeySpec
 
@@ -33,6 +34,7 @@ class Contribution:
     is_pull: bool = False  # only asks for the value that the key holds; takes part in no round
     step: int = 0  # given by the flow
     absent: bool = False  # in the answer: a worker had joined and took no part
+    pieces: Sequence[Any] = ()  # in the answer, where nothing is summed: what each rank contributed
 
 
 class Flow:

@@ -31,6 +31,11 @@ class Op(enum.IntEnum):
     SUM = 0
     MEAN = 1
     COPY = 2  # the lowest rank that holds a value wins
+    GATHER = 3  # no sum: everybody gets all contributions as they are, of any length
+
+
+# In place of a shard: every worker gets the contributions of all.
+EVERYONE = -1
 
 
 @dataclass(frozen=True, slots=True)

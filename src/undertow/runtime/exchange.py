@@ -19,14 +19,16 @@ from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel
 from undertow.core.rate import Rate
-from undertow.core.rounds import Array, KeySpec
+from undertow.core.rounds import EVERYONE, Array, KeySpec
 from undertow.plan.slicing import Slice
 from undertow.runtime.pool import Pool
 from undertow.runtime.shape import Shape
 from undertow.settings import Priority
+from undertow.store.gathering import Gathering, Piece
 from undertow.store.shard import Answer, Shard, Unexpected
 from undertow.wire.transport import Transport
 
+MOST_PIECE_BYTES = 1 << 32  # no honest piece of one tensor is larger
 SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
 
 
@@ -41,6 +43,7 @@ class Exchange:
         self._pool = Pool()
         self._flow = Flow()
         self._shard = Shard(shape.size, self._pool.give)
+        self._gathering = Gathering(shape.size)
         self.rate = Rate()
         self._clock = clock
         self._largest_bytes = 0  # of all slices ever
@@ -54,12 +57,10 @@ class Exchange:
     # What this worker wants
 
     def learn(self, slices: Sequence[Slice]) -> None:
-        largest_bytes = max((item.spec.size_bytes for item in slices), default=0)
-        if largest_bytes > self._largest_bytes:
-            self._largest_bytes = largest_bytes
-            self._set_credit(self._outbox.credit_bytes)
+        self._expect_size(max((item.spec.size_bytes for item in slices), default=0))
         self._flow.add(item.spec for item in slices)
         self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
+        self._gathering.own(item.spec for item in slices if item.spec.shard == EVERYONE)
 
     def contribute(self, contributions: Sequence[Contribution]) -> None:
         for contribution in contributions:
@@ -74,6 +75,12 @@ class Exchange:
             # Slices of tables that keep their size may be larger.
             self._set_credit(max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes))
             self.pump()
+
+    def release(self, pieces: Sequence[Piece]) -> None:
+        """The worker has made use of these."""
+        for piece in pieces:
+            if piece.array is not None:
+                self._pool.give(piece.array)
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
         """A worker ran out of input after round `step`: the rounds of these keys go on without it.
@@ -96,6 +103,11 @@ class Exchange:
 
     def sink(self, peer: int, header: Header) -> Array:
         """Where the body of this slice belongs; `Unexpected` if it makes no sense."""
+        if header.kind is Kind.PUSH and self._gathering.knows(header.key):
+            self._gathering.expects(peer, header.key, header.step)
+            if header.length > MOST_PIECE_BYTES:
+                raise Unexpected(f"a piece of {header.length} bytes for key {header.key}")
+            return self._pool.take(header.length)
         if header.kind is Kind.PUSH:
             spec = self._shard.expects(peer, header.key, header.step)
             _check_body(header, spec)
@@ -116,7 +128,7 @@ class Exchange:
         elif header.kind is Kind.PULL:
             self._answer([self._shard.pull(peer, header.key, header.step)], Kind.VALUE)
         elif header.kind is not Kind.RECEIVED:
-            self._accept(self._awaited(peer, header), header.present, bool(header.flags & ABSENT))
+            self._accept(self._awaited(peer, header), header.present, absent=bool(header.flags & ABSENT))
         self.pump()
         self.rate.note(self._clock(), self._outbox.received_bytes, is_waiting=len(self._outbox) > 0)
         # Credit travels back with the next frame to that peer, or alone where the peer is short of it.
@@ -128,6 +140,11 @@ class Exchange:
         while (parcel := self._outbox.take()) is not None:
             flags = RECEIPT if self._outbox.wants_receipt(parcel) else 0
             self._send(parcel.peer, parcel.header, parcel.body, flags)
+
+    def _expect_size(self, size_bytes: int) -> None:
+        if size_bytes > self._largest_bytes:
+            self._largest_bytes = size_bytes
+            self._set_credit(self._outbox.credit_bytes)
 
     def _set_credit(self, credit_bytes: int) -> None:
         self._outbox.resize(credit_bytes, self._largest_bytes)
@@ -149,8 +166,10 @@ class Exchange:
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """One of these workers, if something cannot end without it."""
-        blocker = self._shard.blocked_by(departed)
-        return self._flow.pending_at(departed) if blocker is None else blocker
+        for blocker in (self._shard.blocked_by(departed), self._gathering.blocked_by(departed)):
+            if blocker is not None:
+                return blocker
+        return self._flow.pending_at(departed)
 
     def pending(self) -> tuple[KeySpec, int] | None:
         """A key and round that this worker waits for."""
@@ -159,30 +178,26 @@ class Exchange:
 
     def missing(self, key: int, step: int) -> list[int]:
         """Whom this shard still waits for."""
+        if self._gathering.knows(key):
+            return self._gathering.missing(key, step)
         return self._shard.missing(key, step)
 
     # Inside
 
     def _push(self, item: Contribution) -> None:
         spec = self._flow.spec(item.key)
-        wants = item.target is not None
         self.step = max(self.step, item.step)
         if self._shape.priority is Priority.BOTH:
             self._priorities[item.key] = item.priority
         if trace.is_on:
             trace.record("push", key=item.key, step=item.step)
-        if spec.shard != self._rank:
-            header = Header(
-                Kind.PULL if item.is_pull else Kind.PUSH,
-                item.key,
-                item.step,
-                self._rank,
-                item.present,
-                0 if item.source is None else spec.size_bytes,
-                spec.dtype,
-                WANTS if wants else 0,
-                self._shape.job,
-            )
+        if spec.shard == EVERYONE:
+            header = self._push_header(Kind.PUSH, item, spec)
+            for peer in self._shape.peers:
+                self._put(peer, header, item.source, item.priority)
+            self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
+        elif spec.shard != self._rank:
+            header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
             self._put(spec.shard, header, item.source, item.priority)
         elif item.is_pull:
             self._answer([self._shard.pull(self._rank, item.key, item.step)])
@@ -193,7 +208,31 @@ class Exchange:
                 )
             )
 
+    def _push_header(self, kind: Kind, item: Contribution, spec: KeySpec) -> Header:
+        return Header(
+            kind,
+            item.key,
+            item.step,
+            self._rank,
+            item.present,
+            0 if item.source is None else item.source.nbytes,
+            spec.dtype,
+            0 if item.target is None else WANTS,
+            self._shape.job,
+        )
+
+    def _gather(self, rank: int, key: int, step: int, piece: Piece) -> None:
+        pieces = self._gathering.contribute(rank, key, step, piece)
+        if pieces is not None:
+            item = self._flow.awaited(key, step)
+            assert item is not None, f"key {key} is complete without this worker's own piece"
+            item.pieces = pieces
+            self._accept(item, item.present, absent=False)
+
     def _take_push(self, peer: int, header: Header, body: Array | None) -> None:
+        if self._gathering.knows(header.key):
+            self._gather(peer, header.key, header.step, Piece(body, header.present))
+            return
         if body is None and header.present:
             raise Unexpected(f"a contribution to key {header.key} without its bytes")
         array = None if body is None else body.view(header.dtype.numpy)
@@ -233,9 +272,9 @@ class Exchange:
         assert item is not None
         if answer.array is not None and item.target is not None:
             np.copyto(item.target, answer.array)
-        self._accept(item, answer.present, answer.absent > 0)
+        self._accept(item, answer.present, absent=answer.absent > 0)
 
-    def _accept(self, item: Contribution, present: int, absent: bool) -> None:
+    def _accept(self, item: Contribution, present: int, *, absent: bool) -> None:
         if trace.is_on:
             trace.record("result", key=item.key, step=item.step)
         following = self._flow.answer(item.key)
@@ -246,6 +285,7 @@ class Exchange:
 
     def _put(self, peer: int, header: Header, body: Array | None, priority: int) -> None:
         raw = None if body is None else _raw(body)
+        self._expect_size(header.length)  # of pieces, nothing else tells
         self._outbox.put(Parcel(peer, header, raw, header.length), priority)
 
 

@@ -30,6 +30,7 @@ from undertow.runtime.exchange import SLICE_KINDS, Exchange
 from undertow.runtime.shape import Shape
 from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
+from undertow.store.gathering import Piece
 from undertow.store.shard import Unexpected
 from undertow.wire.loop import Loop
 from undertow.wire.transport import Transport
@@ -117,6 +118,10 @@ class Group:
         `is_ready` tells whether their bytes are in place yet, for copies from a device.
         """
         self._loop.post(self._contribute, contributions, is_ready)
+
+    def release(self, pieces: Sequence[Piece]) -> None:
+        """Give back the memory of what was gathered from others."""
+        self._loop.post(self._exchange.release, pieces)
 
     def agree(self, matter: str, payload: bytes = b"") -> bytes:
         """Come together with all ranks; returns what the coordinator has decided."""

@@ -16,6 +16,7 @@ from undertow.coordinator.agreement import Agreements
 from undertow.core import frames
 from undertow.core.frames import Header, Kind
 from undertow.core.membership import Loss, Membership
+from undertow.core.rounds import EVERYONE
 from undertow.errors import PeerLost
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import Shape
@@ -190,7 +191,7 @@ class Steward:
             )
             return
         spec, step = pending
-        if spec.shard == self._shape.rank:
+        if spec.shard in (self._shape.rank, EVERYONE):
             self._name_missing(step, self._exchange.missing(spec.key, step))
         else:
             self.tell(spec.shard, messages.AskMissing(spec.key, step))
