@@ -79,6 +79,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
         return False
     return state != "Z"
