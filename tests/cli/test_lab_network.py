@@ -149,10 +149,14 @@ def test_the_rate_can_be_changed_and_taken_off() -> None:
     in_lab(2, body)
 
 
+# So slow that a bucket holds 20 ms of it: a machine that stands still for a moment loses no tokens.
+PATIENT = 3e6
+
+
 def test_good_links_pass_the_check() -> None:
     def body(network: Network) -> None:
-        network.shape(50e6)
-        assert check_links(network, 50e6) == pytest.approx(1, abs=link_check.TOLERANCE)
+        network.shape(PATIENT)
+        assert check_links(network, PATIENT) == pytest.approx(1, abs=link_check.TOLERANCE)
 
     in_lab(3, body)
 
@@ -173,12 +177,13 @@ def test_a_link_at_half_its_rate_is_found(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Network, int, float], None], link: str
 ) -> None:
     monkeypatch.setattr(link_check, "MEASURE_S", (0.4, 0.5))
+    monkeypatch.setattr(link_check, "TOLERANCE", 0.25)  # the good links may suffer from a busy machine
 
     def body(network: Network) -> None:
-        network.shape(40e6)
-        spoil(network, 1, 20e6)
-        with pytest.raises(LabError, match=rf"the link {link} carries .* Mbit/s instead of 40 Mbit/s"):
-            check_links(network, 40e6)
+        network.shape(PATIENT)
+        spoil(network, 1, PATIENT / 2)
+        with pytest.raises(LabError, match=rf"the link {link} carries .* Mbit/s instead of 3 Mbit/s"):
+            check_links(network, PATIENT)
 
     in_lab(3, body)
 
