@@ -32,7 +32,7 @@ def test_json_is_the_plan_itself(cli: Cli) -> None:
     assert choices["fc7.weight"]["scheme"] == "factors"
 
 
-def test_a_plan_is_written_to_be_given_to_a_run(cli: Cli) -> None:
+def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
     result = cli.run(*VGG, "--policy", "poseidon", "--out", cli.folder / "plan.json")
     assert result.returncode == 0, result.stderr
     plan = read_plan(cli.folder / "plan.json")

@@ -35,9 +35,7 @@ def plan(
     policy: Annotated[
         str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
     ] = AUTO,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the plan as JSON, to be given to a run.", metavar="FILE.json")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON, too.", metavar="FILE.json")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> int:

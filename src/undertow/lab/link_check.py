@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from undertow.errors import LabError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.network import Counters, Host, Network
+from undertow.plan.cluster import PAYLOAD_SHARE
 
 TOLERANCE = 0.05
-# What is left of a full Ethernet frame of 1514 bytes without its headers.
-PAYLOAD_SHARE = 1448 / 1514
 # With less than this a packet more or less would matter: slow links are measured for longer.
 MEASURE_BITS = 4e6
 # Slow start, and the tokens that the buckets saved up while nobody sent, are over by then.

@@ -40,7 +40,7 @@ class Planner:
 
     def plan(self, policy: str) -> Plan:
         if policy not in POLICIES:
-            raise PlanError(f"there is no plan {policy!r}: use one of {', '.join(POLICIES)}, or a file of JSON")
+            raise PlanError(f"there is no plan {policy!r}: use one of {', '.join(POLICIES)}")
         if policy == Scheme.ALLREDUCE.value and self._cluster.allreduce_bytes_per_s is None:
             raise PlanError("the plan 'allreduce' needs torch's process group: call init_process_group first")
         schemes = self._choose(policy)

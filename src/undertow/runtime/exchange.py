@@ -193,6 +193,7 @@ class Exchange:
             trace.record("push", key=item.key, step=item.step)
         if spec.shard == EVERYONE:
             header = self._push_header(Kind.PUSH, item, spec)
+            self._expect_size(header.length)  # nothing else tells
             for peer in self._shape.peers:
                 self._put(peer, header, item.source, item.priority)
             self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
@@ -285,7 +286,6 @@ class Exchange:
 
     def _put(self, peer: int, header: Header, body: Array | None, priority: int) -> None:
         raw = None if body is None else _raw(body)
-        self._expect_size(header.length)  # of pieces, nothing else tells
         self._outbox.put(Parcel(peer, header, raw, header.length), priority)
 
 
