@@ -35,8 +35,8 @@ def train(rank: int, *, overlaps: bool, is_measured: bool) -> tuple[list[torch.T
             optimizer.zero_grad()
             model(torch.randn(8, 64, generator=generator)).square().mean().backward()
             optimizer.step()
-            tables = [slices for slices in model._synchroniser.slices() if slices]  # type: ignore[union-attr]
-            sizes.append(max(item.spec.size_bytes for item in tables[0]))
+            table = model._synchroniser._gradients[0].table  # type: ignore[union-attr]
+            sizes.append(max(item.spec.size_bytes for item in table.current.slices))
     flush(model)
     verify_replicas(nn.ParameterList(net.parameters()))
     undertow.barrier()

@@ -6,17 +6,20 @@ ones in between or not, because a message costs the same whether it carries ten 
 A fused slice leaves with its last tensor, which the next forward pass needs first of all: the others,
 needed later, lose nothing by it unless the wire would have been idle in between.
 The parts cover every element of every tensor exactly once.
+
+A tensor may also be *gathered*: everybody gets what each worker knows of it, which has no size that is
+known before.  It has a number of slices without elements then, one for each chunk of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from undertow.core.dtypes import DType
-from undertow.core.rounds import KeySpec, Op
+from undertow.core.rounds import EVERYONE, KeySpec, Op
 from undertow.plan.placement import Placement
 
 # A fused slice has one bit per tensor in the frame's `present` field.
@@ -66,26 +69,51 @@ class Cut(msgspec.Struct, frozen=True):
     slice_bytes: int
 
 
-def cut(tensors: Sequence[TensorSpec], how: Cut, *, op: Op, keep: bool, placement: Placement) -> list[Slice]:
-    """The slices of these tensors, numbered from `how.first_key` on."""
+def cut(
+    tensors: Sequence[TensorSpec],
+    how: Cut,
+    *,
+    op: Op,
+    keep: bool = False,
+    placement: Placement,
+    chunks: Mapping[int, int] | None = None,
+) -> list[Slice]:
+    """The slices of these tensors, numbered from `how.first_key` on.
+
+    `chunks` are the tensors that are gathered, each with its number of chunks; with `Op.GATHER` all are, in one.
+    """
+    gathered = dict.fromkeys(range(len(tensors)), 1) if op is Op.GATHER else chunks or {}
     slices = []
-    for key, (dtype, parts) in enumerate(_parts(tensors, how.slice_bytes), start=how.first_key):
-        elements = sum(part.elements for part in parts)
-        shard = placement.place(elements * dtype.numpy.itemsize)
-        slices.append(Slice(KeySpec(key, elements, dtype, op, shard, keep), tuple(parts)))
+    for key, (dtype, parts) in enumerate(_parts(tensors, how.slice_bytes, gathered), start=how.first_key):
+        if parts[0].tensor in gathered:
+            spec = KeySpec(key, 0, DType.BYTES, Op.GATHER, EVERYONE)
+        else:
+            elements = sum(part.elements for part in parts)
+            spec = KeySpec(key, elements, dtype, op, placement.place(elements * dtype.numpy.itemsize), keep)
+        slices.append(Slice(spec, tuple(parts)))
     return slices
 
 
 def count_slices(tensors: Sequence[TensorSpec], slice_bytes: int) -> int:
     """So many at the most."""
-    return sum(tensor.elements * tensor.dtype.numpy.itemsize // slice_bytes + 1 for tensor in tensors)
+    return sum(count_most(tensor, slice_bytes) for tensor in tensors)
 
 
-def _parts(tensors: Sequence[TensorSpec], slice_bytes: int) -> Iterator[tuple[DType, list[Part]]]:
+def count_most(tensor: TensorSpec, slice_bytes: int) -> int:
+    """So many slices, or chunks, one tensor may have."""
+    return tensor.elements * tensor.dtype.numpy.itemsize // slice_bytes + 1
+
+
+def _parts(
+    tensors: Sequence[TensorSpec], slice_bytes: int, gathered: Mapping[int, int]
+) -> Iterator[tuple[DType, list[Part]]]:
     fuse_bytes = min(slice_bytes, MOST_FUSED_BYTES * FUSED_SHARE) // FUSED_SHARE
     fused: list[Part] = []
     for index, tensor in enumerate(tensors):
         itemsize = tensor.dtype.numpy.itemsize
+        if index in gathered:
+            yield from ((DType.BYTES, [Part(index, chunk, 0, 0)]) for chunk in range(gathered[index]))
+            continue
         if tensor.elements * itemsize > fuse_bytes:
             yield from _pieces(index, tensor, slice_bytes // itemsize)
             continue

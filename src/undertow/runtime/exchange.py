@@ -61,6 +61,7 @@ class Exchange:
         self._flow.add(item.spec for item in slices)
         self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
         self._gathering.own(item.spec for item in slices if item.spec.shard == EVERYONE)
+        self._gathering.disown(item.spec.key for item in slices if item.spec.shard != EVERYONE)
 
     def contribute(self, contributions: Sequence[Contribution]) -> None:
         for contribution in contributions:

@@ -33,6 +33,11 @@ class Gathering:
     def own(self, specs: Iterable[KeySpec]) -> None:
         self._done.update((spec.key, 0) for spec in specs)
 
+    def disown(self, keys: Iterable[int]) -> None:
+        """These are summed from now on."""
+        for key in keys:
+            self._done.pop(key, None)
+
     def knows(self, key: int) -> bool:
         return key in self._done
 

@@ -52,7 +52,7 @@ class Broadcast:
         takes = source != self._group.rank
         hosts = [_host_copy(tensor) for tensor in tensors]
         arrays = [as_array(host, DType.BYTES) for host in hosts]
-        memories = [_gather(item, arrays) for item in self.table.slices]
+        memories = [_gather(item, arrays) for item in self.table.first.slices]
         self._running = Ticket(len(memories))
         self._group.contribute(
             [
@@ -64,13 +64,13 @@ class Broadcast:
                     self._running.answer,
                     URGENT,
                 )
-                for item, memory in zip(self.table.slices, memories, strict=True)
+                for item, memory in zip(self.table.first.slices, memories, strict=True)
             ]
         )
         if not takes:
             return
         self._group.waiters.wait_for(self._running)
-        for item, memory in zip(self.table.slices, memories, strict=True):
+        for item, memory in zip(self.table.first.slices, memories, strict=True):
             _scatter(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):
             tensor.copy_(host)

@@ -131,10 +131,13 @@ class Passes:
         self._open.append(self)
         if self._overlap is not None:
             self._overlap.begin()
-        if self._tuning is not None and not self._is_joining():
+        # Ranks that have run out of input know no other slices than the first.
+        is_joining = self._is_joining()
+        if self._tuning is not None and not is_joining:
             self._tuning.begin(self._gradients)
         for gradients in self._gradients:
-            gradients.begin(None if self._overlap is None else self._overlap.expect(gradients))
+            told = None if self._overlap is None else self._overlap.expect(gradients)
+            gradients.begin(told, as_at_first=is_joining)
 
     @torch.no_grad()
     def _end(self) -> None:

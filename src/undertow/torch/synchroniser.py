@@ -100,10 +100,10 @@ class Synchroniser:
     def _make_broadcast(self, what: str, named: Sequence[tuple[str, torch.Tensor]]) -> Broadcast:
         return Broadcast(self.group, f"the {what} of {self._label}", named)
 
-    def slices(self) -> list[list[Slice]]:
-        """All slices that go through one round per step, by table."""
+    def slices(self) -> list[Sequence[Slice]]:
+        """All slices that go through one round per step where ranks may run out of input, by table."""
         tables = [gradients.table for gradients in self._gradients]
-        return [table.slices for table in (*tables, *([self._buffers.table] if self._buffers else []))]
+        return [table.first.slices for table in (*tables, *([self._buffers.table] if self._buffers else []))]
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [(name, p) for name, p in self._module.named_parameters() if name not in self._ignored]

@@ -57,7 +57,7 @@ class Tuning:
         rate = self._group.bytes_per_s
         self._told[:] = (0, 0) if rate is None else (rate, 1)
         self._ticket = Ticket(1)
-        key = self._table.slices[0].spec.key
+        key = self._table.first.slices[0].spec.key
         self._group.contribute([Contribution(key, self._told, self._told, 1, self._ticket.answer, URGENT)])
 
     def _consider(self, gradients: Sequence[Gradients]) -> None:
