@@ -90,6 +90,13 @@ class Settings:
             "help": "slices that are needed first travel first: both ways, push (to the shards only), off",
         },
     )
+    plan: str = field(
+        default="auto",
+        metadata={
+            "env": "UNDERTOW_PLAN",
+            "help": "which way gradients travel: auto (the fastest), poseidon, the name of a scheme, or a plan's file",
+        },
+    )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
     )

@@ -19,7 +19,7 @@ HOSTS = 2
 def count_bytes(network: Network) -> None:
     assignment = Assignment(model="googlenet", system="undertow", scale=10.0, batch=8)
     record = Record()
-    with Fleet(network, find_system("undertow"), assignment, os.environ) as fleet:
+    with Fleet(network, find_system("undertow"), assignment, {**os.environ, "UNDERTOW_PLAN": "dense"}) as fleet:
         ready = fleet.wait_until_ready()
         network.shape(1e9)
         fleet.run(3, timeout_s=60)

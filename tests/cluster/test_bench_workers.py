@@ -78,7 +78,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 def _start_real(name: str, network: Network, stack: ExitStack) -> Fleet:
     assignment = Assignment(model="googlenet", system=name, scale=200.0, batch=1)
-    return stack.enter_context(Fleet(network, find_system(name), assignment, os.environ))
+    return stack.enter_context(Fleet(network, find_system(name), assignment, {**os.environ, "UNDERTOW_PLAN": "dense"}))
 
 
 def laps_of(heard: Mapping[str, Any], name: str) -> Sequence[Lap]:

@@ -114,15 +114,16 @@ def test_frames_that_make_no_sense_are_dropped_and_counted(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4, bias=False))
     group, peer = process.default_group(), 1 - rank
     job = group._shape.job
+    key = model._synchroniser._gradients[0].table.first.slices[0].spec.key  # type: ignore[union-attr]
     senseless = [
         (Header(Kind.PUSH, key=10**6, step=1, rank=rank, length=8, job=job), b"unknown "),
-        (Header(Kind.RESULT, key=0, step=99, rank=rank, length=8, job=job), b"unwanted"),
+        (Header(Kind.RESULT, key=key, step=99, rank=rank, length=8, job=job), b"unwanted"),
         (Header(Kind.PULL, key=10**6, rank=rank, job=job), None),
         (Header(Kind.CONTROL, rank=rank, length=8, job=job), b"\xc1garbage"),
         (Header(Kind.CONTROL, rank=rank, length=8, job=job + 1), b"stranger"),
-        (Header(Kind.PUSH, key=0, rank=5, step=1, length=8, job=job), b"an alias"),
+        (Header(Kind.PUSH, key=key, rank=5, step=1, length=8, job=job), b"an alias"),
         (Header(Kind.RECEIVED, rank=rank, received=1 << 40, job=job), None),
-        (Header(Kind.PUSH, key=0, step=1, rank=rank, length=80_000, job=job), bytes(80_000)),
+        (Header(Kind.PUSH, key=key, step=1, rank=rank, length=80_000, job=job), bytes(80_000)),
     ]
     for header, body in senseless:
         process.loop().post(group._transport.send, peer, frames.pack(header, header.received), body)

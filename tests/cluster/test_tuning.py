@@ -10,7 +10,7 @@ import undertow
 from tests.workers import run_workers
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 from undertow.torch.groups import group_for
-from undertow.torch.tuning import PASSES
+from undertow.torch.planning import PASSES
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 RATES = (None, 1e6, 8e6, 1e9, 1e9, 1e6, 2.2e6)  # bytes per second; two milliseconds make a slice
@@ -25,7 +25,9 @@ def train(rank: int, *, overlaps: bool, is_measured: bool) -> tuple[list[torch.T
     """Returns the parameters, and how large the largest slice was, pass by pass."""
     net, group = make_net(), group_for()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    model: nn.Module = parallelize(net, optimizer)[0] if overlaps else DistributedDataParallel(net)
+    model: nn.Module = (
+        parallelize(net, optimizer, plan="dense")[0] if overlaps else DistributedDataParallel(net, plan="dense")
+    )
     generator, sizes = torch.Generator().manual_seed(rank), []
     for rate in RATES:
         for _ in range(2 * PASSES):

@@ -22,6 +22,7 @@ class EchoGroup:
 
     rank, size = 0, 2
     wait_free = True
+    plan = "auto"
     priority = Priority.BOTH
 
     def __init__(self, cluster: Cluster) -> None:

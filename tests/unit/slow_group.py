@@ -32,6 +32,7 @@ class SlowGroup:
     rank, size = 0, 2
     wait_free = True
     priority = Priority.BOTH
+    plan = "auto"
 
     def __init__(self, slice_bytes: int = 64) -> None:
         self.waiters = self

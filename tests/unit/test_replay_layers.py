@@ -202,8 +202,8 @@ def test_ordinary_hooks_see_activations_and_deltas(linear: ReplayedLinear) -> No
 
 def test_factors_are_handed_over_instead_of_the_weights_gradient(linear: ReplayedLinear, device: Stopwatch) -> None:
     taken: list[Any] = []
-    linear.take_factors = lambda activations, deltas: taken.append(
-        (activations, deltas, list(device.operations_s), linear.weight.grad)
+    linear.take_factors = lambda activations, deltas: (
+        taken.append((activations, deltas, list(device.operations_s), linear.weight.grad)) is None
     )
     given = torch.rand(ROWS, 5)
     linear(given).backward(torch.full((ROWS, 4), 3.0))
@@ -217,7 +217,7 @@ def test_factors_are_handed_over_instead_of_the_weights_gradient(linear: Replaye
 
 
 def test_factors_are_no_longer_handed_over_when_nobody_takes_them(linear: ReplayedLinear, device: Stopwatch) -> None:
-    linear.take_factors = lambda activations, deltas: None
+    linear.take_factors = lambda activations, deltas: True
     linear(torch.zeros(ROWS, 5)).sum().backward()
     linear.take_factors = None
     linear(torch.zeros(ROWS, 5)).sum().backward()
@@ -225,8 +225,15 @@ def test_factors_are_no_longer_handed_over_when_nobody_takes_them(linear: Replay
     assert device.operations_s == [1.0, 2.0, 1.0, 6.0]
 
 
+def test_factors_that_are_refused_are_made_a_gradient_of(linear: ReplayedLinear, device: Stopwatch) -> None:
+    linear.take_factors = lambda activations, deltas: False
+    linear(torch.zeros(ROWS, 5)).sum().backward()
+    assert linear.weight.grad is not None
+    assert sum(device.operations_s) == 7.0
+
+
 def test_the_layer_before_gets_its_delta_while_factors_are_taken(linear: ReplayedLinear) -> None:
-    linear.take_factors = lambda activations, deltas: None
+    linear.take_factors = lambda activations, deltas: True
     given = torch.zeros(ROWS, 5, requires_grad=True)
     linear(given).sum().backward()
     assert given.grad is not None
@@ -243,8 +250,8 @@ def test_rebuilding_takes_time_in_proportion_to_the_rows(
 
 
 def test_what_was_rebuilt_can_be_the_gradient(linear: ReplayedLinear) -> None:
-    linear.take_factors = lambda activations, deltas: setattr(
-        linear.weight, "grad", linear.rebuild(activations, deltas)
+    linear.take_factors = lambda activations, deltas: (
+        setattr(linear.weight, "grad", linear.rebuild(activations, deltas)) is None
     )
     for _ in range(2):
         linear.zero_grad()
@@ -268,7 +275,7 @@ def test_it_is_an_embedding_to_whoever_looks(embedding: ReplayedEmbedding) -> No
 
 def test_rows_are_handed_over_instead_of_the_gradient(embedding: ReplayedEmbedding, device: Stopwatch) -> None:
     taken: list[Any] = []
-    embedding.take_rows = lambda tokens, rows: taken.append((tokens, rows, list(device.operations_s)))
+    embedding.take_rows = lambda tokens, rows: taken.append((tokens, rows, list(device.operations_s))) is None
     tokens = torch.tensor([1, 2, 1, 0])
     embedding(tokens).backward(torch.full((4, 3), 2.0))
     [(given, rows, operations_s)] = taken
@@ -276,6 +283,12 @@ def test_rows_are_handed_over_instead_of_the_gradient(embedding: ReplayedEmbeddi
     assert torch.equal(rows, torch.full((4, 3), 2.0))
     assert operations_s == [1.0, 6.0]
     assert embedding.weight.grad is None
+
+
+def test_rows_that_are_refused_are_made_a_gradient_of(embedding: ReplayedEmbedding) -> None:
+    embedding.take_rows = lambda tokens, rows: False
+    embedding(torch.tensor([1, 2])).sum().backward()
+    assert embedding.weight.grad is not None
 
 
 def test_the_gradient_is_rebuilt_out_of_everybodys_rows(embedding: ReplayedEmbedding, device: Stopwatch) -> None:

@@ -6,11 +6,12 @@ Pure: the same figures give the same plan.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from undertow.errors import PlanError
 from undertow.plan.cluster import Cluster
-from undertow.plan.plan import Choice, Plan
+from undertow.plan.plan import Choice, Plan, read_plan
 from undertow.plan.predict import find_extra_s, predict, predict_alone
 from undertow.plan.profile import Kind, Profile, TensorProfile
 from undertow.plan.scheme import Scheme, count_traffic, find_break_even, list_schemes
@@ -26,6 +27,16 @@ MOST_MOVED = 24
 def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:
     """The plan of this policy: `auto` for the fastest, or the name of a rule or a scheme."""
     return Planner(profile, cluster, has_gates=has_gates).plan(policy)
+
+
+def choose_policy(wanted: str | os.PathLike[str] | Plan | None, default: str) -> str | Plan:
+    """The name of a policy, or a plan: given as it is, or as the file that it was written to."""
+    chosen = wanted or default
+    if isinstance(chosen, Plan) or chosen in POLICIES:
+        return chosen
+    if not os.path.exists(chosen):
+        raise PlanError(f"there is no plan {str(chosen)!r}: use one of {', '.join(POLICIES)}, or the file of a plan")
+    return read_plan(chosen)
 
 
 class Planner:
@@ -181,7 +192,7 @@ class Planner:
         if self._cluster.workers == 1:
             return "one worker sends nothing"
         if not others:
-            return _NO_OTHER_WAY[tensor.kind]
+            return tensor.obstacle or _NO_OTHER_WAY[tensor.kind]
         best = min(others, key=lambda scheme: self._bytes_out(tensor, scheme))
         ratio = self._bytes_out(tensor, best) / self._bytes_out(tensor, Scheme.DENSE)
         if ratio >= 1:
@@ -209,6 +220,18 @@ _NO_OTHER_WAY = {
 def _count_rows(tensor: TensorProfile) -> str:
     name = "K" if tensor.kind is Kind.LINEAR else "rows"
     return f"{name} = {tensor.rows:.0f}"
+
+
+def describe_plan(plan: Plan) -> str:
+    """In one line, for a log."""
+    by_scheme: dict[str, list[Choice]] = {}
+    for choice in plan.choices:
+        by_scheme.setdefault(choice.scheme.value, []).append(choice)
+    counts = ", ".join(
+        f"{len(choices)} {name} {show_bytes(sum(choice.bytes_out for choice in choices))}"
+        for name, choices in by_scheme.items()
+    )
+    return f"plan {plan.policy}: {counts} out per step; predicted step {plan.step_s * 1e3:.3g} ms"
 
 
 def show_bytes(size_bytes: float) -> str:

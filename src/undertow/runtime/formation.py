@@ -65,6 +65,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             silence_timeout_s=settings.silence_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             wait_free=settings.wait_free,
+            plan=settings.plan,
             priority=settings.priority,
         )
         group = Group(shape, loop, transport)

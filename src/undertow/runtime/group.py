@@ -63,6 +63,7 @@ class Group:
         self.rank = shape.rank
         self.size = shape.size
         self.wait_free = shape.wait_free
+        self.plan = shape.plan
         self.priority = shape.priority
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()

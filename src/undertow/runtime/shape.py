@@ -19,6 +19,7 @@ class Shape:
     stall_timeout_s: float
     wait_free: bool = True
     priority: Priority = Priority.BOTH
+    plan: str = "auto"
 
     @property
     def size(self) -> int:

@@ -92,6 +92,14 @@ class Home:
             dimensions = 1 if gradient is None else gradient.sparse_dim()
             self.parameter.grad = result.to_sparse(dimensions).to(self.parameter.device)
 
+    def replace(self, result: torch.Tensor) -> None:
+        """A gradient that was made here becomes the gradient, in the memory that it has."""
+        gradient = self.parameter.grad
+        if gradient is not None and gradient.layout is torch.strided and result.layout is torch.strided:
+            gradient.copy_(result)
+        else:
+            self.parameter.grad = result
+
 
 class Whole:
     """One gradient in slices of its own, sent from its own memory and received there where that is possible."""

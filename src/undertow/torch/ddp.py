@@ -7,6 +7,7 @@ It subclasses torch's class, so `isinstance` holds, but shares nothing with its 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from undertow.errors import ConfigError
+from undertow.plan.plan import Plan
 from undertow.settings import Priority
 from undertow.torch.closed import forget_gradients
 from undertow.torch.join import Joining, TorchJoinHook
@@ -48,7 +50,8 @@ _IMPOSSIBLE = {
 class DistributedDataParallel(TorchDistributedDataParallel):
     """Wraps a module so that `backward()` leaves the mean gradient of all workers.
 
-    Takes torch's arguments, by position or by name.
+    Takes torch's arguments, by position or by name.  `plan` says which way gradients travel: the name of a
+    policy, a plan or its file; else `UNDERTOW_PLAN` does.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         process_group: Any = None,
         *,
         forward_sync_buffers: bool | None = None,
+        plan: str | os.PathLike[str] | Plan | None = None,
         **options: Any,
     ) -> None:
         torch.nn.Module.__init__(self)
@@ -73,6 +77,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.output_device = output_device
         self.dim = dim
         self.process_group = process_group
+        self.plan = plan
         self.find_unused_parameters = bool(options.get("find_unused_parameters"))
         self.static_graph = bool(options.get("static_graph"))
         self.gradient_as_bucket_view = bool(options.get("gradient_as_bucket_view"))
@@ -127,6 +132,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _prepare(self, synchroniser: Synchroniser, synchronises: bool) -> None:
         synchroniser.passes.check_closed()
         if synchronises:
+            synchroniser.passes.start_forward()
             synchroniser.check_unchanged()
             synchroniser.adopt_unfrozen()
         if self.will_sync_module_buffers():

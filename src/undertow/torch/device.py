@@ -74,3 +74,9 @@ def copier_for(device: torch.device) -> Copier:
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Flat host memory for copies from and to this device: pinned unless it is the host."""
     return torch.empty(elements, dtype=dtype, pin_memory=device.type != "cpu")
+
+
+def synchronise(device: torch.device) -> None:
+    """Return when the device has done all that it was given: only then do clocks tell the truth."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)

@@ -9,7 +9,7 @@ differ from step to step and from rank to rank.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 
@@ -20,6 +20,8 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Carrier, Fused, Home, Whole
 from undertow.torch.device import copier_for
+from undertow.torch.gathered import Gathered
+from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
 from undertow.torch.tensors import ALONE, count_references, count_uses, gradient_spec, known_once
 
@@ -44,18 +46,24 @@ class Gradients:
         self._group = group
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
         self._homes = [Home(name, p, copiers[p.device], is_sparse=p in sparse) for name, p in named]
-        self._first = self._current = self._carriers = self._lay_out(self.table.first)
+        self.sources: Mapping[int, Source] = {}  # of those that are gathered
+        # What the backward pass that runs now wants of a layer that could hand over parts of a gradient.
+        self.asks: Callable[[int], Ask] = lambda index: Ask.GRADIENT
+        self._first = self._current = self._carriers = self._lay_out(self.table.first, {})
         # How urgent each one is, the lower the more; whoever knows the order of use says so.
         self.priorities = [0] * len(named)
         self._sent = [False] * len(named)
         self._tickets = [Ticket(0)] * len(named)
 
-    def _lay_out(self, layout: Layout) -> list[Carrier | None]:
+    def _lay_out(self, layout: Layout, sources: Mapping[int, Source]) -> list[Carrier | None]:
         """Who carries each of them; nobody an empty one."""
-        carriers: list[Carrier | None] = [
-            Whole(self._group, index, self._homes[index], place.slices) if place.slices else None
-            for index, place in enumerate(layout.places)
-        ]
+        carriers: list[Carrier | None] = [None] * len(self._homes)
+        for index, place in enumerate(layout.places):
+            home = self._homes[index]
+            if index in sources:
+                carriers[index] = Gathered(self._group, index, home, place.slices, sources[index])
+            elif place.slices:
+                carriers[index] = Whole(self._group, index, home, place.slices)
         for item in layout.slices:
             if item.is_fused:
                 fused = Fused(self._group, item, self._homes)
@@ -63,10 +71,35 @@ class Gradients:
                     carriers[index] = fused
         return carriers
 
-    def change_slices(self) -> None:
-        """From this pass on, as the table was cut last; nothing is on its way now."""
+    def change_slices(self, sources: Mapping[int, Source] | None = None) -> None:
+        """From this pass on, as the table was cut last; nothing is on its way now.
+
+        `sources` are those of the tensors that are gathered.
+        """
         self.table.change()
-        self._current = self._lay_out(self.table.current)
+        self.sources = sources or {}
+        self._current = self._lay_out(self.table.current, self.sources)
+
+    def make_source(self, index: int, form: Form) -> Source:
+        """What a layer hands parts of this gradient to."""
+        return Source(self.parameters[index], form, lambda: self.asks(index))
+
+    def gathers(self, index: int, *, now: bool) -> bool:
+        """Whether the pass that runs `now`, or the next one, takes parts of this gradient instead of it."""
+        return isinstance((self._carriers if now else self._current)[index], Gathered)
+
+    def accumulated(self, index: int, added: torch.Tensor | None) -> None:
+        """A pass that is not synchronised has added this to the gradient."""
+        if index in self.sources:
+            self.sources[index].accumulated(added)
+
+    def find_wholes(self) -> list[str]:
+        """The names of gathered tensors of which some gradient came another way than in parts."""
+        return [
+            self.name(index)
+            for index, carrier in enumerate(self._current)
+            if isinstance(carrier, Gathered) and carrier.wholes
+        ]
 
     def begin(self, on_arrival: Callable[[Sequence[int]], None] | None = None, *, as_at_first: bool = False) -> None:
         """A new pass: every slice takes part in one round.

@@ -18,6 +18,7 @@ import torch
 from undertow.torch.closed import find_gate, guard_transforms, open_gates
 from undertow.torch.gates import Gates
 from undertow.torch.gradients import Gradients
+from undertow.torch.hooks import ForwardHook
 from undertow.torch.order import Order
 
 # More than any module has parameters.
@@ -76,8 +77,8 @@ class Overlap:
                 gate.open()
 
 
-class _Use:
-    """A hook in front of a module's forward.  It goes neither into copies nor into files."""
+class _Use(ForwardHook):
+    """In front of a module's forward."""
 
     def __init__(self, overlap: Overlap, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._overlap = weakref.ref(overlap)
@@ -91,20 +92,6 @@ class _Use:
         else:
             # Evaluation has ways of its own through some modules, which a closed gate further in would bar.
             open_gates(list(module.parameters()))
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return no_use
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _forget_use, ()
-
-
-def no_use(module: torch.nn.Module, inputs: Any) -> None:
-    """What is left of the hook in a copy."""
-
-
-def _forget_use() -> Callable[..., None]:
-    return no_use
 
 
 def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Parameter]]]:

@@ -22,7 +22,8 @@ import torch
 from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
 from undertow.torch.overlap import Overlap
-from undertow.torch.tuning import Tuning
+from undertow.torch.planning import Planning
+from undertow.torch.sources import Ask
 
 _NOTHING = nullcontext()
 
@@ -41,11 +42,10 @@ class Passes:
         *,
         wait_free: bool = True,
         is_joining: Callable[[], bool] = lambda: False,
-        tuning: Tuning | None = None,
     ) -> None:
         self._on_end = on_end
         self._is_joining = is_joining
-        self._tuning = tuning
+        self._planning: Planning | None = None
         self._overlap: Overlap | None = None
         self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
@@ -62,6 +62,7 @@ class Passes:
         self._parameters.update(gradients.parameters)
         ref = weakref.ref(self)  # a wrapper that is gone leaves dead hooks behind, not a live self
         table = len(self._gradients) - 1
+        gradients.asks = _ask(ref, table)
         for index, parameter in enumerate(gradients.parameters):
             # On the node, not on the parameter: it comes after all hooks that users put there.
             node = _accumulator(parameter)
@@ -69,6 +70,8 @@ class Passes:
             self._nodes.append(node)
         if self._overlap is not None:
             self._overlap.gates.watch(gradients, self._nodes[-len(gradients.parameters) :])
+        if self._planning is not None:
+            self._planning.adopt(gradients)
 
     def overlap_with(self, overlap: Overlap) -> None:
         """From now on a pass ends without waiting for its results; whoever needs one waits."""
@@ -76,6 +79,10 @@ class Passes:
         nodes = iter(self._nodes)
         for gradients in self._gradients:
             overlap.gates.watch(gradients, list(itertools.islice(nodes, len(gradients.parameters))))
+
+    def plan_with(self, planning: Planning) -> None:
+        """From now on somebody else decides how gradients travel."""
+        self._planning = planning
 
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
@@ -85,6 +92,13 @@ class Passes:
             for tensor in find_tensors(outputs):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._reached)  # type: ignore[no-untyped-call]
+
+    def start_forward(self) -> None:
+        """A forward that wants synchronisation begins."""
+        if self._planning is None or self._is_joining():
+            return
+        if self._planning.start_forward() and self._overlap is not None:
+            self._overlap.gates.flush()
 
     def check_closed(self) -> None:
         if self._task is not None:
@@ -102,10 +116,13 @@ class Passes:
         """A parameter's gradient of this backward is complete; `added` is what autograd added last."""
         if self._task is None:
             if self._outer is None and not self._is_armed:
+                self._gradients[table].accumulated(index, added)
                 return
             # Either all outputs are out of sight, or the first gradient comes of a nested pass.
             self._follow()
             self._begin()
+        if self._planning is not None:
+            self._planning.ready(self._gradients[table].parameters[index])
         if torch._C._current_graph_task_id() != self._task:
             # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
             # before the outer one ends: it is sent then.
@@ -113,6 +130,21 @@ class Passes:
         elif self._wait_free and not self._is_late:
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # it is where a graph of the graph is made
                 self._gradients[table].send(index, added)
+
+    def ask(self, table: int, index: int) -> Ask:
+        """What the backward that runs now wants of a layer that could hand over parts of this gradient."""
+        gradients = self._gradients[table]
+        if not _will_run(self._node_of(table, index)):
+            return Ask.GRADIENT
+        if self._task is not None:
+            # Inside a nested pass, and where another pass sends this gradient, it must be a real one.
+            is_ours = torch._C._current_graph_task_id() == self._task and not self._is_late
+            return Ask.PARTS if is_ours and gradients.gathers(index, now=True) else Ask.GRADIENT
+        only_accumulates = self._outer is None and not self._is_armed
+        return Ask.BOTH if only_accumulates and gradients.gathers(index, now=False) else Ask.GRADIENT
+
+    def _node_of(self, table: int, index: int) -> Any:
+        return self._nodes[sum(len(one.parameters) for one in self._gradients[:table]) + index]
 
     def _follow(self) -> None:
         """Be called when this backward ends, and not already when one nested in it does."""
@@ -133,8 +165,8 @@ class Passes:
             self._overlap.begin()
         # Ranks that have run out of input know no other slices than the first.
         is_joining = self._is_joining()
-        if self._tuning is not None and not is_joining:
-            self._tuning.begin(self._gradients)
+        if self._planning is not None and not is_joining:
+            self._planning.begin(has_gates=self._overlap is not None)
         for gradients in self._gradients:
             told = None if self._overlap is None else self._overlap.expect(gradients)
             gradients.begin(told, as_at_first=is_joining)
@@ -146,6 +178,8 @@ class Passes:
             # And all results before any lands: gradients may share memory with ones still to be sent.
             together = [self] if self._is_late else [passes for passes in self._open if passes._is_beside(self)]
             gradients = [gradients for passes in together for gradients in passes._gradients]
+            if self._planning is not None and not self._is_joining():
+                self._planning.end()
             for one in gradients:
                 one.send_rest()
             for passes in together:
@@ -187,6 +221,14 @@ def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[Any, An
             passes.ready(table, index, outputs[0] if outputs else None)
 
     return ready
+
+
+def _ask(ref: weakref.ref[Passes], table: int) -> Callable[[int], Ask]:
+    def ask(index: int) -> Ask:
+        passes = ref()
+        return Ask.GRADIENT if passes is None else passes.ask(table, index)
+
+    return ask
 
 
 def _accumulator(parameter: torch.Tensor) -> Any:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from undertow.errors import ConfigError
+from undertow.plan.plan import Plan
+from undertow.plan.planner import AUTO, choose_policy
+from undertow.plan.scheme import Scheme
 from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.passes import Passes
-from undertow.torch.tuning import Tuning
+from undertow.torch.planning import Planning, is_small
 
 if TYPE_CHECKING:
     from undertow.torch.ddp import DistributedDataParallel
@@ -29,25 +32,31 @@ class Synchroniser:
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.group = group_for(wrapper.process_group)
         owner = _Owner(wrapper)
-        tunes = self.group.size > 1 and not self.group.sizes.fixed
-        self.passes = Passes(
-            owner.end_of_backward,
-            wait_free=self.group.wait_free,
-            is_joining=owner.is_joining,
-            tuning=Tuning(self.group) if tunes else None,
-        )
+        self.passes = Passes(owner.end_of_backward, wait_free=self.group.wait_free, is_joining=owner.is_joining)
         self._module = wrapper.module
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__
         self._gradients: list[Gradients] = []
         self._owners = _find_owners(wrapper.module, self._ignored)
         self._frozen = self._parameters()
+        self.planning = self._make_planning(choose_policy(wrapper.plan, self.group.plan))
+        if self.planning is not None:
+            self.passes.plan_with(self.planning)
         self._states: dict[bool, Broadcast] = {}  # without and with the buffers
         self._buffers: Broadcast | None = None
         self._adopt([(name, parameter) for name, parameter in self._frozen if parameter.requires_grad])
         # Now, when all ranks are here: in a join one of them may never come to a forward.
         if wrapper.forward_sync_buffers:
             self._buffers = self._make_broadcast("buffers", self._named_buffers())
+
+    def _make_planning(self, policy: str | Plan) -> Planning | None:
+        """Who decides how gradients travel, if there is anything to decide."""
+        size_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._frozen)
+        if policy == AUTO and is_small(size_bytes, self.group.sizes):
+            policy = Scheme.DENSE.value
+        if self.group.size == 1 or (policy == Scheme.DENSE.value and self.group.sizes.fixed):
+            return None
+        return Planning(self.group, self._module, policy)
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""

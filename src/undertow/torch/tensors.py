@@ -24,6 +24,15 @@ _DTYPES = {
     torch.complex64: DType.FLOAT32,
     torch.complex128: DType.FLOAT64,
 }
+_TORCH_DTYPES = {code: dtype for dtype, code in _DTYPES.items() if not dtype.is_complex}
+
+
+def dtype_code(dtype: torch.dtype) -> DType:
+    return _DTYPES[dtype]
+
+
+def torch_dtype(code: DType) -> torch.dtype:
+    return _TORCH_DTYPES[code]
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:

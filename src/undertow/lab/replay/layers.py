@@ -85,11 +85,11 @@ class ReplayedLayer(nn.Module):
 class ReplayedLinear(nn.Linear):
     """A fully connected layer; its input and its output have the (scaled) shapes of the real one.
 
-    While `take_factors` is set, backward calls it with the activations (K x N) and the
-    deltas (K x M), skips the time of the weight's gradient and leaves that gradient None.
+    While `take_factors` is set, backward calls it with the activations (K x N) and the deltas
+    (K x M); if it takes them, the time of the weight's gradient is skipped and that gradient None.
     """
 
-    take_factors: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    take_factors: Callable[[torch.Tensor, torch.Tensor], bool] | None = None
 
     def __init__(self, device: Device, cost: Cost, *, rows: int, sizes: tuple[int, int], bias: bool = True) -> None:
         columns_in, columns_out = sizes
@@ -98,6 +98,7 @@ class ReplayedLinear(nn.Linear):
         for name, parameter in list(self.named_parameters()):
             self.register_parameter(name, nn.Parameter(torch.full(parameter.shape, START_WEIGHT)))
         self._memory = [GradientMemory(parameter.shape, device.gradient) for parameter in self.parameters()]
+        self._rebuilt = GradientMemory(self.weight.shape, 0.0)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = _Replay.apply(self, input, input, *self.parameters())  # type: ignore[no-untyped-call]
@@ -112,29 +113,44 @@ class ReplayedLinear(nn.Linear):
             self.device.compute(self.cost.backward_s)
             return [self._memory[0].lend(), *rest]
         self.device.compute(self.cost.input_s)
-        self.take_factors(given, delta)
-        return [None, *rest]
+        given = given.detach()
+        given.view(-1)[:1] = self.device.gradient  # something else on each worker
+        if self.take_factors(given, delta):
+            return [None, *rest]
+        self.device.compute(self.cost.weight_s)
+        return [self._memory[0].lend(), *rest]
+
+    @property
+    def product_s(self) -> float:
+        """How long the product of one worker's factors takes."""
+        return self.cost.weight_s
 
     def rebuild(self, activations: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
-        """The weight's gradient out of joined factors, after the time that their product takes."""
+        """The weight's gradient out of joined factors, after the time that their product takes.
+
+        Only its first element is made of them: enough to see whether all workers have joined the same ones.
+        """
         assert activations.shape[0] == deltas.shape[0], "factors belong together row by row"
         self.device.compute(self.cost.weight_s * activations.shape[0] / self.rows)
-        return self._memory[0].lend()
+        gradient = self._rebuilt.lend()
+        gradient.view(-1)[:1] = activations.sum() / activations.shape[0]
+        return gradient
 
 
 class ReplayedEmbedding(nn.Embedding):
     """An embedding; its gradient is made whole, as torch makes it.
 
-    While `take_rows` is set, backward calls it with the tokens and one row of delta per
-    token, and leaves the gradient None.  `chain` ties a layer in mid-model to those before.
+    While `take_rows` is set, backward calls it with the tokens and one row of delta per token;
+    if it takes them, the gradient is None.  `chain` ties a layer in mid-model to those before.
     """
 
-    take_rows: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    take_rows: Callable[[torch.Tensor, torch.Tensor], bool] | None = None
 
     def __init__(self, device: Device, cost: Cost, *, sizes: tuple[int, int]) -> None:
         super().__init__(*sizes, _weight=torch.full(sizes, START_WEIGHT))
         self.device, self.cost = device, cost
         self._memory = GradientMemory(sizes, device.gradient)
+        self._rebuilt = GradientMemory(sizes, 0.0)
 
     def forward(self, input: torch.Tensor, chain: torch.Tensor | None = None) -> torch.Tensor:
         chain = torch.zeros(1) if chain is None else chain
@@ -146,12 +162,13 @@ class ReplayedEmbedding(nn.Embedding):
 
     def gradients(self, given: torch.Tensor, delta: torch.Tensor) -> list[torch.Tensor | None]:
         self.device.compute(self.cost.backward_s)
-        if self.take_rows is None:
-            return [self._memory.lend()]
-        self.take_rows(given, delta)
-        return [None]
+        if self.take_rows is not None and self.take_rows(given, delta):
+            return [None]
+        return [self._memory.lend()]
 
     def rebuild(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The whole gradient out of everybody's rows; adding rows takes a device no time worth counting."""
         assert tokens.numel() == rows.shape[0], "one row per token"
-        return self._memory.lend()
+        gradient = self._rebuilt.lend()
+        gradient.view(-1)[:1] = tokens.sum() / 1e9
+        return gradient

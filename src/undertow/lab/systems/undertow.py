@@ -23,6 +23,7 @@ MECHANISMS = {
     "gate": "the next forward pass starts while gradients still travel",
     "priority": "what is needed first travels first, to the shards and back",
     "two-way": "the shards' answers are in that order, too",
+    "hybrid": "fully connected layers and embeddings travel in parts where that is faster",
 }
 
 
@@ -50,6 +51,7 @@ class Undertow:
             "UNDERTOW_LARGEST_SLICE": str(largest),
             "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on",
             "UNDERTOW_PRIORITY": priority,
+            **({"UNDERTOW_PLAN": "dense"} if "hybrid" in self.without else {}),
         }
 
     def join(self) -> None:

@@ -1,0 +1,171 @@
+"""When to plan, and with which figures: what all ranks have measured becomes one plan.
+
+In: reports of all ranks, in rank order, every few passes.  Out: a plan, whenever the figures that it
+stands on have really changed.  Pure: the same reports give the same plan on every rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from undertow.plan.cluster import Cluster
+from undertow.plan.plan import Plan
+from undertow.plan.planner import make_plan
+from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
+
+# Figures within these factors of those that the plan was made with are left as they are.
+SAME_ROWS = 1.25
+SAME_RATE = 1.6
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has to say."""
+
+    has_gates: bool = True  # the next forward pass starts before all gradients are there
+    bytes_per_s: float | None = None  # of its link while it trained, if ever something had to wait
+    cluster: Cluster | None = None  # as it measured at the start, said once
+    profile: Profile | None = None  # said once, and again for parameters that came later
+    rows: dict[str, float] = {}  # K of each tensor that has one, per pass
+    wholes: tuple[str, ...] = ()  # of which some gradient came another way than in parts
+
+
+class Outlook:
+    """Of one model, on one rank like on any other."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._cluster: Cluster | None = None
+        self._profile: Profile | None = None
+        self._spoiled: set[str] = set()
+        self._is_stale = False  # something was said that no plan knows of
+        self._planned_rows: dict[str, float] = {}
+        self._planned_rate = 0.0
+
+    def consider(self, reports: Sequence[Report]) -> Plan | None:
+        """A new plan, if it takes one."""
+        self._learn(reports)
+        if self._profile is None or self._cluster is None:
+            return None
+        rows = merge_rows(reports)
+        if rows:
+            self._profile = change_rows(self._profile, rows)
+        rates = [report.bytes_per_s for report in reports if report.bytes_per_s is not None]
+        rate = statistics.fmean(rates) if rates else self._planned_rate or self._cluster.bytes_per_s
+        if not self._is_stale and _is_same(rate, self._planned_rate, SAME_RATE) and self._has_same_rows():
+            return None
+        self._is_stale, self._planned_rate = False, rate
+        self._planned_rows = _list_rows(self._profile)
+        profile = exclude(self._profile, self._spoiled)
+        cluster = msgspec.structs.replace(self._cluster, bytes_per_s=rate)
+        return make_plan(profile, cluster, policy=self._policy, has_gates=all(report.has_gates for report in reports))
+
+    def _learn(self, reports: Sequence[Report]) -> None:
+        clusters = [report.cluster for report in reports if report.cluster is not None]
+        if len(clusters) == len(reports):
+            self._cluster, self._is_stale = merge_clusters(clusters), True
+        profiles = [report.profile for report in reports if report.profile is not None]
+        if len(profiles) == len(reports):
+            self._profile, self._is_stale = merge_profiles(profiles), True
+        wholes = {name for report in reports for name in report.wholes}
+        self._is_stale |= not wholes <= self._spoiled
+        self._spoiled |= wholes
+
+    def _has_same_rows(self) -> bool:
+        assert self._profile is not None
+        rows = _list_rows(self._profile)
+        return rows.keys() == self._planned_rows.keys() and all(
+            _is_same(rows[name], self._planned_rows[name], SAME_ROWS) for name in rows
+        )
+
+
+def merge_rows(reports: Sequence[Report]) -> dict[str, float]:
+    """K of an average rank: an empty batch counts, too."""
+    names = dict.fromkeys(name for report in reports for name in report.rows)
+    return {name: statistics.fmean(report.rows.get(name, 0.0) for report in reports) for name in names}
+
+
+def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
+    """As the slowest of them."""
+
+    def slowest(name: str) -> float:
+        return min(float(getattr(cluster, name)) for cluster in clusters)
+
+    allreduce = [cluster.allreduce_bytes_per_s for cluster in clusters]
+    known = [rate for rate in allreduce if rate is not None]
+    return Cluster(
+        workers=clusters[0].workers,
+        bytes_per_s=slowest("bytes_per_s"),
+        latency_s=max(cluster.latency_s for cluster in clusters),
+        flops_per_s=slowest("flops_per_s"),
+        shard_flops_per_s=slowest("shard_flops_per_s"),
+        add_bytes_per_s=slowest("add_bytes_per_s"),
+        allreduce_bytes_per_s=min(known) if len(known) == len(allreduce) else None,
+    )
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Layers as rank 0 has them, with times of an average rank.
+
+    A tensor is of a kind only where all say so.
+    """
+    first, *others = profiles
+    by_name = [{layer.name: layer for layer in profile.layers} for profile in others]
+    kinds = [{tensor.name: tensor.kind for tensor in profile.tensors} for profile in others]
+    layers = []
+    for layer in first.layers:
+        same = [layer, *(known[layer.name] for known in by_name if layer.name in known)]
+        layers.append(
+            LayerProfile(
+                name=layer.name,
+                tensors=tuple(
+                    tensor
+                    if all(known.get(tensor.name) is tensor.kind for known in kinds)
+                    else msgspec.structs.replace(tensor, kind=Kind.OTHER, obstacle="ranks hold it in different layers")
+                    for tensor in layer.tensors
+                ),
+                forward_s=statistics.fmean(one.forward_s for one in same),
+                backward_s=statistics.fmean(one.backward_s for one in same),
+            )
+        )
+    return Profile(layers=tuple(layers))
+
+
+def change_rows(profile: Profile, rows: dict[str, float]) -> Profile:
+    return _change_tensors(
+        profile,
+        lambda tensor: msgspec.structs.replace(tensor, rows=rows[tensor.name]) if tensor.name in rows else tensor,
+    )
+
+
+def exclude(profile: Profile, names: Iterable[str]) -> Profile:
+    """Let these tensors have no other way than as a whole."""
+    spoiled = set(names)
+    return _change_tensors(
+        profile,
+        lambda tensor: (
+            msgspec.structs.replace(
+                tensor, kind=Kind.OTHER, obstacle="some of its gradient comes another way than through its layer"
+            )
+            if tensor.name in spoiled
+            else tensor
+        ),
+    )
+
+
+def _change_tensors(profile: Profile, change: Callable[[TensorProfile], TensorProfile]) -> Profile:
+    return Profile(
+        layers=tuple(
+            msgspec.structs.replace(layer, tensors=tuple(map(change, layer.tensors))) for layer in profile.layers
+        )
+    )
+
+
+def _list_rows(profile: Profile) -> dict[str, float]:
+    return {tensor.name: tensor.rows for tensor in profile.tensors if tensor.kind in (Kind.LINEAR, Kind.EMBEDDING)}
+
+
+def _is_same(one: float, other: float, factor: float) -> bool:
+    return max(one, other) <= factor * min(one, other)

@@ -1,0 +1,107 @@
+"""Stage 1 for fully connected layers: the two thin matrices whose product is the weight's gradient.
+
+In: a linear layer's forward and backward.  Out: its activations (K x N) and deltas (K x M), instead of
+the gradient M x N, which is then not computed.
+Where nobody asks for them, or something looks on that only knows torch's own layers, the layer does
+what it always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from undertow.torch.pieces import Column
+from undertow.torch.sources import Ask, Parts, Source
+from undertow.torch.swapping import Swapped, is_plain_call
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Factors:
+    """The form of a weight M x N; `rebuild` multiplies in a way of its own, else the device does."""
+
+    def __init__(self, weight: torch.nn.Parameter, rebuild: Multiply | None = None) -> None:
+        self._weight = weight
+        self._rebuild = rebuild
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        height, depth = self._weight.shape
+        return Column(depth), Column(height)
+
+    def join(self, parts: Sequence[Parts]) -> Parts:
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    def split(self, gradient: torch.Tensor) -> None:
+        return None
+
+    def make(self, parts: Sequence[Parts], workers: int) -> torch.Tensor:
+        # Sums of 16-bit numbers are made in 32 bits, as everywhere.
+        dtype = torch.promote_types(self._weight.dtype, torch.float32)
+        result = torch.empty(self._weight.shape, dtype=dtype, device=self._weight.device)
+        if not parts:
+            return result.zero_()
+        activations, deltas = (
+            torch.cat([part.to(result.device, dtype) for part in column]) for column in zip(*parts, strict=True)
+        )
+        if self._rebuild is not None:
+            return self._rebuild(activations, deltas)
+        return torch.addmm(result, deltas.t(), activations, beta=0, alpha=1 / workers, out=result)
+
+
+class FactoredLinear(Swapped):
+    """Mixed into a linear layer's own class."""
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not is_plain_call(input) or not self.weight.requires_grad:
+            plain: torch.Tensor = super().forward(input)  # type: ignore[misc]
+            return plain
+        output: torch.Tensor = _Linear.apply(input, self.weight, self.bias, self.source)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, source: Source
+    ) -> torch.Tensor:
+        output = functional.linear(input, weight, bias)
+        # Autocast multiplies in a type of its own, backward as well.
+        ctx.save_for_backward(input.to(output.dtype), weight.to(output.dtype))
+        ctx.source = source
+        ctx.dtypes = (input.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[Any, ...]:
+        input, weight = ctx.saved_tensors
+        input_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        deltas = outputs[0].reshape(-1, weight.shape[0])
+        activations = input.reshape(-1, weight.shape[1])
+        to_input = deltas.mm(weight).view(input.shape).to(input_dtype) if needs_input else None
+        to_bias = deltas.sum(0).to(bias_dtype) if needs_bias else None
+        to_weight = _hand_over(ctx.source, activations, deltas, weight_dtype) if needs_weight else None
+        return to_input, to_weight, to_bias, None
+
+
+def _hand_over(
+    source: Source, activations: torch.Tensor, deltas: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """The weight's gradient, if it is wanted as such."""
+    # A graph of the graph needs the real one.
+    asked = Ask.GRADIENT if torch.is_grad_enabled() else source.ask()
+    if asked is Ask.PARTS:
+        source.give((activations, deltas))
+        return None
+    gradient = deltas.t().mm(activations).to(dtype)
+    if asked is Ask.BOTH:
+        source.keep((activations, deltas), gradient)
+    return gradient

@@ -1,0 +1,69 @@
+"""Stages 3 and 8 for a gradient that everybody makes himself, out of what all workers know of it.
+
+In: the parts of this worker.  Out: chunks of bytes to everybody; then the mean, made of everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from undertow.core.flow import Contribution
+from undertow.plan.slicing import Slice
+from undertow.runtime.group import Group
+from undertow.runtime.waiting import Ticket
+from undertow.torch.carriers import Home
+from undertow.torch.pieces import Known, pack, split, unpack
+from undertow.torch.sources import Source
+
+
+class Gathered:
+    """One gradient."""
+
+    def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
+        self.members = (index,)
+        self.answers = len(slices)
+        self.wholes = 0  # passes in which something came another way than through the layer
+        self._group = group
+        self._home = home
+        self._keys = [item.spec.key for item in slices]
+        self._source = source
+        self._ticket = Ticket(0)
+        self._priorities: Sequence[int] = ()
+        self._contributions: list[Contribution] = []
+
+    def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
+        self._ticket, self._priorities = ticket, priorities
+        self._contributions = []
+
+    def send(self, index: int, fresh: torch.Tensor | None) -> None:
+        known = self._source.take()
+        self.wholes += known.whole is not None
+        blob = pack(known, self._home.copier, self._home.parameter.device)
+        chunks = split(blob.array, len(self._keys))
+        priority = self._priorities[index]
+        self._contributions = [
+            Contribution(key, chunk, None, blob.number, self._ticket.answer, priority)
+            for key, chunk in zip(self._keys, chunks, strict=True)
+        ]
+        self._group.contribute(self._contributions, blob.is_ready)
+
+    def uses_memory_of(self, index: int) -> bool:
+        return False
+
+    def land(self, index: int) -> None:
+        known = [self._read(rank) for rank in range(self._group.size)]
+        result = self._source.make(known, self._home.dtype)
+        for contribution in self._contributions:
+            others = [piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank]
+            self._group.release(others)
+        self._contributions = []
+        if result is not None:
+            self._home.replace(result)
+
+    def _read(self, rank: int) -> Known:
+        pieces = [contribution.pieces[rank] for contribution in self._contributions]
+        parameter = self._home.parameter
+        columns = self._source.form.columns
+        return unpack([piece.array for piece in pieces], pieces[0].present, columns, parameter.shape, self._home.dtype)

@@ -1,0 +1,227 @@
+"""Which way every gradient takes, and in slices of which size: the same on all ranks, changed between passes.
+
+In: what this rank measures while it trains.  Out: gradients that are cut anew, and layers that hand over
+parts instead, on all ranks in the same pass.
+Nobody waits for it.  Every few passes the ranks report to each other, in a round like any other.  One
+pass later, when all reports have long been there, each of them makes the same plan of them and makes
+the new slices known to its engine; in the pass after that they are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from undertow.core.dtypes import DType
+from undertow.core.flow import Contribution
+from undertow.core.rounds import Op
+from undertow.plan.outlook import Outlook, Report
+from undertow.plan.plan import Plan, check_fits
+from undertow.plan.planner import describe_plan
+from undertow.plan.profile import Profile
+from undertow.plan.scheme import Scheme
+from undertow.plan.sizing import Sizes
+from undertow.plan.slicing import TensorSpec
+from undertow.runtime.group import Group
+from undertow.runtime.waiting import Ticket
+from undertow.torch.broadcast import URGENT
+from undertow.torch.gradients import Gradients
+from undertow.torch.layers import Layer, find_layers
+from undertow.torch.links import measure_cluster
+from undertow.torch.measuring import RowCounter, Survey
+from undertow.torch.switching import GATHERED, Switch, Ways
+from undertow.torch.table import Table
+
+log = logging.getLogger("undertow")
+
+PASSES = 4
+# A slice size within this factor of the wished one is left as it is.
+GOOD_ENOUGH = 1.6
+# With fewer of the smallest slices than this, a model is not worth a plan.
+WORTH_SLICES = 4
+
+
+class Planning:
+    """Of one wrapped module.  The policy is the name of one, or a plan that was given."""
+
+    def __init__(
+        self,
+        group: Group,
+        module: torch.nn.Module,
+        policy: str | Plan,
+    ) -> None:
+        self.plan: Plan | None = None
+        self._group = group
+        self._module = module
+        self._policy = policy
+        self._outlook = None
+        if isinstance(policy, str) and policy != Scheme.DENSE.value:
+            self._outlook = Outlook(policy)
+        label = f"the reports for the plan {_name(policy)!r}"
+        self._table = Table(group, label, [TensorSpec("report", (), DType.BYTES, 0)], Op.GATHER)
+        self._switch = Switch(group)
+        self._ways: Ways | None = None  # None: as at the start
+        self._gradients: list[Gradients] = []
+        self._layers: dict[torch.Tensor, Layer] = {}
+        self._obstacles: dict[torch.Tensor, str] = {}
+        self._rows = RowCounter()
+        self._passes = 0
+        self._survey: Survey | None = None
+        self._profile: Profile | None = None  # measured, not yet reported
+        self._has_reported = False
+        self._report: Contribution | None = None  # on its way
+        self._reported = Ticket(0)
+
+    # What the passes say
+
+    def adopt(self, gradients: Gradients) -> None:
+        """These take part from now on."""
+        self._gradients.append(gradients)
+        names = {parameter: gradients.name(index) for index, parameter in enumerate(gradients.parameters)}
+        if isinstance(self._policy, Plan):
+            check_fits(self._policy, {name: tuple(parameter.shape) for parameter, name in names.items()})
+        elif self._outlook is None:
+            return
+        layers, obstacles = find_layers(self._module)
+        for layer in layers:
+            if layer.weight in names and layer.weight not in self._layers:
+                self._layers[layer.weight] = layer
+                self._rows.watch(layer, names[layer.weight])
+        self._obstacles |= obstacles
+        if self._outlook is not None and names:
+            measure_cluster(self._group, gradients.parameters[0].device)
+            self._survey = Survey(self._module)
+
+    def start_forward(self) -> bool:
+        """A forward pass begins whose backward will be synchronised.  Whether nothing must be on its way in it."""
+        if self._survey is None:
+            return False
+        self._survey.start_forward()
+        return self._survey.is_measuring
+
+    def begin(self, *, has_gates: bool) -> None:
+        """A pass is about to begin, and nothing of the last one is on its way."""
+        if self._survey is not None:
+            self._survey.start_backward()
+        self._passes += 1
+        self._rows.end_pass()
+        if self._switch.is_prepared:
+            self._ways = self._switch.change(self._layers)
+        elif self._report is not None:
+            self._group.waiters.wait_for(self._reported)
+            self._consider(self._read(self._report))
+        elif isinstance(self._policy, Plan) and self.plan is None:
+            self._follow(self._policy)
+        elif self._passes % PASSES == 0:
+            self._tell(has_gates=has_gates)
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        """Backward has made this gradient."""
+        if self._survey is not None:
+            self._survey.ready(parameter)
+
+    def end(self) -> None:
+        """Backward has made them all."""
+        if self._survey is None:
+            return
+        self._survey.end_backward()
+        if self._survey.is_over:
+            names: dict[torch.Tensor, str] = {}
+            for one in self._gradients:
+                names.update((parameter, one.name(index)) for index, parameter in enumerate(one.parameters))
+            self._profile = self._survey.make_profile(names, self._layers, self._obstacles)
+            self._survey = None
+
+    # Reports
+
+    def _tell(self, *, has_gates: bool) -> None:
+        cluster = None
+        if self._profile is not None and not self._has_reported:
+            cluster, self._has_reported = measure_cluster(self._group, self._device), True
+        report = Report(
+            has_gates=has_gates,
+            bytes_per_s=self._group.bytes_per_s,
+            cluster=cluster,
+            profile=self._profile,
+            rows=self._rows.take(),
+            wholes=tuple(name for one in self._gradients for name in one.find_wholes()),
+        )
+        self._profile = None
+        self._reported = Ticket(1)
+        key = self._table.first.slices[0].spec.key
+        body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
+        self._report = Contribution(key, body, None, 1, self._reported.answer, URGENT)
+        self._group.contribute([self._report])
+
+    def _read(self, report: Contribution) -> list[Report]:
+        self._report = None
+        reports = [msgspec.msgpack.decode(piece.array.data, type=Report) for piece in report.pieces]
+        self._group.release([piece for rank, piece in enumerate(report.pieces) if rank != self._group.rank])
+        return reports
+
+    # Decisions: the same on all ranks
+
+    def _consider(self, reports: Sequence[Report]) -> None:
+        plan = None if self._outlook is None else self._outlook.consider(reports)
+        if plan is not None:
+            self._follow(plan, reports)
+        elif self._choose_bytes(reports) != self._slice_bytes:
+            self._prepare(self.plan, self._choose_bytes(reports))
+
+    def _follow(self, plan: Plan, reports: Sequence[Report] = ()) -> None:
+        before = {} if self._ways is None else self._ways.schemes
+        self.plan, slice_bytes = plan, self._choose_bytes(reports)
+        if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes:
+            self._prepare(plan, slice_bytes)
+            if self._group.rank == 0:
+                log.info("%s", describe_plan(plan))
+
+    def _prepare(self, plan: Plan | None, slice_bytes: int) -> None:
+        pieces = {} if plan is None else {c.tensor: c.bytes_out / max(1, plan.workers - 1) for c in plan.choices}
+        schemes = {} if plan is None else _choose_schemes(plan)
+        self._switch.prepare(Ways(slice_bytes, schemes, pieces), self._gradients, self._layers)
+
+    def _choose_bytes(self, reports: Sequence[Report]) -> int:
+        """The slice size that all links together ask for; the current one if that is near enough."""
+        rates = [report.bytes_per_s for report in reports if report.bytes_per_s is not None]
+        current = self._slice_bytes
+        if not rates:
+            return current  # nothing ever had to wait: any size does
+        rate = sum(rates) / len(rates)
+        wished = self._group.sizes.choose(self._model_bytes, shards=self._group.size, bytes_per_s=rate)
+        return wished if max(wished, current) > GOOD_ENOUGH * min(wished, current) else current
+
+    # Figures
+
+    @property
+    def _slice_bytes(self) -> int:
+        if self._ways is not None:
+            return self._ways.slice_bytes
+        return self._group.sizes.choose(self._model_bytes, shards=self._group.size)
+
+    @property
+    def _model_bytes(self) -> int:
+        return sum(one.table.size_bytes for one in self._gradients)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(one.parameters[0].device for one in self._gradients if one.parameters)
+
+
+def is_small(size_bytes: int, sizes: Sizes) -> bool:
+    """Whether a model is not worth a plan."""
+    return size_bytes < WORTH_SLICES * sizes.smallest
+
+
+def _choose_schemes(plan: Plan) -> dict[str, Scheme]:
+    return {name: scheme for name, scheme in plan.schemes.items() if scheme in GATHERED}
+
+
+def _name(policy: str | Plan) -> str:
+    """The same for the same plan."""
+    return policy if isinstance(policy, str) else f"{policy.policy} {zlib.crc32(policy.to_json()):08x}"

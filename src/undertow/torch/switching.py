@@ -1,0 +1,77 @@
+"""From one plan to the next: slices that are cut anew, and layers that hand over parts from then on.
+
+In: schemes and a slice size, the same on all ranks.  Out: first everything is prepared, then, one pass
+later, used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from undertow.plan.scheme import Scheme
+from undertow.plan.slicing import TensorSpec, count_most
+from undertow.runtime.group import Group
+from undertow.torch.gradients import Gradients
+from undertow.torch.layers import Layer
+from undertow.torch.sources import Source
+
+GATHERED = (Scheme.FACTORS, Scheme.ROWS)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the gradients of a model travel."""
+
+    slice_bytes: int
+    schemes: Mapping[str, Scheme]  # of tensors that are not simply dense
+    piece_bytes: Mapping[str, float]  # what a worker is expected to contribute of those that are gathered
+
+
+class Switch:
+    """Of one wrapped module."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._next: Ways | None = None
+        self._sources: list[tuple[Gradients, dict[int, Source]]] = []  # from the next pass on
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._next is not None
+
+    def prepare(self, ways: Ways, all_gradients: Sequence[Gradients], layers: Mapping[torch.Tensor, Layer]) -> None:
+        """Make the new slices known, and let the next forward pass hand over what they need."""
+        self._next, self._sources = ways, []
+        for gradients in all_gradients:
+            sources: dict[int, Source] = {}
+            chunks: dict[int, int] = {}
+            for index, parameter in enumerate(gradients.parameters):
+                name = gradients.name(index)
+                if ways.schemes.get(name) in GATHERED and parameter in layers:
+                    layer = layers[parameter]
+                    sources[index] = gradients.sources.get(index) or gradients.make_source(index, layer.form)
+                    layer.attach(sources[index])
+                    chunks[index] = self._count_chunks(gradients.table.specs[index], ways)
+            gradients.table.recut(ways.slice_bytes, chunks)
+            self._sources.append((gradients, sources))
+
+    def change(self, layers: Mapping[torch.Tensor, Layer]) -> Ways:
+        """Use them.  What a layer hands over that is not wanted any more, its backward makes a gradient of."""
+        assert self._next is not None
+        for gradients, sources in self._sources:
+            gradients.change_slices(sources)
+            for index, parameter in enumerate(gradients.parameters):
+                if index not in sources and parameter in layers:
+                    layers[parameter].detach()
+        self._group.resize(self._next.slice_bytes)
+        ways, self._next, self._sources = self._next, None, []
+        return ways
+
+    def _count_chunks(self, spec: TensorSpec, ways: Ways) -> int:
+        wished = math.ceil(ways.piece_bytes.get(spec.name, 0.0) / ways.slice_bytes)
+        # As many keys as were set aside for the whole tensor.
+        return max(1, min(wished, count_most(spec, self._group.sizes.smallest)))
