@@ -31,7 +31,7 @@ class Op(enum.IntEnum):
     SUM = 0
     MEAN = 1
     COPY = 2  # the lowest rank that holds a value wins
-    GATHER = 3  # no sum: everybody gets all contributions as they are, of any length
+    GATHER = 3  # no sum: the shard, or everybody, gets all contributions as they are, of any length
 
 
 # In place of a shard: every worker gets the contributions of all.

@@ -11,6 +11,7 @@ class Placement:
     """`start` is the shard that comes first, so that many small tables do not all begin at the same one."""
 
     def __init__(self, shards: int, *, start: int = 0) -> None:
+        self.shards = shards
         self._load_bytes = [0] * shards
         self._order = [(start + shard) % shards for shard in range(shards)]
 

@@ -25,6 +25,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     scheme: Scheme
     bytes_out: float  # of one host in one step
+    push_bytes: float  # what of that is its own, not the answers of its shard
     alone_s: float  # from a gradient to the mean of all, if nothing else were on its way
     break_even: float | None = None  # P*: from so many workers on, factors would send more than a dense gradient
     reason: str

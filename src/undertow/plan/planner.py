@@ -64,6 +64,7 @@ class Planner:
                     shape=tensor.shape,
                     scheme=schemes[name],
                     bytes_out=self._bytes_out(tensor, schemes[name]),
+                    push_bytes=count_traffic(tensor, schemes[name], self._cluster.workers).push_bytes,
                     alone_s=predict_alone(tensor, schemes[name], self._cluster),
                     reason=self._explain(tensor, schemes[name], policy),
                     break_even=find_break_even(tensor) if Scheme.FACTORS in list_schemes(tensor) else None,

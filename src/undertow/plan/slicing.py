@@ -7,14 +7,16 @@ A fused slice leaves with its last tensor, which the next forward pass needs fir
 needed later, lose nothing by it unless the wire would have been idle in between.
 The parts cover every element of every tensor exactly once.
 
-A tensor may also be *gathered*: everybody gets what each worker knows of it, which has no size that is
-known before.  It has a number of slices without elements then, one for each chunk of that.
+A tensor may also travel in parts whose size is not known before: they are *gathered*, by everybody or
+by the shards, each of which then makes some rows of the tensor.  Such a tensor has slices without
+elements, one for each chunk of the parts, and, where the shards make it, slices of their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -69,6 +71,13 @@ class Cut(msgspec.Struct, frozen=True):
     slice_bytes: int
 
 
+class Way(NamedTuple):
+    """Of a tensor that travels in parts: in so many chunks, to everybody or to the shards."""
+
+    chunks: int
+    to_shards: bool = False
+
+
 def cut(
     tensors: Sequence[TensorSpec],
     how: Cut,
@@ -76,58 +85,98 @@ def cut(
     op: Op,
     keep: bool = False,
     placement: Placement,
-    chunks: Mapping[int, int] | None = None,
+    ways: Mapping[int, Way] | None = None,
 ) -> list[Slice]:
     """The slices of these tensors, numbered from `how.first_key` on.
 
-    `chunks` are the tensors that are gathered, each with its number of chunks; with `Op.GATHER` all are, in one.
+    `ways` are those of tensors that travel in parts; with `Op.GATHER` all do.
     """
-    gathered = dict.fromkeys(range(len(tensors)), 1) if op is Op.GATHER else chunks or {}
+    if op is Op.GATHER:
+        ways = dict.fromkeys(range(len(tensors)), Way(1))
     slices = []
-    for key, (dtype, parts) in enumerate(_parts(tensors, how.slice_bytes, gathered), start=how.first_key):
-        if parts[0].tensor in gathered:
-            spec = KeySpec(key, 0, DType.BYTES, Op.GATHER, EVERYONE)
+    drafts = _draft(tensors, how.slice_bytes, ways or {}, placement.shards)
+    for key, draft in enumerate(drafts, start=how.first_key):
+        if draft.is_gathered:
+            spec = KeySpec(key, 0, DType.BYTES, Op.GATHER, draft.shard)
         else:
-            elements = sum(part.elements for part in parts)
-            spec = KeySpec(key, elements, dtype, op, placement.place(elements * dtype.numpy.itemsize), keep)
-        slices.append(Slice(spec, tuple(parts)))
+            elements = sum(part.elements for part in draft.parts)
+            shard = draft.shard
+            if shard == EVERYONE:
+                shard = placement.place(elements * draft.dtype.numpy.itemsize)
+            spec = KeySpec(key, elements, draft.dtype, op, shard, keep)
+        slices.append(Slice(spec, tuple(draft.parts)))
     return slices
 
 
+def count_keys(tensors: Sequence[TensorSpec], slice_bytes: int, shards: int) -> int:
+    """So many slices there are at the most, whichever way each tensor travels."""
+    return sum(2 * count_most(tensor, slice_bytes) + 3 * shards * (len(tensor.shape) > 1) for tensor in tensors)
+
+
 def count_slices(tensors: Sequence[TensorSpec], slice_bytes: int) -> int:
-    """So many at the most."""
+    """The same, if each of them is summed."""
     return sum(count_most(tensor, slice_bytes) for tensor in tensors)
 
 
 def count_most(tensor: TensorSpec, slice_bytes: int) -> int:
-    """So many slices, or chunks, one tensor may have."""
+    """So many slices, or chunks for everybody, one tensor may have."""
     return tensor.elements * tensor.dtype.numpy.itemsize // slice_bytes + 1
 
 
-def _parts(
-    tensors: Sequence[TensorSpec], slice_bytes: int, gathered: Mapping[int, int]
-) -> Iterator[tuple[DType, list[Part]]]:
+def split_rows(rows: int, shards: int) -> list[range]:
+    """Which rows of a tensor each shard makes."""
+    return [range(rows * shard // shards, rows * (shard + 1) // shards) for shard in range(shards)]
+
+
+class _Draft(NamedTuple):
+    """A slice before it has its key; of the shard that it is bound to, or any."""
+
+    dtype: DType
+    parts: Sequence[Part]
+    shard: int = EVERYONE
+    is_gathered: bool = False
+
+
+def _draft(tensors: Sequence[TensorSpec], slice_bytes: int, ways: Mapping[int, Way], shards: int) -> Iterator[_Draft]:
     fuse_bytes = min(slice_bytes, MOST_FUSED_BYTES * FUSED_SHARE) // FUSED_SHARE
     fused: list[Part] = []
     for index, tensor in enumerate(tensors):
         itemsize = tensor.dtype.numpy.itemsize
-        if index in gathered:
-            yield from ((DType.BYTES, [Part(index, chunk, 0, 0)]) for chunk in range(gathered[index]))
+        if index in ways:
+            yield from _draft_parts(index, tensor, ways[index], slice_bytes // itemsize, shards)
             continue
         if tensor.elements * itemsize > fuse_bytes:
-            yield from _pieces(index, tensor, slice_bytes // itemsize)
+            for part in _pieces(index, range(tensor.elements), slice_bytes // itemsize):
+                yield _Draft(tensor.dtype, [part])
             continue
         filled = fused[-1].at + fused[-1].elements if fused else 0
         fits = (filled + tensor.elements) * itemsize <= fuse_bytes and len(fused) < MAX_FUSED_TENSORS
         if fused and not (fits and tensors[fused[0].tensor].dtype is tensor.dtype):
-            yield tensors[fused[0].tensor].dtype, fused
+            yield _Draft(tensors[fused[0].tensor].dtype, fused)
             fused, filled = [], 0
         if tensor.elements:
             fused.append(Part(index, 0, tensor.elements, filled))
     if fused:
-        yield tensors[fused[0].tensor].dtype, fused
+        yield _Draft(tensors[fused[0].tensor].dtype, fused)
 
 
-def _pieces(index: int, tensor: TensorSpec, most: int) -> Iterator[tuple[DType, list[Part]]]:
-    for offset in range(0, tensor.elements, most):
-        yield tensor.dtype, [Part(index, offset, min(most, tensor.elements - offset), 0)]
+def _draft_parts(index: int, tensor: TensorSpec, way: Way, most: int, shards: int) -> Iterator[_Draft]:
+    chunks = [Part(index, chunk, 0, 0) for chunk in range(way.chunks)]
+    if not way.to_shards:
+        for chunk in chunks:
+            yield _Draft(DType.BYTES, [chunk], is_gathered=True)
+        return
+    rows = split_rows(tensor.shape[0], shards)
+    columns = tensor.elements // tensor.shape[0]
+    # A part that all shards get in chunks, and one of which each gets its own.
+    for shard in (shard for shard in range(shards) if rows[shard]):
+        for chunk in [*chunks, Part(index, way.chunks, 0, 0)]:
+            yield _Draft(DType.BYTES, [chunk], shard, is_gathered=True)
+    for shard, own in enumerate(rows):
+        for part in _pieces(index, range(own.start * columns, own.stop * columns), most):
+            yield _Draft(tensor.dtype, [part], shard)
+
+
+def _pieces(index: int, elements: range, most: int) -> Iterator[Part]:
+    for offset in range(elements.start, elements.stop, most):
+        yield Part(index, offset, min(most, elements.stop - offset), 0)

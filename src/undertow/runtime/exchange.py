@@ -19,7 +19,7 @@ from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel
 from undertow.core.rate import Rate
-from undertow.core.rounds import EVERYONE, Array, KeySpec
+from undertow.core.rounds import EVERYONE, Array, KeySpec, Op
 from undertow.plan.slicing import Slice
 from undertow.runtime.pool import Pool
 from undertow.runtime.shape import Shape
@@ -59,9 +59,10 @@ class Exchange:
     def learn(self, slices: Sequence[Slice]) -> None:
         self._expect_size(max((item.spec.size_bytes for item in slices), default=0))
         self._flow.add(item.spec for item in slices)
-        self._shard.own(item.spec for item in slices if item.spec.shard == self._rank)
-        self._gathering.own(item.spec for item in slices if item.spec.shard == EVERYONE)
-        self._gathering.disown(item.spec.key for item in slices if item.spec.shard != EVERYONE)
+        specs = [item.spec for item in slices]
+        self._shard.own(spec for spec in specs if spec.shard == self._rank and spec.op is not Op.GATHER)
+        self._gathering.disown(spec.key for spec in specs)
+        self._gathering.own(spec for spec in specs if spec.shard in (self._rank, EVERYONE) and spec.op is Op.GATHER)
 
     def contribute(self, contributions: Sequence[Contribution]) -> None:
         for contribution in contributions:
@@ -192,12 +193,8 @@ class Exchange:
             self._priorities[item.key] = item.priority
         if trace.is_on:
             trace.record("push", key=item.key, step=item.step)
-        if spec.shard == EVERYONE:
-            header = self._push_header(Kind.PUSH, item, spec)
-            self._expect_size(header.length)  # nothing else tells
-            for peer in self._shape.peers:
-                self._put(peer, header, item.source, item.priority)
-            self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
+        if spec.op is Op.GATHER:
+            self._push_piece(item, spec)
         elif spec.shard != self._rank:
             header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
             self._put(spec.shard, header, item.source, item.priority)
@@ -209,6 +206,15 @@ class Exchange:
                     self._rank, item.key, item.step, item.source, present=item.present, into=item.target
                 )
             )
+
+    def _push_piece(self, item: Contribution, spec: KeySpec) -> None:
+        header = self._push_header(Kind.PUSH, item, spec)
+        self._expect_size(header.length)  # nothing else tells
+        for peer in self._shape.peers if spec.shard == EVERYONE else [spec.shard]:
+            if peer != self._rank:
+                self._put(peer, header, item.source, item.priority)
+        if spec.shard in (self._rank, EVERYONE):
+            self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
 
     def _push_header(self, kind: Kind, item: Contribution, spec: KeySpec) -> Header:
         return Header(
@@ -225,11 +231,16 @@ class Exchange:
 
     def _gather(self, rank: int, key: int, step: int, piece: Piece) -> None:
         pieces = self._gathering.contribute(rank, key, step, piece)
-        if pieces is not None:
-            item = self._flow.awaited(key, step)
-            assert item is not None, f"key {key} is complete without this worker's own piece"
-            item.pieces = pieces
-            self._accept(item, item.present, absent=False)
+        if pieces is None:
+            return
+        item = self._flow.awaited(key, step)
+        assert item is not None, f"key {key} is complete without this worker's own piece"
+        if self._flow.spec(key).shard != EVERYONE:
+            done = Header(Kind.RESULT, key, step, self._rank, job=self._shape.job)
+            for peer in self._shape.peers:
+                self._put(peer, done, None, self._priorities.get(key, 0))
+        item.pieces = pieces
+        self._accept(item, item.present, absent=False)
 
     def _take_push(self, peer: int, header: Header, body: Array | None) -> None:
         if self._gathering.knows(header.key):

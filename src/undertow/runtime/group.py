@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,6 +78,8 @@ class Group:
         self._agreement_lock = threading.RLock()
         self._agreement_count = 0
         self._closed = threading.Event()
+        self._helper: ThreadPoolExecutor | None = None
+        self._making_helper = threading.Lock()
         if self.size == 1:
             self.all_connected.set()
 
@@ -119,6 +122,17 @@ class Group:
         `is_ready` tells whether their bytes are in place yet, for copies from a device.
         """
         self._loop.post(self._contribute, contributions, is_ready)
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Run this beside the engine and the training, one after the other; what goes wrong fails the group."""
+        with self._making_helper:
+            if self._helper is None:
+                self._helper = ThreadPoolExecutor(1, "undertow-helper")
+        self._helper.submit(self._run_aside, work)
+
+    @_guarded
+    def _run_aside(self, work: Callable[[], None]) -> None:
+        work()
 
     def release(self, pieces: Sequence[Piece]) -> None:
         """Give back the memory of what was gathered from others."""
@@ -235,6 +249,8 @@ class Group:
         """Let go of everything at once, without a word; in the engine thread."""
         self._loop.no_tick(self._tick)
         self._transport.close()
+        if self._helper is not None:
+            self._helper.shutdown(wait=False)
         self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))
         self._closed.set()
 

@@ -14,7 +14,7 @@ from undertow.plan.slicing import Slice
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Home
-from undertow.torch.pieces import Known, pack, split, unpack
+from undertow.torch.pieces import Column, Known, pack, split, unpack
 from undertow.torch.sources import Source
 
 
@@ -53,17 +53,24 @@ class Gathered:
         return False
 
     def land(self, index: int) -> None:
-        known = [self._read(rank) for rank in range(self._group.size)]
+        columns, shape = self._source.form.columns, self._home.parameter.shape
+        known = [read(self._contributions, rank, columns, shape, self._home.dtype) for rank in range(self._group.size)]
         result = self._source.make(known, self._home.dtype)
-        for contribution in self._contributions:
-            others = [piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank]
-            self._group.release(others)
+        release(self._group, self._contributions)
         self._contributions = []
         if result is not None:
             self._home.replace(result)
 
-    def _read(self, rank: int) -> Known:
-        pieces = [contribution.pieces[rank] for contribution in self._contributions]
-        parameter = self._home.parameter
-        columns = self._source.form.columns
-        return unpack([piece.array for piece in pieces], pieces[0].present, columns, parameter.shape, self._home.dtype)
+
+def read(
+    contributions: Sequence[Contribution], rank: int, columns: Sequence[Column], shape: torch.Size, dtype: torch.dtype
+) -> Known:
+    """What one rank has contributed, chunk by chunk."""
+    pieces = [contribution.pieces[rank] for contribution in contributions]
+    return unpack([piece.array for piece in pieces], pieces[0].present, columns, shape, dtype)
+
+
+def release(group: Group, contributions: Sequence[Contribution]) -> None:
+    """Nobody reads any more what others have contributed."""
+    for contribution in contributions:
+        group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != group.rank])

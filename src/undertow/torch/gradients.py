@@ -14,13 +14,14 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 
 from undertow import trace
-from undertow.core.rounds import Op
+from undertow.core.rounds import EVERYONE, Op
 from undertow.errors import UndertowError
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Carrier, Fused, Home, Whole
 from undertow.torch.device import copier_for
 from undertow.torch.gathered import Gathered
+from undertow.torch.sharded import Sharded
 from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
 from undertow.torch.tensors import ALONE, count_references, count_uses, gradient_spec, known_once
@@ -61,7 +62,9 @@ class Gradients:
         for index, place in enumerate(layout.places):
             home = self._homes[index]
             if index in sources:
-                carriers[index] = Gathered(self._group, index, home, place.slices, sources[index])
+                is_for_all = place.slices[0].spec.shard == EVERYONE
+                carry = Gathered if is_for_all else Sharded
+                carriers[index] = carry(self._group, index, home, place.slices, sources[index])
             elif place.slices:
                 carriers[index] = Whole(self._group, index, home, place.slices)
         for item in layout.slices:
@@ -86,7 +89,7 @@ class Gradients:
 
     def gathers(self, index: int, *, now: bool) -> bool:
         """Whether the pass that runs `now`, or the next one, takes parts of this gradient instead of it."""
-        return isinstance((self._carriers if now else self._current)[index], Gathered)
+        return isinstance((self._carriers if now else self._current)[index], (Gathered, Sharded))
 
     def accumulated(self, index: int, added: torch.Tensor | None) -> None:
         """A pass that is not synchronised has added this to the gradient."""
@@ -98,7 +101,7 @@ class Gradients:
         return [
             self.name(index)
             for index, carrier in enumerate(self._current)
-            if isinstance(carrier, Gathered) and carrier.wholes
+            if isinstance(carrier, (Gathered, Sharded)) and carrier.wholes
         ]
 
     def begin(self, on_arrival: Callable[[Sequence[int]], None] | None = None, *, as_at_first: bool = False) -> None:

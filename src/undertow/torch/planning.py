@@ -34,7 +34,7 @@ from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer, find_layers
 from undertow.torch.links import measure_cluster
 from undertow.torch.measuring import RowCounter, Survey
-from undertow.torch.switching import GATHERED, Switch, Ways
+from undertow.torch.switching import IN_PARTS, Switch, Ways
 from undertow.torch.table import Table
 
 log = logging.getLogger("undertow")
@@ -182,7 +182,7 @@ class Planning:
                 log.info("%s", describe_plan(plan))
 
     def _prepare(self, plan: Plan | None, slice_bytes: int) -> None:
-        pieces = {} if plan is None else {c.tensor: c.bytes_out / max(1, plan.workers - 1) for c in plan.choices}
+        pieces = {} if plan is None else {c.tensor: c.push_bytes / max(1, plan.workers - 1) for c in plan.choices}
         schemes = {} if plan is None else _choose_schemes(plan)
         self._switch.prepare(Ways(slice_bytes, schemes, pieces), self._gradients, self._layers)
 
@@ -219,7 +219,7 @@ def is_small(size_bytes: int, sizes: Sizes) -> bool:
 
 
 def _choose_schemes(plan: Plan) -> dict[str, Scheme]:
-    return {name: scheme for name, scheme in plan.schemes.items() if scheme in GATHERED}
+    return {name: scheme for name, scheme in plan.schemes.items() if scheme in IN_PARTS}
 
 
 def _name(policy: str | Plan) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from undertow.plan.scheme import Scheme
-from undertow.plan.slicing import TensorSpec, count_most
+from undertow.plan.slicing import TensorSpec, Way, count_most
 from undertow.runtime.group import Group
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer
 from undertow.torch.sources import Source
 
-GATHERED = (Scheme.FACTORS, Scheme.ROWS)
+IN_PARTS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ways:
 
     slice_bytes: int
     schemes: Mapping[str, Scheme]  # of tensors that are not simply dense
-    piece_bytes: Mapping[str, float]  # what a worker is expected to contribute of those that are gathered
+    piece_bytes: Mapping[str, float]  # what a worker is expected to send of each to one other
 
 
 class Switch:
@@ -48,15 +48,15 @@ class Switch:
         self._next, self._sources = ways, []
         for gradients in all_gradients:
             sources: dict[int, Source] = {}
-            chunks: dict[int, int] = {}
+            cuts: dict[int, Way] = {}
             for index, parameter in enumerate(gradients.parameters):
                 name = gradients.name(index)
-                if ways.schemes.get(name) in GATHERED and parameter in layers:
+                if ways.schemes.get(name) in IN_PARTS and parameter in layers:
                     layer = layers[parameter]
                     sources[index] = gradients.sources.get(index) or gradients.make_source(index, layer.form)
                     layer.attach(sources[index])
-                    chunks[index] = self._count_chunks(gradients.table.specs[index], ways)
-            gradients.table.recut(ways.slice_bytes, chunks)
+                    cuts[index] = self._choose_cut(gradients.table.specs[index], ways)
+            gradients.table.recut(ways.slice_bytes, cuts)
             self._sources.append((gradients, sources))
 
     def change(self, layers: Mapping[torch.Tensor, Layer]) -> Ways:
@@ -71,7 +71,9 @@ class Switch:
         ways, self._next, self._sources = self._next, None, []
         return ways
 
-    def _count_chunks(self, spec: TensorSpec, ways: Ways) -> int:
+    def _choose_cut(self, spec: TensorSpec, ways: Ways) -> Way:
+        to_shards = ways.schemes[spec.name] is Scheme.FACTORS_TO_SHARD
         wished = math.ceil(ways.piece_bytes.get(spec.name, 0.0) / ways.slice_bytes)
-        # As many keys as were set aside for the whole tensor.
-        return max(1, min(wished, count_most(spec, self._group.sizes.smallest)))
+        # As many keys as were set aside.
+        most = count_most(spec, self._group.sizes.smallest) // (self._group.size if to_shards else 1)
+        return Way(max(1, min(wished, most)), to_shards)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from undertow.core.rounds import Op
 from undertow.plan.placement import Placement
-from undertow.plan.slicing import Cut, Slice, TensorSpec, count_slices, cut
+from undertow.plan.slicing import Cut, Slice, TensorSpec, Way, count_keys, cut
 from undertow.runtime.group import Group
 
 
@@ -48,7 +48,7 @@ class Table:
     def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec], op: Op) -> None:
         self.specs = list(specs)
         # Three sets: while one of two is in use, another cut can be made known to all with the other.
-        self._keys = count_slices(self.specs, group.sizes.smallest)
+        self._keys = count_keys(self.specs, group.sizes.smallest, group.size)
         slices = group.register(label, self.specs, op=op, keys=3 * self._keys)
         self.first = self.current = Layout(slices, len(self.specs))
         self._group = group
@@ -61,12 +61,12 @@ class Table:
     def size_bytes(self) -> int:
         return sum(spec.elements * spec.dtype.numpy.itemsize for spec in self.specs)
 
-    def recut(self, slice_bytes: int, chunks: Mapping[int, int] | None = None) -> Layout:
+    def recut(self, slice_bytes: int, ways: Mapping[int, Way] | None = None) -> Layout:
         """Make another layout known, for `change`; all ranks do so before the same pass."""
         self._sets += 1
         first_key = self._first_key + self._keys * (1 + self._sets % 2)
         placement = Placement(self._group.size, start=self._first_key)
-        slices = cut(self.specs, Cut(first_key, slice_bytes), op=self._op, placement=placement, chunks=chunks)
+        slices = cut(self.specs, Cut(first_key, slice_bytes), op=self._op, placement=placement, ways=ways)
         self._group.learn(slices)
         self._next = Layout(slices, len(self.specs))
         return self._next
