@@ -99,7 +99,7 @@ class Planner:
         if self._cluster.workers == 1:
             return [Scheme.DENSE]
         has_group = self._cluster.allreduce_bytes_per_s is not None
-        return list_schemes(tensor) + [Scheme.ALLREDUCE] * has_group
+        return list_schemes(tensor) + [Scheme.ALLREDUCE] * (has_group and tensor.can_reduce)
 
     def _thrifty_options(self, tensor: TensorProfile) -> list[Scheme]:
         """Dense, and before it those that send less, the fewest bytes first."""
@@ -148,7 +148,8 @@ class Planner:
         if self._cluster.allreduce_bytes_per_s is None:
             return schemes
         changed: dict[str, Scheme] = {
-            name: Scheme.ALLREDUCE if scheme is Scheme.DENSE else scheme for name, scheme in schemes.items()
+            name: Scheme.ALLREDUCE if scheme is Scheme.DENSE and self._tensors[name].can_reduce else scheme
+            for name, scheme in schemes.items()
         }
         gains = self._predict(changed) < best_s - self._worth_s
         return changed if gains else schemes

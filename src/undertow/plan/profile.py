@@ -35,6 +35,7 @@ class TensorProfile(msgspec.Struct, frozen=True, kw_only=True):
     itemsize: int = 4
     product_s: float | None = None  # of one worker's factors on its device; else by the rate of the cluster
     row_itemsize: int = 4  # of the factors: half as much under autocast
+    can_reduce: bool = True  # torch's own process group sums it without loss
     obstacle: str = ""  # why it has no other way than as a whole, in words, where it looks as if it had one
 
     @property

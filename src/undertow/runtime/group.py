@@ -39,6 +39,7 @@ from undertow.wire.transport import Transport
 log = logging.getLogger("undertow")
 
 DEVICE_POLL_S = 0.0002
+SUSPICION_S = 2.0
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
@@ -133,6 +134,10 @@ class Group:
     @_guarded
     def _run_aside(self, work: Callable[[], None]) -> None:
         work()
+
+    def suspect(self, error: UndertowError) -> None:
+        """Something beside the engine went wrong: fail with this, unless soon a better reason is known."""
+        self._loop.post(self._loop.later, SUSPICION_S, functools.partial(self.waiters.fail, error))
 
     def release(self, pieces: Sequence[Piece]) -> None:
         """Give back the memory of what was gathered from others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Carrier, Fused, Home, Whole
 from undertow.torch.device import copier_for
 from undertow.torch.gathered import Gathered
+from undertow.torch.reduced import Reduction
 from undertow.torch.sharded import Sharded
 from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
@@ -41,47 +43,45 @@ class Gradients:
         named: Sequence[tuple[str, torch.nn.Parameter]],
         *,
         sparse: Container[torch.Tensor] = (),
+        process_group: Any = None,
     ) -> None:
         self.parameters = [parameter for _, parameter in named]
         self.table = Table(group, label, [gradient_spec(name, parameter) for name, parameter in named], Op.MEAN)
         self._group = group
+        self._process_group = process_group  # torch's, of the same workers, if there is one
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
         self._homes = [Home(name, p, copiers[p.device], is_sparse=p in sparse) for name, p in named]
         self.sources: Mapping[int, Source] = {}  # of those that are gathered
         # What the backward pass that runs now wants of a layer that could hand over parts of a gradient.
         self.asks: Callable[[int], Ask] = lambda index: Ask.GRADIENT
-        self._first = self._current = self._carriers = self._lay_out(self.table.first, {})
+        self._first = self._current = self._carriers = self._lay_out(self.table.first)
         # How urgent each one is, the lower the more; whoever knows the order of use says so.
         self.priorities = [0] * len(named)
         self._sent = [False] * len(named)
         self._tickets = [Ticket(0)] * len(named)
 
-    def _lay_out(self, layout: Layout, sources: Mapping[int, Source]) -> list[Carrier | None]:
+    def _lay_out(self, layout: Layout, reduced: Sequence[int] = ()) -> list[Carrier | None]:
         """Who carries each of them; nobody an empty one."""
-        carriers: list[Carrier | None] = [None] * len(self._homes)
+        carriers: list[Carrier] = [Fused(self._group, item, self._homes) for item in layout.slices if item.is_fused]
+        if reduced:
+            carriers += Reduction(self._group, self._process_group, self._homes, reduced).buckets
         for index, place in enumerate(layout.places):
-            home = self._homes[index]
-            if index in sources:
-                is_for_all = place.slices[0].spec.shard == EVERYONE
-                carry = Gathered if is_for_all else Sharded
-                carriers[index] = carry(self._group, index, home, place.slices, sources[index])
+            if index in self.sources:
+                carry = Gathered if place.slices[0].spec.shard == EVERYONE else Sharded
+                carriers.append(carry(self._group, index, self._homes[index], place.slices, self.sources[index]))
             elif place.slices:
-                carriers[index] = Whole(self._group, index, home, place.slices)
-        for item in layout.slices:
-            if item.is_fused:
-                fused = Fused(self._group, item, self._homes)
-                for index in fused.members:
-                    carriers[index] = fused
-        return carriers
+                carriers.append(Whole(self._group, index, self._homes[index], place.slices))
+        by_index = {index: carrier for carrier in carriers for index in carrier.members}
+        return [by_index.get(index) for index in range(len(self._homes))]
 
-    def change_slices(self, sources: Mapping[int, Source] | None = None) -> None:
+    def change_slices(self, sources: Mapping[int, Source] | None = None, reduced: Sequence[int] = ()) -> None:
         """From this pass on, as the table was cut last; nothing is on its way now.
 
-        `sources` are those of the tensors that are gathered.
+        `sources` are those of the tensors that travel in parts; `reduced` go through torch's process group.
         """
         self.table.change()
         self.sources = sources or {}
-        self._current = self._lay_out(self.table.current, self.sources)
+        self._current = self._lay_out(self.table.current, reduced)
 
     def make_source(self, index: int, form: Form) -> Source:
         """What a layer hands parts of this gradient to."""

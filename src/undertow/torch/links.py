@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
@@ -33,18 +35,20 @@ ADD_ELEMENTS = 1 << 20
 _known: weakref.WeakKeyDictionary[Group, Cluster] = weakref.WeakKeyDictionary()
 
 
-def measure_cluster(group: Group, device: torch.device) -> Cluster:
+def measure_cluster(group: Group, device: torch.device, process_group: Any = None) -> Cluster:
     """The same answer when asked again."""
     if group not in _known:
         links = _Links(group)
         latency_s = links.measure_latency()
+        size_bytes, bytes_per_s = links.measure_rate(latency_s)
         _known[group] = Cluster(
             workers=group.size,
-            bytes_per_s=links.measure_rate(latency_s),
+            bytes_per_s=bytes_per_s,
             latency_s=latency_s,
             flops_per_s=_measure_products(device),
             shard_flops_per_s=_measure_shard_products(),
             add_bytes_per_s=_measure_adds(),
+            allreduce_bytes_per_s=_measure_allreduce(process_group, size_bytes, device) if process_group else None,
         )
     return _known[group]
 
@@ -63,20 +67,23 @@ class _Links:
         # There and back.
         return min(self._run(self._small, np.zeros(1)) for _ in range(2 * REPEATS)) / 2
 
-    def measure_rate(self, latency_s: float) -> float:
-        """Bytes that one link carries, each way, while everybody sends to everybody."""
-        bytes_per_s = 1e9
+    def measure_rate(self, latency_s: float) -> tuple[int, float]:
+        """Bytes per second that one link carries, each way, while everybody sends to everybody.
+
+        First, of how many bytes the last sum was that tells so: the same on all ranks.
+        """
+        size_bytes, bytes_per_s = 0, 1e9
         for probe in self._probes:
             memory = np.zeros(sum(item.spec.elements for item in probe.slices), np.float32)
             duration_s = self._run(probe, memory)
-            others = (self._group.size - 1) / self._group.size
-            bytes_per_s = 2 * memory.nbytes * others / max(1e-6, duration_s - 2 * latency_s)
+            size_bytes = memory.nbytes
+            bytes_per_s = _count_sent(size_bytes, self._group.size) / max(1e-6, duration_s - 2 * latency_s)
             # All ranks stop at the same size.
             total_s = np.array([duration_s])
             self._run(self._small, total_s)
             if total_s[0] / self._group.size > ENOUGH_S:
                 break
-        return bytes_per_s
+        return size_bytes, bytes_per_s
 
     def _run(self, layout: Layout, memory: Array) -> float:
         ticket = Ticket(len(layout.slices))
@@ -88,6 +95,22 @@ class _Links:
         self._group.contribute(contributions)
         self._group.waiters.wait_for(ticket)
         return time.perf_counter() - since_s
+
+
+def _measure_allreduce(process_group: Any, size_bytes: int, device: torch.device) -> float:
+    """The same through torch's process group."""
+    memory = torch.zeros(size_bytes // 4, device=device)
+
+    def reduce() -> None:
+        dist.all_reduce(memory, group=process_group)
+        synchronise(device)
+
+    return _count_sent(size_bytes, dist.get_world_size(process_group)) / _time(reduce)
+
+
+def _count_sent(size_bytes: int, workers: int) -> float:
+    """By each worker for one sum, its own part and the result."""
+    return 2 * size_bytes * (workers - 1) / workers
 
 
 def _measure_products(device: torch.device) -> float:

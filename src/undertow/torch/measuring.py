@@ -18,6 +18,7 @@ from undertow.torch.device import synchronise
 from undertow.torch.hooks import ForwardHook
 from undertow.torch.layers import Layer, find_kind
 from undertow.torch.overlap import find_readers
+from undertow.torch.reduced import can_reduce
 
 # Passes of a survey: the first one warms up, the next ones are measured.
 WARM_UP, MEASURED = 1, 2
@@ -199,10 +200,15 @@ def _profile_tensor(
     obstacles: Mapping[torch.Tensor, str],
 ) -> TensorProfile:
     shape, itemsize = tuple(parameter.shape), parameter.element_size()
+    reduces = can_reduce(parameter) and not getattr(reader, "sparse", False)
     if layer is None:
-        kind = find_kind(reader)
         return TensorProfile(
-            name=name, shape=shape, kind=kind, itemsize=itemsize, obstacle=obstacles.get(parameter, "")
+            name=name,
+            shape=shape,
+            kind=find_kind(reader),
+            itemsize=itemsize,
+            can_reduce=reduces,
+            obstacle=obstacles.get(parameter, ""),
         )
     return TensorProfile(
         name=name,
@@ -210,6 +216,7 @@ def _profile_tensor(
         kind=layer.kind,
         itemsize=itemsize,
         row_itemsize=itemsize,
+        can_reduce=reduces,
         product_s=layer.product_s,
     )
 

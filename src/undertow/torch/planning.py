@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +35,7 @@ from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer, find_layers
 from undertow.torch.links import measure_cluster
 from undertow.torch.measuring import RowCounter, Survey
-from undertow.torch.switching import IN_PARTS, Switch, Ways
+from undertow.torch.switching import Switch, Ways
 from undertow.torch.table import Table
 
 log = logging.getLogger("undertow")
@@ -54,10 +55,12 @@ class Planning:
         group: Group,
         module: torch.nn.Module,
         policy: str | Plan,
+        process_group: Any = None,
     ) -> None:
         self.plan: Plan | None = None
         self._group = group
         self._module = module
+        self._process_group = process_group
         self._policy = policy
         self._outlook = None
         if isinstance(policy, str) and policy != Scheme.DENSE.value:
@@ -94,7 +97,7 @@ class Planning:
                 self._rows.watch(layer, names[layer.weight])
         self._obstacles |= obstacles
         if self._outlook is not None and names:
-            measure_cluster(self._group, gradients.parameters[0].device)
+            measure_cluster(self._group, gradients.parameters[0].device, self._process_group)
             self._survey = Survey(self._module)
 
     def start_forward(self) -> bool:
@@ -142,7 +145,7 @@ class Planning:
     def _tell(self, *, has_gates: bool) -> None:
         cluster = None
         if self._profile is not None and not self._has_reported:
-            cluster, self._has_reported = measure_cluster(self._group, self._device), True
+            cluster, self._has_reported = measure_cluster(self._group, self._device, self._process_group), True
         report = Report(
             has_gates=has_gates,
             bytes_per_s=self._group.bytes_per_s,
@@ -219,7 +222,7 @@ def is_small(size_bytes: int, sizes: Sizes) -> bool:
 
 
 def _choose_schemes(plan: Plan) -> dict[str, Scheme]:
-    return {name: scheme for name, scheme in plan.schemes.items() if scheme in IN_PARTS}
+    return {name: scheme for name, scheme in plan.schemes.items() if scheme is not Scheme.DENSE}
 
 
 def _name(policy: str | Plan) -> str:

@@ -37,7 +37,8 @@ class Switch:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._next: Ways | None = None
-        self._sources: list[tuple[Gradients, dict[int, Source]]] = []  # from the next pass on
+        # From the next pass on: sources of what travels in parts, and what goes through torch's process group.
+        self._coming: list[tuple[Gradients, dict[int, Source], list[int]]] = []
 
     @property
     def is_prepared(self) -> bool:
@@ -45,30 +46,35 @@ class Switch:
 
     def prepare(self, ways: Ways, all_gradients: Sequence[Gradients], layers: Mapping[torch.Tensor, Layer]) -> None:
         """Make the new slices known, and let the next forward pass hand over what they need."""
-        self._next, self._sources = ways, []
+        self._next, self._coming = ways, []
         for gradients in all_gradients:
             sources: dict[int, Source] = {}
             cuts: dict[int, Way] = {}
+            reduced = [
+                index
+                for index in range(len(gradients.parameters))
+                if ways.schemes.get(gradients.name(index)) is Scheme.ALLREDUCE
+            ]
+            cuts.update(dict.fromkeys(reduced, Way(0)))
             for index, parameter in enumerate(gradients.parameters):
-                name = gradients.name(index)
-                if ways.schemes.get(name) in IN_PARTS and parameter in layers:
+                if ways.schemes.get(gradients.name(index)) in IN_PARTS and parameter in layers:
                     layer = layers[parameter]
                     sources[index] = gradients.sources.get(index) or gradients.make_source(index, layer.form)
                     layer.attach(sources[index])
                     cuts[index] = self._choose_cut(gradients.table.specs[index], ways)
             gradients.table.recut(ways.slice_bytes, cuts)
-            self._sources.append((gradients, sources))
+            self._coming.append((gradients, sources, reduced))
 
     def change(self, layers: Mapping[torch.Tensor, Layer]) -> Ways:
         """Use them.  What a layer hands over that is not wanted any more, its backward makes a gradient of."""
         assert self._next is not None
-        for gradients, sources in self._sources:
-            gradients.change_slices(sources)
+        for gradients, sources, reduced in self._coming:
+            gradients.change_slices(sources, reduced)
             for index, parameter in enumerate(gradients.parameters):
                 if index not in sources and parameter in layers:
                     layers[parameter].detach()
         self._group.resize(self._next.slice_bytes)
-        ways, self._next, self._sources = self._next, None, []
+        ways, self._next, self._coming = self._next, None, []
         return ways
 
     def _choose_cut(self, spec: TensorSpec, ways: Ways) -> Way:

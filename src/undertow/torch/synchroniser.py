@@ -21,6 +21,7 @@ from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
+from undertow.torch.reduced import find_process_group
 
 if TYPE_CHECKING:
     from undertow.torch.ddp import DistributedDataParallel
@@ -31,6 +32,7 @@ class Synchroniser:
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.group = group_for(wrapper.process_group)
+        self._process_group = find_process_group(wrapper.process_group, self.group)
         owner = _Owner(wrapper)
         self.passes = Passes(owner.end_of_backward, wait_free=self.group.wait_free, is_joining=owner.is_joining)
         self._module = wrapper.module
@@ -56,7 +58,7 @@ class Synchroniser:
             policy = Scheme.DENSE.value
         if self.group.size == 1 or (policy == Scheme.DENSE.value and self.group.sizes.fixed):
             return None
-        return Planning(self.group, self._module, policy)
+        return Planning(self.group, self._module, policy, self._process_group)
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
@@ -68,7 +70,11 @@ class Synchroniser:
         self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
         # Gradients come in about the reverse order of the forward pass.
         gradients = Gradients(
-            self.group, f"the parameters of {self._label}", ready[::-1], sparse=_find_sparse(self._module)
+            self.group,
+            f"the parameters of {self._label}",
+            ready[::-1],
+            sparse=_find_sparse(self._module),
+            process_group=self._process_group,
         )
         self._gradients.append(gradients)
         self.passes.watch(gradients)
