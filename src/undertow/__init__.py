@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from undertow.errors import ConfigError, DriftError, LabError, MismatchError, PeerLost, Refused, UndertowError
+from undertow.errors import (
+    ConfigError,
+    DriftError,
+    LabError,
+    MismatchError,
+    PeerLost,
+    PlanError,
+    Refused,
+    UndertowError,
+)
 
 __version__ = "0.1.0"
 # The engine is imported inside of the functions: the command line starts without it.
@@ -19,6 +28,7 @@ __all__ = [
     "LabError",
     "MismatchError",
     "PeerLost",
+    "PlanError",
     "Refused",
     "UndertowError",
     "__version__",

@@ -61,7 +61,7 @@ class Settings:
         default=0,
         metadata={
             "env": "UNDERTOW_SLICE",
-            "help": "bytes of one slice on the wire; default: about two milliseconds of the link, as measured",
+            "help": "bytes of one slice on the wire; default: what the measured link carries in UNDERTOW_SLICE_TIME",
         },
     )
     smallest_slice_bytes: int = field(
@@ -71,6 +71,10 @@ class Settings:
     largest_slice_bytes: int = field(
         default=Sizes().largest,
         metadata={"env": "UNDERTOW_LARGEST_SLICE", "help": "the most that is chosen; a quarter of it at the start"},
+    )
+    slice_time_s: float = field(
+        default=Sizes().time_s,
+        metadata={"env": "UNDERTOW_SLICE_TIME", "help": "seconds that a link needs for a slice, if its size is chosen"},
     )
     credit_bytes: int = field(
         default=0,
@@ -95,6 +99,13 @@ class Settings:
         metadata={
             "env": "UNDERTOW_PLAN",
             "help": "which way gradients travel: auto (the fastest), poseidon, the name of a scheme, or a plan's file",
+        },
+    )
+    profile: str = field(
+        default="",
+        metadata={
+            "env": "UNDERTOW_PROFILE",
+            "help": "file for what the first steps show of the model; the script ends then (`undertow plan` sets it)",
         },
     )
     trace: str = field(
@@ -122,14 +133,14 @@ class Settings:
                 f"a credit of {self.credit_bytes} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT, "
                 "or lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"
             )
-        for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s"):
+        for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s", "slice_time_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
 
     @property
     def sizes(self) -> Sizes:
         """What slices may be."""
-        return Sizes(self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes)
+        return Sizes(self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes, self.slice_time_s)
 
 
 def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:

@@ -23,6 +23,7 @@ class EchoGroup:
     rank, size = 0, 2
     wait_free = True
     plan = "auto"
+    profile = ""
     priority = Priority.BOTH
 
     def __init__(self, cluster: Cluster) -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from undertow.lab.bench import series as series_module
 from undertow.lab.bench.messages import Assignment, Lap, Ready
-from undertow.lab.bench.series import WARM_UP_STEPS, Series, measure
+from undertow.lab.bench.series import Series, measure
 from undertow.lab.network import Counters, Host
 from undertow.report.points import Point
 
 HOSTS = 4
 COMPUTE_S = 0.5
 ENVIRON = {"HOME": "/"}
+WARM_UP_STEPS = 7
 
 Speed = Callable[[int], float]  # seconds per step in the lap of this number; 0 is the warm-up
 
@@ -85,6 +86,7 @@ class Script:
     alive: list[str] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     failure: tuple[int, BaseException] | None = None  # at which turn, and with what
+    step_bytes: int = 1000  # of the first host; twice as many of the second, and so on
 
     def measure(self, series: Series) -> list[list[Point]]:
         return [leg.points for leg in measure(series, self.net, environ=ENVIRON, watch=self.watch)]
@@ -102,6 +104,7 @@ class FakeFleet:
         assert network is self.script.net
         assert environ == ENVIRON
         self.name = assignment.system
+        self.warm_up_steps = WARM_UP_STEPS
         assert system.name == self.name
         self.script.assignments.append(assignment)
         self._laps = 0
@@ -122,7 +125,7 @@ class FakeFleet:
             raise script.failure[1]
         script.turns.append((self.name, steps))
         script.timeouts_s.append(timeout_s)
-        script.net.sent_bytes += 1000 * steps
+        script.net.sent_bytes += script.step_bytes * steps
         step_s = script.speeds[self.name](self._laps)
         self._laps += 1
         ends_s = [step_s * (step + 1) for step in range(steps)]

@@ -33,6 +33,7 @@ class SlowGroup:
     wait_free = True
     priority = Priority.BOTH
     plan = "auto"
+    profile = ""
 
     def __init__(self, slice_bytes: int = 64) -> None:
         self.waiters = self

@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench_fakes import COMPUTE_S, ENVIRON, HOSTS, Net, Script, make_hosts, make_series, start_script
-from undertow.errors import LabError
+from tests.unit.bench_fakes import (
+    COMPUTE_S,
+    ENVIRON,
+    HOSTS,
+    WARM_UP_STEPS,
+    Script,
+    make_series,
+    start_script,
+)
+from undertow.errors import ConfigError, LabError
 from undertow.lab.bench import series as series_module
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Assignment, Lap, Ready
-from undertow.lab.bench.series import CHECKS, PATIENCE, WARM_UP_STEPS, measure
+from undertow.lab.bench.series import CHECKS, PATIENCE, measure
 from undertow.lab.network import open_loopback
 from undertow.lab.systems import find_system
 from undertow.report.points import NOISE
@@ -119,24 +127,38 @@ def test_without_shaping_nothing_is_limited_or_checked(start: Any) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
-def test_the_bound_is_the_transfer_at_full_bandwidth_whatever_the_scale(start: Any, scale: float) -> None:
-    # Sizes and bandwidth are divided by the same number, so the time stays: 2 S (P - 1) / P / W.
-    whole_bytes = 400_000_000
-    ready = Ready(batch=32, gradient_bytes=round(whole_bytes / scale), compute_s=COMPUTE_S)
-    script = start(ready=ready)
+def test_the_bound_is_the_transfer_of_what_was_sent_whatever_the_scale(start: Any, scale: float) -> None:
+    # Sizes and bandwidth are divided by the same number, so the time stays.
+    whole_bytes = 1_000_000_000
+    script = start(step_bytes=round(whole_bytes / scale / 2.5))  # hosts send 1, 2, 3 and 4 times that
     slow, fast = script.measure(make_series(scale=scale, bandwidths_gbit=(5.0, 40.0)))
-    transfer_s = 2 * whole_bytes * 8 * (3 / 4) / 5e9
-    assert transfer_s > COMPUTE_S
-    assert [point.bound_s for point in slow] == pytest.approx([transfer_s] * 2)
+    assert [point.bound_s for point in slow] == pytest.approx([whole_bytes * 8 / 5e9] * 2)
     assert [point.bound_s for point in fast] == pytest.approx([COMPUTE_S] * 2)
 
 
-@pytest.mark.parametrize(("hosts", "share"), [(2, 1 / 2), (4, 3 / 4), (8, 7 / 8)])
-def test_the_bound_depends_on_the_hosts(start: Any, hosts: int, share: float) -> None:
-    net = Net(hosts=make_hosts(hosts))
-    script = start(ready=Ready(batch=1, gradient_bytes=10**9, compute_s=0.001), net=net)
-    [points] = script.measure(make_series(scale=1.0, hosts=hosts))
-    assert points[0].bound_s == pytest.approx(2 * 8 * share / 10)
+def test_slowed_down_hosts_are_given_the_times_that_they_would_have(start: Any) -> None:
+    ready = Ready(batch=32, gradient_bytes=100_000, compute_s=8 * COMPUTE_S)
+    script = start(
+        ready=ready, step_bytes=10**9, speeds={"ddp": lambda _: 16 * COMPUTE_S, "undertow": lambda _: 12 * COMPUTE_S}
+    )
+    [(ddp, undertow)] = script.measure(make_series(slowdown=8.0))
+    assert script.net.checked_bits_per_s == [10e9 / 10 / 8]
+    assert script.assignments[0].slowdown == 8
+    assert (ddp.iteration_s, undertow.iteration_s) == pytest.approx((2 * COMPUTE_S, 1.5 * COMPUTE_S))
+    assert (ddp.compute_s, ddp.slowdown, ddp.speedup) == pytest.approx((COMPUTE_S, 8, 2.0))
+    assert ddp.iteration_low_s == ddp.iteration_high_s == pytest.approx(2 * COMPUTE_S)
+    assert ddp.bound_s == pytest.approx(2.5e9 * 8 * 10 / 10e9)
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 0.0, float("inf"), float("nan")])
+def test_nobody_is_slowed_down_by_less_than_one(slowdown: float) -> None:
+    with pytest.raises(ConfigError, match="slowdown"):
+        make_series(slowdown=slowdown)
+
+
+def test_real_compute_cannot_be_slowed_down() -> None:
+    with pytest.raises(ConfigError, match="computes for real"):
+        make_series(model="gpt", scale=1.0, slowdown=2.0)
 
 
 def test_speed_up_and_gain_follow_from_the_times(start: Any) -> None:
@@ -160,8 +182,7 @@ def test_a_real_tasks_compute_is_what_it_took_alone(start: Any) -> None:
     [(local, ddp, undertow)] = script.measure(make_series(model="gpt", scale=1.0))
     assert (local.compute_s, ddp.compute_s) == pytest.approx((0.4, 0.4))
     assert ddp.speedup == pytest.approx(4 * 0.4 / 2.0)
-    assert local.bound_s == pytest.approx(0.4)  # it sends nothing
-    assert undertow.bound_s == pytest.approx(2 * 8 * 0.75 / 10)
+    assert undertow.bound_s == pytest.approx(0.4)
 
 
 def test_bytes_and_cpu_time_are_per_step(start: Any) -> None:

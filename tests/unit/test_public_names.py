@@ -17,6 +17,7 @@ def test_the_package_offers_these_names() -> None:
         "LabError",
         "MismatchError",
         "PeerLost",
+        "PlanError",
         "Refused",
         "UndertowError",
         "__version__",
@@ -34,7 +35,7 @@ def test_the_package_offers_these_names() -> None:
 
 
 def test_the_torch_door_offers_these_names() -> None:
-    assert undertow.torch.__all__ == ["DistributedDataParallel", "flush", "parallelize", "verify_replicas"]
+    assert undertow.torch.__all__ == ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]
 
 
 def test_the_store_offers_these_names() -> None:

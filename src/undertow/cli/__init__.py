@@ -26,16 +26,15 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 # Everything after the script belongs to the script; torchrun's underscore spellings are understood as well.
-app.command(
-    context_settings={
-        "allow_interspersed_args": False,
-        "token_normalize_func": lambda name: name.replace("_", "-"),
-    }
-)(run)
+_BEFORE_A_SCRIPT = {
+    "allow_interspersed_args": False,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
+app.command(context_settings=_BEFORE_A_SCRIPT)(run)
 app.command("env")(show_environment)
 app.add_typer(lab, name="lab")
 app.command("bench")(bench)
-app.command("plan")(plan)
+app.command("plan", context_settings=_BEFORE_A_SCRIPT)(plan)
 
 
 def _show_version(wanted: bool) -> None:

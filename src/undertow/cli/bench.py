@@ -50,6 +50,12 @@ def bench(
             help="Divide sizes, bandwidths, buckets and slices by this: ratios stay. Default 10; 1 for real compute.",
         ),
     ] = None,
+    slowdown: Annotated[
+        float,
+        typer.Option(
+            "--slowdown", help="Let devices and links be so many times slower: for more hosts than this machine feeds."
+        ),
+    ] = 1.0,
     systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
     batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="How often each system takes its turn.")] = 4,
@@ -85,7 +91,7 @@ def bench(
         if files:
             raise ConfigError(f"{files[0]!r} is not an option; two files go with --compare")
         links = [rate / GIGA for rate in parse_bandwidths(bandwidth)]
-        common = {"systems": _split(systems), "batch": batch, "rounds": rounds, "lap_s": lap}
+        common = {"systems": _split(systems), "batch": batch, "rounds": rounds, "lap_s": lap, "slowdown": slowdown}
         asked = itertools.product(_split(model), _read_counts(hosts))
         plan = find_preset(preset) if preset else _make_plan(asked, links, scale, **common)
         if unshaped:

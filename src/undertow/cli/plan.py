@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,11 +16,13 @@ from rich.text import Text
 
 from undertow.cli.errors import one_line_errors
 from undertow.cli.progress import open_console
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
+from undertow.plan.measured import read_measured
 from undertow.plan.plan import Choice, Plan
 from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
+from undertow.plan.profile import Profile
 from undertow.report.table import start_table
 from undertow.zoo import find_model
 from undertow.zoo.profile import profile_model
@@ -26,12 +32,25 @@ CORE_FLOPS_PER_S = 5e10
 
 
 def plan(
-    model: Annotated[str, typer.Option("--model", help="A model of the zoo; `undertow bench --list` names them.")],
+    script: Annotated[
+        str | None,
+        typer.Argument(
+            help="A training script: its first steps are run on one worker, then it ends.", metavar="SCRIPT"
+        ),
+    ] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(help="Everything after SCRIPT belongs to the script.", metavar="ARGS")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model of the zoo instead; `undertow bench --list` names them.")
+    ] = None,
     hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, with one worker each.")] = 4,
     bandwidth: Annotated[
         str, typer.Option("--bandwidth", help="Speed of every link, each way, such as 10gbit.")
     ] = "10gbit",
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Samples per host and step of a model of the zoo; else as published.")
+    ] = None,
     policy: Annotated[
         str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
     ] = AUTO,
@@ -42,28 +61,58 @@ def plan(
     """Say which way every tensor of a model would take, how many bytes that is, and why.
 
     Example: undertow plan --model vgg19 --hosts 16 --bandwidth 10gbit --batch 32
+
+    Example: undertow plan --hosts 4 --bandwidth 1gbit train.py --epochs 3
     """
     with one_line_errors("undertow plan", debug=debug):
-        if batch is not None and batch < 1:
-            raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
-        trained = find_model(model)
         rate = parse_bandwidth(bandwidth)
-        cluster = Cluster(
-            workers=hosts,
-            bytes_per_s=rate / 8 * PAYLOAD_SHARE,
-            flops_per_s=trained.flops_per_s,
-            shard_flops_per_s=CORE_FLOPS_PER_S,
-        )
-        made = make_plan(profile_model(trained, batch=batch), cluster, policy=policy)
+        if script is not None and model is None:
+            if batch is not None:
+                raise ConfigError("--batch is for models of the zoo: a script has its own")
+            title, profile, figures = script, *_measure(script, args or ())
+        elif model is not None and script is None:
+            title, profile, figures = _look_up(model, batch)
+        else:
+            raise ConfigError("give a script, or --model with the name of a model")
+        cluster = Cluster(workers=hosts, bytes_per_s=rate / 8 * PAYLOAD_SHARE, **figures)
+        made = make_plan(profile, cluster, policy=policy)
         if out is not None:
             made.write(out)
         if is_json:
             print(made.to_json().decode())
             return 0
-        title = f"{trained.title}, {hosts} hosts, {format_bandwidth(rate)}, batch {batch or trained.batch} per host"
-        open_console().print(make_plan_table(made, title=title))
+        open_console().print(make_plan_table(made, title=f"{title}, {hosts} hosts, {format_bandwidth(rate)}"))
         return 0
     raise AssertionError("one_line_errors ends the command")
+
+
+def _look_up(name: str, batch: int | None) -> tuple[str, Profile, dict[str, float]]:
+    """A model of the zoo: its title, and what was published of it and its device."""
+    if batch is not None and batch < 1:
+        raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
+    model = find_model(name)
+    figures = {"flops_per_s": model.flops_per_s, "shard_flops_per_s": CORE_FLOPS_PER_S}
+    return f"{model.title}, batch {batch or model.batch} per host", profile_model(model, batch=batch), figures
+
+
+def _measure(script: str, args: Sequence[str]) -> tuple[Profile, dict[str, float]]:
+    """Run the first steps of a script; what it prints goes to stderr."""
+    if not Path(script).exists():
+        raise ConfigError(f"there is no script {script}")
+    with tempfile.TemporaryDirectory(prefix="undertow-plan-") as folder:
+        path = Path(folder) / "profile.json"
+        command = [sys.executable, "-m", "undertow", "run", "-n", "1", script, *args]
+        environment = {**os.environ, "UNDERTOW_PROFILE": str(path)}
+        code = subprocess.run(command, env=environment, stdout=sys.stderr.fileno(), check=False).returncode
+        if not path.exists():
+            ended = "ended" if code == 0 else f"failed with code {code}"
+            raise PlanError(
+                f"{script} {ended} before its first steps were measured: it takes a model that "
+                "undertow.torch.parallelize or DistributedDataParallel has wrapped, and four steps of training"
+            )
+        measured = read_measured(path)
+    figures = {name: getattr(measured, name) for name in ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s")}
+    return measured.profile, figures
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from undertow.errors import DriftError
 from undertow.plan.cluster import Cluster
-from undertow.plan.plan import Plan
+from undertow.plan.coordinator import Coordinator
 from undertow.plan.planner import make_plan
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 
@@ -29,6 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster | None = None  # as it measured at the start, said once
     profile: Profile | None = None  # said once, and again for parameters that came later
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
+    digests: dict[str, int] = {}  # of gradients that this rank has made out of everybody's parts
     wholes: tuple[str, ...] = ()  # of which some gradient came another way than in parts
 
 
@@ -44,8 +46,8 @@ class Outlook:
         self._planned_rows: dict[str, float] = {}
         self._planned_rate = 0.0
 
-    def consider(self, reports: Sequence[Report]) -> Plan | None:
-        """A new plan, if it takes one."""
+    def consider(self, reports: Sequence[Report]) -> Coordinator | None:
+        """A new plan and what it stands on, if it takes one."""
         self._learn(reports)
         if self._profile is None or self._cluster is None:
             return None
@@ -60,7 +62,8 @@ class Outlook:
         self._planned_rows = _list_rows(self._profile)
         profile = exclude(self._profile, self._spoiled)
         cluster = msgspec.structs.replace(self._cluster, bytes_per_s=rate)
-        return make_plan(profile, cluster, policy=self._policy, has_gates=all(report.has_gates for report in reports))
+        has_gates = all(report.has_gates for report in reports)
+        return Coordinator(make_plan(profile, cluster, policy=self._policy, has_gates=has_gates), profile, cluster)
 
     def _learn(self, reports: Sequence[Report]) -> None:
         clusters = [report.cluster for report in reports if report.cluster is not None]
@@ -79,6 +82,18 @@ class Outlook:
         return rows.keys() == self._planned_rows.keys() and all(
             _is_same(rows[name], self._planned_rows[name], SAME_ROWS) for name in rows
         )
+
+
+def check_digests(reports: Sequence[Report]) -> None:
+    """`DriftError` if ranks make different gradients out of the same parts: they would drift apart unnoticed."""
+    for name, digest in reports[0].digests.items():
+        for rank, report in enumerate(reports):
+            if report.digests.get(name, digest) != digest:
+                raise DriftError(
+                    f"ranks 0 and {rank} make different gradients of {name!r} out of the same factors: their "
+                    "processors, libraries or numbers of threads differ. Set UNDERTOW_PLAN to dense or "
+                    "factors-to-shard, and start again from a checkpoint"
+                )
 
 
 def merge_rows(reports: Sequence[Report]) -> dict[str, float]:

@@ -174,10 +174,12 @@ class Planner:
     def _explain(self, tensor: TensorProfile, chosen: Scheme, policy: str) -> str:
         if policy == POSEIDON:
             return self._explain_poseidon(tensor)
-        if chosen is Scheme.DENSE and policy != Scheme.DENSE.value:
-            return self._explain_dense(tensor)
-        if policy != AUTO:
+        if policy != AUTO and chosen.value == policy:
             return "as asked for"
+        if policy != AUTO:
+            return tensor.obstacle or f"{policy} is not possible"
+        if chosen is Scheme.DENSE:
+            return self._explain_dense(tensor)
         if chosen is Scheme.ALLREDUCE:
             return "torch's process group is predicted to be faster"
         dense_bytes = self._bytes_out(tensor, Scheme.DENSE)

@@ -103,6 +103,14 @@ COLUMNS = (
         words=lambda point: "" if point.scale == 1 else f"scale {point.scale:g}",
     ),
     Column(
+        heading="slowdown",
+        definition="Computing and the links were both slowed down by this, so that a small machine can emulate many "
+        "hosts. Times and bandwidths are given as they are before that.",
+        show=lambda point: f"{point.slowdown:g}",
+        shown=Shown.WHEN_SEVERAL,
+        words=lambda point: "" if point.slowdown == 1 else f"slowdown {point.slowdown:g}",
+    ),
+    Column(
         heading="origin",
         definition="Measured on emulated hosts, or simulated.",
         show=lambda point: point.origin,

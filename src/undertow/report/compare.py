@@ -102,7 +102,7 @@ def _number(points: Sequence[Point]) -> dict[_Key, Point]:
     found: dict[_Key, Point] = {}
     seen: Counter[_Key] = Counter()
     for point in points:
-        key = (point.model, point.hosts, point.bandwidth_gbit, point.scale, point.system, point.batch)
+        key = (point.model, point.hosts, point.bandwidth_gbit, point.scale, point.slowdown, point.system, point.batch)
         found[*key, seen[key]] = point
         seen[key] += 1
     return found

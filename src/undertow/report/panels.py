@@ -73,7 +73,7 @@ def make_panels(points: Sequence[Point]) -> list[Panel]:
     panels: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         key = (point.hosts,) if axis is Axis.BANDWIDTH else ()
-        panels.setdefault((point.model, *key, point.batch, point.scale), []).append(point)
+        panels.setdefault((point.model, *key, point.batch, point.scale, point.slowdown), []).append(point)
     return [_make_panel(members, axis, describe_common(members, among=points)) for members in panels.values()]
 
 

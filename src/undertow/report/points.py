@@ -34,7 +34,7 @@ ORIGINS = ("measured", "simulated")
 # Raised when an older undertow would misread the file, not when a field is added.
 FORMAT = 1
 
-_POSITIVE = ("hosts", "scale", "batch", "iteration_s", "compute_s", "bound_s", "steps")
+_POSITIVE = ("hosts", "scale", "slowdown", "batch", "iteration_s", "compute_s", "bound_s", "steps")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +44,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     bandwidth_gbit: float | None  # nominal, before scaling; None: not shaped
     scale: float  # what tensors and bandwidth were both divided by, which leaves the times as they are
+    slowdown: float = 1.0  # how many times longer everything took, on purpose: times are given without it
     system: str
     batch: int  # samples of one host in one step
     iteration_s: float  # median
     iteration_low_s: float  # quartiles of the steps
     iteration_high_s: float
     compute_s: float  # pure compute, F + B
-    bound_s: float  # T = max(F + B, bytes per direction / W)
+    bound_s: float  # T = max(F + B, what this system sends per direction / W)
     speedup: float  # over one worker: hosts * compute_s / iteration_s
     gain_over_ddp: float | None  # DDP's iteration_s / iteration_s; None when DDP was not run
     bytes_out_per_host: float | None  # per step, by the kernel's counters, without headers

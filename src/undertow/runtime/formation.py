@@ -66,6 +66,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             stall_timeout_s=settings.stall_timeout_s,
             wait_free=settings.wait_free,
             plan=settings.plan,
+            profile=settings.profile,
             priority=settings.priority,
         )
         group = Group(shape, loop, transport)

@@ -66,6 +66,7 @@ class Group:
         self.size = shape.size
         self.wait_free = shape.wait_free
         self.plan = shape.plan
+        self.profile = shape.profile
         self.priority = shape.priority
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()

@@ -20,6 +20,7 @@ class Shape:
     wait_free: bool = True
     priority: Priority = Priority.BOTH
     plan: str = "auto"
+    profile: str = ""
 
     @property
     def size(self) -> int:

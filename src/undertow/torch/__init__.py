@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from undertow.torch.ddp import DistributedDataParallel
-from undertow.torch.parallel import flush, parallelize
+from undertow.torch.parallel import find_coordinator, flush, parallelize
 from undertow.torch.replicas import verify_replicas
 
-__all__ = ["DistributedDataParallel", "flush", "parallelize", "verify_replicas"]
+__all__ = ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]

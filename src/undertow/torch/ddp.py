@@ -18,6 +18,7 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from undertow.errors import ConfigError
+from undertow.plan.coordinator import Coordinator
 from undertow.plan.plan import Plan
 from undertow.settings import Priority
 from undertow.torch.closed import forget_gradients
@@ -149,6 +150,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if set_to_none:
             forget_gradients(self.parameters())
         super().zero_grad(set_to_none)
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Who knows the plan, once there is one: some steps after the first."""
+        planning = self._connect().planning
+        return None if planning is None else planning.coordinator
 
     @property
     def rank(self) -> int:

@@ -96,6 +96,22 @@ class Gradients:
         if index in self.sources:
             self.sources[index].accumulated(added)
 
+    def sample(self) -> None:
+        """Look at the results of this pass that are made here: see `find_digests`."""
+        for carrier in self._current:
+            if isinstance(carrier, Gathered):
+                carrier.samples, carrier.digest = True, None
+
+    def find_digests(self) -> dict[str, int]:
+        """What was seen: on all ranks the same, or they drift apart."""
+        digests = {}
+        for index, carrier in enumerate(self._current):
+            if isinstance(carrier, Gathered):
+                carrier.samples = False
+                if carrier.digest is not None:
+                    digests[self.name(index)] = carrier.digest
+        return digests
+
     def find_wholes(self) -> list[str]:
         """The names of gathered tensors of which some gradient came another way than in parts."""
         return [
@@ -175,6 +191,11 @@ class Gradients:
         carrier = self._carriers[index]
         own = carrier is not None and carrier.uses_memory_of(index)
         return count_references(gradient) > known_once() or count_uses(gradient) > ALONE + own
+
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """Of all parameters."""
+        return {home.parameter: home.name for home in self._homes}
 
     def name(self, index: int) -> str:
         return self._homes[index].name

@@ -45,9 +45,9 @@ def measure_cluster(group: Group, device: torch.device, process_group: Any = Non
             workers=group.size,
             bytes_per_s=bytes_per_s,
             latency_s=latency_s,
-            flops_per_s=_measure_products(device),
-            shard_flops_per_s=_measure_shard_products(),
-            add_bytes_per_s=_measure_adds(),
+            flops_per_s=measure_products(device),
+            shard_flops_per_s=measure_shard_products(),
+            add_bytes_per_s=measure_adds(),
             allreduce_bytes_per_s=_measure_allreduce(process_group, size_bytes, device) if process_group else None,
         )
     return _known[group]
@@ -113,7 +113,7 @@ def _count_sent(size_bytes: int, workers: int) -> float:
     return 2 * size_bytes * (workers - 1) / workers
 
 
-def _measure_products(device: torch.device) -> float:
+def measure_products(device: torch.device) -> float:
     """Matrix products of the training device."""
     matrix = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, device=device)
 
@@ -124,13 +124,13 @@ def _measure_products(device: torch.device) -> float:
     return 2 * PRODUCT_SIZE**3 / _time(multiply)
 
 
-def _measure_shard_products() -> float:
+def measure_shard_products() -> float:
     """The same where the shards make them."""
     matrix = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
     return 2 * PRODUCT_SIZE**3 / _time(lambda: matrix @ matrix)
 
 
-def _measure_adds() -> float:
+def measure_adds() -> float:
     total, term = np.zeros(ADD_ELEMENTS, np.float32), np.zeros(ADD_ELEMENTS, np.float32)
     return total.nbytes / _time(lambda: np.add(total, term, out=total))
 

@@ -15,7 +15,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim import Optimizer
 
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, PlanError
+from undertow.plan.coordinator import Coordinator
 from undertow.torch.closed import find_gate
 from undertow.torch.ddp import DistributedDataParallel
 from undertow.torch.stepping import defer_steps, find_coupling
@@ -49,6 +50,21 @@ def parallelize(
         if reason is None and separable is not False:
             defer_steps(optimizer, speaks=wrapper.rank == 0)
     return wrapper, *optimizers
+
+
+def find_coordinator(model: torch.nn.Module) -> Coordinator:
+    """Who knows the plan of this wrapped model: `find_coordinator(model).plan`.
+
+    The plan is made of the first steps; `PlanError` if there is none yet, or none is needed.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError("give the model that DistributedDataParallel or parallelize has returned")
+    if model.coordinator is None:
+        raise PlanError(
+            "this model has no plan: it is made after the first few steps, of models that are large enough, among "
+            "several workers"
+        )
+    return model.coordinator
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

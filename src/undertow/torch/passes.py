@@ -23,6 +23,7 @@ from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
 from undertow.torch.overlap import Overlap
 from undertow.torch.planning import Planning
+from undertow.torch.profiling import Profiling
 from undertow.torch.sources import Ask
 
 _NOTHING = nullcontext()
@@ -45,7 +46,7 @@ class Passes:
     ) -> None:
         self._on_end = on_end
         self._is_joining = is_joining
-        self._planning: Planning | None = None
+        self._planning: Planning | Profiling | None = None
         self._overlap: Overlap | None = None
         self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
@@ -80,7 +81,7 @@ class Passes:
         for gradients in self._gradients:
             overlap.gates.watch(gradients, list(itertools.islice(nodes, len(gradients.parameters))))
 
-    def plan_with(self, planning: Planning) -> None:
+    def plan_with(self, planning: Planning | Profiling) -> None:
         """From now on somebody else decides how gradients travel."""
         self._planning = planning
 

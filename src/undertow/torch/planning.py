@@ -21,7 +21,8 @@ import torch
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
-from undertow.plan.outlook import Outlook, Report
+from undertow.plan.coordinator import Coordinator
+from undertow.plan.outlook import Outlook, Report, check_digests
 from undertow.plan.plan import Plan, check_fits
 from undertow.plan.planner import describe_plan
 from undertow.plan.profile import Profile
@@ -57,7 +58,7 @@ class Planning:
         policy: str | Plan,
         process_group: Any = None,
     ) -> None:
-        self.plan: Plan | None = None
+        self.coordinator: Coordinator | None = None  # since there is a plan
         self._group = group
         self._module = module
         self._process_group = process_group
@@ -85,7 +86,7 @@ class Planning:
     def adopt(self, gradients: Gradients) -> None:
         """These take part from now on."""
         self._gradients.append(gradients)
-        names = {parameter: gradients.name(index) for index, parameter in enumerate(gradients.parameters)}
+        names = gradients.names
         if isinstance(self._policy, Plan):
             check_fits(self._policy, {name: tuple(parameter.shape) for parameter, name in names.items()})
         elif self._outlook is None:
@@ -96,6 +97,9 @@ class Planning:
                 self._layers[layer.weight] = layer
                 self._rows.watch(layer, names[layer.weight])
         self._obstacles |= obstacles
+        for parameter, reason in obstacles.items():
+            if parameter in names and self._group.rank == 0:
+                log.warning("the gradient of %r travels whole: %s", names[parameter], reason)
         if self._outlook is not None and names:
             measure_cluster(self._group, gradients.parameters[0].device, self._process_group)
             self._survey = Survey(self._module)
@@ -118,10 +122,13 @@ class Planning:
         elif self._report is not None:
             self._group.waiters.wait_for(self._reported)
             self._consider(self._read(self._report))
-        elif isinstance(self._policy, Plan) and self.plan is None:
-            self._follow(self._policy)
+        elif isinstance(self._policy, Plan) and self.coordinator is None:
+            self._follow(Coordinator(self._policy))
         elif self._passes % PASSES == 0:
             self._tell(has_gates=has_gates)
+        if self._passes % PASSES == PASSES - 1:
+            for gradients in self._gradients:
+                gradients.sample()
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Backward has made this gradient."""
@@ -136,7 +143,7 @@ class Planning:
         if self._survey.is_over:
             names: dict[torch.Tensor, str] = {}
             for one in self._gradients:
-                names.update((parameter, one.name(index)) for index, parameter in enumerate(one.parameters))
+                names |= one.names
             self._profile = self._survey.make_profile(names, self._layers, self._obstacles)
             self._survey = None
 
@@ -152,6 +159,7 @@ class Planning:
             cluster=cluster,
             profile=self._profile,
             rows=self._rows.take(),
+            digests={name: digest for one in self._gradients for name, digest in one.find_digests().items()},
             wholes=tuple(name for one in self._gradients for name in one.find_wholes()),
         )
         self._profile = None
@@ -170,15 +178,17 @@ class Planning:
     # Decisions: the same on all ranks
 
     def _consider(self, reports: Sequence[Report]) -> None:
-        plan = None if self._outlook is None else self._outlook.consider(reports)
-        if plan is not None:
-            self._follow(plan, reports)
+        check_digests(reports)
+        coordinator = None if self._outlook is None else self._outlook.consider(reports)
+        if coordinator is not None:
+            self._follow(coordinator, reports)
         elif self._choose_bytes(reports) != self._slice_bytes:
             self._prepare(self.plan, self._choose_bytes(reports))
 
-    def _follow(self, plan: Plan, reports: Sequence[Report] = ()) -> None:
+    def _follow(self, coordinator: Coordinator, reports: Sequence[Report] = ()) -> None:
         before = {} if self._ways is None else self._ways.schemes
-        self.plan, slice_bytes = plan, self._choose_bytes(reports)
+        self.coordinator = coordinator
+        plan, slice_bytes = coordinator.plan, self._choose_bytes(reports)
         if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes:
             self._prepare(plan, slice_bytes)
             if self._group.rank == 0:
@@ -200,6 +210,10 @@ class Planning:
         return wished if max(wished, current) > GOOD_ENOUGH * min(wished, current) else current
 
     # Figures
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.coordinator is None else self.coordinator.plan
 
     @property
     def _slice_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
+from undertow.torch.profiling import Profiling
 from undertow.torch.reduced import find_process_group
 
 if TYPE_CHECKING:
@@ -51,8 +53,10 @@ class Synchroniser:
         if wrapper.forward_sync_buffers:
             self._buffers = self._make_broadcast("buffers", self._named_buffers())
 
-    def _make_planning(self, policy: str | Plan) -> Planning | None:
+    def _make_planning(self, policy: str | Plan) -> Planning | Profiling | None:
         """Who decides how gradients travel, if there is anything to decide."""
+        if self.group.profile:
+            return Profiling(self._module, Path(self.group.profile))
         size_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._frozen)
         if policy == AUTO and is_small(size_bytes, self.group.sizes):
             policy = Scheme.DENSE.value

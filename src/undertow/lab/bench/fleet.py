@@ -70,6 +70,7 @@ class Fleet:
 
     def __init__(self, network: Network, system: System, assignment: Assignment, environ: Mapping[str, str]) -> None:
         self.name = assignment.system
+        self.warm_up_steps = system.warm_up_steps
         self._system = system
         self._environ = environ
         self._network = network
@@ -118,7 +119,7 @@ class Fleet:
                 seat.process.send_signal(signum)
 
     def _start(self) -> None:
-        variables = self._system.variables(scale=self._assignment.scale)
+        variables = self._system.variables(scale=self._assignment.scale, slowdown=self._assignment.slowdown)
         environments = self._stack.enter_context(open_meeting(self._network, self._environ))
         for host, environment in zip(self._network.hosts, environments, strict=True):
             words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115

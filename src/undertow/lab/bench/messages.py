@@ -15,6 +15,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system: str
     scale: float
+    slowdown: float = 1.0
     batch: int | None
 
 

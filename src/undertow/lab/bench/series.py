@@ -27,8 +27,6 @@ from undertow.zoo import MODELS
 from undertow.zoo.names import unknown_name
 
 GIGA = 1e9
-# torch DDP rearranges its buckets after the first step; undertow's slices fit a new bandwidth after six.
-WARM_UP_STEPS = 7
 SLOWEST_BITS_PER_S = 1e6
 # A noisy point gets this many times the rounds before it is called too noisy.
 PATIENCE = 2
@@ -60,6 +58,7 @@ class Series:
     bandwidths_gbit: tuple[float | None, ...]  # nominal; None: not shaped
     systems: tuple[str, ...]
     scale: float = 1.0
+    slowdown: float = 1.0
     batch: int | None = None
     rounds: int = 4
     lap_s: float = 3.0
@@ -69,6 +68,10 @@ class Series:
             raise unknown_name("model", self.model, (*MODELS, *REAL_NAMES))
         if self.model in REAL_NAMES and self.scale != 1:
             raise ConfigError(f"{self.model} computes for real and cannot be scaled: leave --scale out")
+        if self.model in REAL_NAMES and self.slowdown != 1:
+            raise ConfigError(f"{self.model} computes for real and cannot be slowed down: leave --slowdown out")
+        if not 1 <= self.slowdown < math.inf:
+            raise ConfigError(f"--slowdown {self.slowdown:g} is not possible: give 1 or more")
         if not self.systems:
             raise ConfigError("--systems is empty: name one at least, such as undertow")
         for system in self.systems:
@@ -79,8 +82,11 @@ class Series:
         if not self.scale > 0 or math.isinf(self.scale):
             raise ConfigError(f"--scale {self.scale:g} is not possible: give a number above 0, such as 10")
         for speed in self.bandwidths_gbit:
-            if speed is not None and speed * GIGA / self.scale < SLOWEST_BITS_PER_S:
-                raise ConfigError(f"--scale {self.scale:g} leaves too little of {speed:g} Gbit/s to measure: use less")
+            if speed is not None and speed * GIGA / self.scale / self.slowdown < SLOWEST_BITS_PER_S:
+                raise ConfigError(
+                    f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of {speed:g} Gbit/s "
+                    "to measure: use less"
+                )
         if self.rounds < 2:
             raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
         if self.batch is not None and self.batch < 1:
@@ -132,7 +138,9 @@ def measure(series: Series, network: Network, *, environ: Mapping[str, str], wat
 
 
 def _assign(series: Series, system: str) -> Assignment:
-    return Assignment(model=series.model, system=system, scale=series.scale, batch=series.batch)
+    return Assignment(
+        model=series.model, system=system, scale=series.scale, slowdown=series.slowdown, batch=series.batch
+    )
 
 
 class _Bench:
@@ -150,7 +158,8 @@ class _Bench:
         self._series, self._network, self._fleets, self._ready, self._watch = series, network, fleets, ready, watch
         self._bandwidth_gbit = bandwidth_gbit
         self._title = series.describe(bandwidth_gbit)
-        self._transfer_s = self._find_transfer_s()
+        size_bytes = 2 * ready.gradient_bytes * (series.hosts - 1) / series.hosts
+        self._transfer_s = self._find_transfer_s(size_bytes)  # of one step, if all gradients travel whole
 
     def measure(self) -> list[Point]:
         steps = {fleet: self._warm_up(fleet) for fleet in self._fleets}
@@ -170,7 +179,7 @@ class _Bench:
         """Hold the links to the bandwidth; returns why they are not to be trusted, if so."""
         if self._bandwidth_gbit is None:
             return ""
-        rate = self._bandwidth_gbit * GIGA / self._series.scale
+        rate = self._bandwidth_gbit * GIGA / self._series.scale / self._series.slowdown
         self._watch.say(f"{self._title}: checking the links")
         self._network.shape(rate)
         refusal = ""
@@ -187,7 +196,7 @@ class _Bench:
         """Returns how many steps make a lap."""
         self._watch.say(f"{self._title}: {fleet.name}, warming up")
         record = Record()
-        self._run(fleet, WARM_UP_STEPS, record)
+        self._run(fleet, fleet.warm_up_steps, record)
         return 1 + min(20, max(3, math.ceil(self._series.lap_s / record.durations_s[0][-1])))
 
     def _turns(self, number: int) -> list[Fleet]:
@@ -203,16 +212,16 @@ class _Bench:
         sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
         record.add(laps, bytes_out=sent)
 
-    def _find_transfer_s(self) -> float:
-        """How long a link needs for one step's bytes, at least: 2 S (P - 1) / P in each direction."""
+    def _find_transfer_s(self, size_bytes: float) -> float:
+        """How long a link needs for so many bytes, at least."""
         if self._bandwidth_gbit is None:
             return 0.0
-        hosts = self._series.hosts
-        size = 2 * self._ready.gradient_bytes * (hosts - 1) / hosts
-        return size * 8 * self._series.scale / (self._bandwidth_gbit * GIGA)
+        return size_bytes * 8 * self._series.scale * self._series.slowdown / (self._bandwidth_gbit * GIGA)
 
     def _make_points(self, summaries: Mapping[str, Summary]) -> list[Point]:
-        compute_s = self._ready.compute_s or summaries[COMPUTE].iteration_s
+        """With the times of hosts that are not slowed down."""
+        slowdown = self._series.slowdown
+        compute_s = (self._ready.compute_s or summaries[COMPUTE].iteration_s) / slowdown
         reference = summaries.get(REFERENCE)
         return [
             Point(
@@ -220,14 +229,15 @@ class _Bench:
                 hosts=self._series.hosts,
                 bandwidth_gbit=self._bandwidth_gbit,
                 scale=self._series.scale,
+                slowdown=slowdown,
                 system=name,
                 batch=self._ready.batch,
-                iteration_s=summary.iteration_s,
-                iteration_low_s=summary.low_s,
-                iteration_high_s=summary.high_s,
+                iteration_s=summary.iteration_s / slowdown,
+                iteration_low_s=summary.low_s / slowdown,
+                iteration_high_s=summary.high_s / slowdown,
                 compute_s=compute_s,
-                bound_s=compute_s if name == COMPUTE else max(compute_s, self._transfer_s),
-                speedup=self._series.hosts * compute_s / summary.iteration_s,
+                bound_s=max(compute_s, self._find_transfer_s(summary.bytes_out) / slowdown),
+                speedup=self._series.hosts * compute_s * slowdown / summary.iteration_s,
                 gain_over_ddp=reference.iteration_s / summary.iteration_s if reference else None,
                 bytes_out_per_host=summary.bytes_out,
                 cpu_s=summary.cpu_s,

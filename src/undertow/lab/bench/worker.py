@@ -59,7 +59,13 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     system = find_system(assignment.system)
     rank = int(os.environ["RANK"])
-    workload = make_workload(assignment.model, rank=rank, scale=assignment.scale, batch=assignment.batch)
+    workload = make_workload(
+        assignment.model,
+        rank=rank,
+        scale=assignment.scale,
+        slowdown=assignment.slowdown,
+        batch=assignment.batch,
+    )
     system.join()
     trainer = Trainer(workload, system, rank=rank, scale=assignment.scale)
     size = count_gradient_bytes(workload.model)

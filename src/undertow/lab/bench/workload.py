@@ -42,12 +42,12 @@ class Workload(Protocol):
 class Replay:
     """Published times and sizes."""
 
-    def __init__(self, name: str, *, rank: int, scale: float, batch: int | None) -> None:
+    def __init__(self, name: str, *, rank: int, scale: float, slowdown: float, batch: int | None) -> None:
         sharpen_sleep()
         found = find_model(name)
-        self.model = ReplayedModel(found, device=Device(rank=rank), scale=scale, batch=batch)
+        self.model = ReplayedModel(found, device=Device(rank=rank), scale=scale, slowdown=slowdown, batch=batch)
         self.batch = self.model.batch
-        self.compute_s = found.iteration_s * self.batch / found.batch
+        self.compute_s = found.iteration_s * slowdown * self.batch / found.batch
         self.optimizer = ReplayedSGD(self.model.parameters())
 
     def make_batch(self, rank: int, step: int) -> tuple[torch.Tensor, ...]:
@@ -76,9 +76,9 @@ class Training:
         return self._task.loss(model, batch)
 
 
-def make_workload(name: str, *, rank: int, scale: float, batch: int | None) -> Workload:
+def make_workload(name: str, *, rank: int, scale: float, slowdown: float = 1.0, batch: int | None) -> Workload:
     if name not in REAL_NAMES:
-        return Replay(name, rank=rank, scale=scale, batch=batch)
+        return Replay(name, rank=rank, scale=scale, slowdown=slowdown, batch=batch)
     if scale != 1:
         raise ConfigError(f"{name} computes for real and cannot be scaled: leave --scale out")
     return Training(make_task(name, batch=batch))

@@ -1,6 +1,6 @@
 """A replayed model: the zoo's layers in the order of the forward pass, on one device.
 
-In: a model of the zoo, a scale.  Out: an `nn.Module` that a wrapper cannot tell from a
+In: a model of the zoo, a scale, a slowdown of all times.  Out: an `nn.Module` that a wrapper cannot tell from a
 real one, and that takes the published time for a forward and a backward pass.
 """
 
@@ -20,10 +20,18 @@ from undertow.zoo import Kind, Layer, Model
 class ReplayedModel(nn.Module):
     """Called with one batch of `make_batch`; gives a tensor whose sum is the loss."""
 
-    def __init__(self, model: Model, *, device: Device, scale: float = 1.0, batch: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: Device,
+        scale: float = 1.0,
+        slowdown: float = 1.0,
+        batch: int | None = None,
+    ) -> None:
         super().__init__()
         self.batch = batch or model.batch
-        stretch = self.batch / model.batch
+        stretch = slowdown * self.batch / model.batch
         self.device = device
         self.layers = nn.ModuleDict()
         self.tokens: list[tuple[int, int]] = []  # of each embedding: its rows, how many tokens a step looks up

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 class Ddp:
     name = "ddp"
     about = "torch DistributedDataParallel over Gloo"
+    warm_up_steps = 3  # it rearranges its buckets after the first one
     is_restless = False
 
     def find_obstacle(self) -> str | None:
         return find_missing("torch")
 
-    def variables(self, *, scale: float) -> Mapping[str, str]:
+    def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
         return {}
 
     def join(self) -> None:

@@ -23,6 +23,7 @@ FUSION_BYTES = 128 << 20
 class Horovod:
     name = "horovod"
     about = "Horovod over Gloo"
+    warm_up_steps = 3
     is_restless = True  # its workers ask each other every millisecond whether there is something to do
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Horovod:
     def find_obstacle(self) -> str | None:
         return find_missing("torch") or find_missing("horovod")
 
-    def variables(self, *, scale: float) -> Mapping[str, str]:
+    def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
         return {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",

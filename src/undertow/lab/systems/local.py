@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 class Local:
     name = "local"
     about = "no communication: what compute alone takes"
+    warm_up_steps = 3
     is_restless = False
 
     def find_obstacle(self) -> str | None:
         return find_missing("torch")
 
-    def variables(self, *, scale: float) -> Mapping[str, str]:
+    def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
         return {}
 
     def join(self) -> None:

@@ -25,12 +25,13 @@ def find_missing(package: str) -> str | None:
 class System(Protocol):
     name: str
     about: str  # one line for the list of systems
+    warm_up_steps: int  # so many steps after a change of the links it is what it is
     is_restless: bool  # it keeps talking while it has nothing to do: its workers are stopped between their turns
 
     def find_obstacle(self) -> str | None:
         """Why it cannot run here, in words; None if it can."""
 
-    def variables(self, *, scale: float) -> Mapping[str, str]:
+    def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
         """Environment variables for its workers, beside those that `undertow run` sets."""
         return {}
 

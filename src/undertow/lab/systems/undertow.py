@@ -30,6 +30,8 @@ MECHANISMS = {
 class Undertow:
     """`without` names the mechanisms that are off."""
 
+    # It measures its model in three, plans, and sees a new bandwidth; all of that within twelve.
+    warm_up_steps = 12
     is_restless = False
 
     def __init__(self, without: Sequence[str] = ()) -> None:
@@ -41,7 +43,7 @@ class Undertow:
     def find_obstacle(self) -> str | None:
         return find_missing("torch")
 
-    def variables(self, *, scale: float) -> Mapping[str, str]:
+    def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
         # Undertow chooses, as it does for users, within limits that follow the scale.
         smallest, largest = (max(least, align(round(size / scale))) for size, least in _LIMITS)
         priority = "off" if "priority" in self.without else "push" if "two-way" in self.without else "both"
@@ -49,6 +51,7 @@ class Undertow:
             "UNDERTOW_SLICE": str(UNSLICED_BYTES) if "slicing" in self.without else "",
             "UNDERTOW_SMALLEST_SLICE": str(smallest),
             "UNDERTOW_LARGEST_SLICE": str(largest),
+            "UNDERTOW_SLICE_TIME": str(Sizes().time_s * slowdown),
             "UNDERTOW_WAIT_FREE": "off" if "wait-free" in self.without else "on",
             "UNDERTOW_PRIORITY": priority,
             **({"UNDERTOW_PLAN": "dense"} if "hybrid" in self.without else {}),
