@@ -27,6 +27,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     has_gates: bool = True  # the next forward pass starts before all gradients are there
     bytes_per_s: float | None = None  # of its link while it trained, if ever something had to wait
+    allreduce_bytes_per_s: float | None = None  # the same of torch's process group, if it was used
     cluster: Cluster | None = None  # as it measured at the start, said once
     profile: Profile | None = None  # said once, and again for parameters that came later
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
@@ -44,7 +45,7 @@ class Outlook:
         self._spoiled: set[str] = set()
         self._is_stale = False  # something was said that no plan knows of
         self._planned_rows: dict[str, float] = {}
-        self._planned_rate = 0.0
+        self._planned: Cluster | None = None
 
     def consider(self, reports: Sequence[Report]) -> Coordinator | None:
         """A new plan and what it stands on, if it takes one."""
@@ -54,14 +55,12 @@ class Outlook:
         rows = merge_rows(reports)
         if rows:
             self._profile = change_rows(self._profile, rows)
-        rates = [report.bytes_per_s for report in reports if report.bytes_per_s is not None]
-        rate = statistics.fmean(rates) if rates else self._planned_rate or self._cluster.bytes_per_s
-        if not self._is_stale and _is_same(rate, self._planned_rate, SAME_RATE) and self._has_same_rows():
+        cluster = follow_rates(self._cluster, reports)
+        if not self._is_stale and self._has_same_rates(cluster) and self._has_same_rows():
             return None
-        self._is_stale, self._planned_rate = False, rate
+        self._is_stale, self._planned = False, cluster
         self._planned_rows = _list_rows(self._profile)
         profile = exclude(self._profile, self._spoiled)
-        cluster = msgspec.structs.replace(self._cluster, bytes_per_s=rate)
         has_gates = all(report.has_gates for report in reports)
         return Coordinator(make_plan(profile, cluster, policy=self._policy, has_gates=has_gates), profile, cluster)
 
@@ -75,6 +74,13 @@ class Outlook:
         wholes = {name for report in reports for name in report.wholes}
         self._is_stale |= not wholes <= self._spoiled
         self._spoiled |= wholes
+
+    def _has_same_rates(self, cluster: Cluster) -> bool:
+        assert self._planned is not None
+        ours = _is_same(cluster.bytes_per_s, self._planned.bytes_per_s, SAME_RATE)
+        return ours and _is_same(
+            cluster.allreduce_bytes_per_s or 0.0, self._planned.allreduce_bytes_per_s or 0.0, SAME_RATE
+        )
 
     def _has_same_rows(self) -> bool:
         assert self._profile is not None
@@ -100,6 +106,24 @@ def merge_rows(reports: Sequence[Report]) -> dict[str, float]:
     """K of an average rank: an empty batch counts, too."""
     names = dict.fromkeys(name for report in reports for name in report.rows)
     return {name: statistics.fmean(report.rows.get(name, 0.0) for report in reports) for name in names}
+
+
+def follow_rates(cluster: Cluster, reports: Sequence[Report]) -> Cluster:
+    """The cluster with what its links carry now.
+
+    Where only one of the two ways was seen, the other is as much faster or slower than at the start.
+    """
+    ours = _mean(report.bytes_per_s for report in reports)
+    torchs = _mean(report.allreduce_bytes_per_s for report in reports)
+    at_start = cluster.allreduce_bytes_per_s
+    if ours is None:
+        change = 1.0 if torchs is None or at_start is None else torchs / at_start
+        ours = cluster.bytes_per_s * change
+    elif torchs is None and at_start is not None:
+        torchs = at_start * ours / cluster.bytes_per_s
+    return msgspec.structs.replace(
+        cluster, bytes_per_s=ours, allreduce_bytes_per_s=None if at_start is None else torchs or at_start
+    )
 
 
 def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
@@ -180,6 +204,11 @@ def _change_tensors(profile: Profile, change: Callable[[TensorProfile], TensorPr
 
 def _list_rows(profile: Profile) -> dict[str, float]:
     return {tensor.name: tensor.rows for tensor in profile.tensors if tensor.kind in (Kind.LINEAR, Kind.EMBEDDING)}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _is_same(one: float, other: float, factor: float) -> bool:

@@ -51,6 +51,7 @@ class Gradients:
         self._process_group = process_group  # torch's, of the same workers, if there is one
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
         self._homes = [Home(name, p, copiers[p.device], is_sparse=p in sparse) for name, p in named]
+        self.reduction: Reduction | None = None  # of those that go through torch's process group
         self.sources: Mapping[int, Source] = {}  # of those that are gathered
         # What the backward pass that runs now wants of a layer that could hand over parts of a gradient.
         self.asks: Callable[[int], Ask] = lambda index: Ask.GRADIENT
@@ -63,8 +64,10 @@ class Gradients:
     def _lay_out(self, layout: Layout, reduced: Sequence[int] = ()) -> list[Carrier | None]:
         """Who carries each of them; nobody an empty one."""
         carriers: list[Carrier] = [Fused(self._group, item, self._homes) for item in layout.slices if item.is_fused]
+        self.reduction = None
         if reduced:
-            carriers += Reduction(self._group, self._process_group, self._homes, reduced).buckets
+            self.reduction = Reduction(self._group, self._process_group, self._homes, reduced)
+            carriers += self.reduction.buckets
         for index, place in enumerate(layout.places):
             if index in self.sources:
                 carry = Gathered if place.slices[0].spec.shard == EVERYONE else Sharded

@@ -156,6 +156,7 @@ class Planning:
         report = Report(
             has_gates=has_gates,
             bytes_per_s=self._group.bytes_per_s,
+            allreduce_bytes_per_s=self._allreduce_bytes_per_s,
             cluster=cluster,
             profile=self._profile,
             rows=self._rows.take(),
@@ -220,6 +221,12 @@ class Planning:
         if self._ways is not None:
             return self._ways.slice_bytes
         return self._group.sizes.choose(self._model_bytes, shards=self._group.size)
+
+    @property
+    def _allreduce_bytes_per_s(self) -> float | None:
+        rates = [one.reduction.bytes_per_s for one in self._gradients if one.reduction is not None]
+        known = [rate for rate in rates if rate is not None]
+        return min(known, default=None)
 
     @property
     def _model_bytes(self) -> int:

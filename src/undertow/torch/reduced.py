@@ -8,6 +8,9 @@ called when it is full, and all that come before it have been.
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +26,7 @@ from undertow.torch.carriers import Home
 
 # As many of the largest slices as torch's own buckets have bytes, but the first one, which is small to start early.
 BUCKET_SLICES = 6
+RATED_PASSES = 3
 
 
 def find_process_group(given: Any, group: Group) -> Any:
@@ -46,6 +50,19 @@ class Reduction:
         self.group = group
         self.process_group = process_group
         self.buckets = [Bucket(self, some, homes) for some in _fill(homes, members, group.sizes)]
+        self._rates: deque[float] = deque(maxlen=len(self.buckets) * RATED_PASSES)
+        self._free_s = 0.0  # since when nothing is called
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What the process group carries, each way, as seen in the last passes."""
+        return statistics.median(self._rates) if self._rates else None
+
+    def note(self, size_bytes: int, called_s: float, done_s: float) -> None:
+        """A bucket has been summed, after those that were called before it."""
+        since_s, self._free_s = max(called_s, self._free_s), done_s
+        workers = self.group.size
+        self._rates.append(2 * size_bytes * (workers - 1) / workers / max(1e-6, done_s - since_s))
 
     def call_full_ones(self) -> None:
         for bucket in self.buckets:
@@ -99,8 +116,8 @@ class Bucket:
     def call(self) -> None:
         if self._work is None:
             self._work = dist.all_reduce(self._memory, group=self._reduction.process_group, async_op=True)
-            ticket = self._ticket
-            self._work.get_future().add_done_callback(lambda future: self._done(future, ticket))
+            ticket, called_s = self._ticket, time.perf_counter()
+            self._work.get_future().add_done_callback(lambda future: self._done(future, ticket, called_s))
 
     def uses_memory_of(self, index: int) -> bool:
         return False
@@ -113,13 +130,14 @@ class Bucket:
         if self._present[self.members.index(index)]:
             self._homes[index].replace(self._segments[index].clone())
 
-    def _done(self, future: Any, ticket: Ticket) -> None:
+    def _done(self, future: Any, ticket: Ticket, called_s: float) -> None:
         """In a thread of torch's."""
         try:
             future.value()
         except Exception as error:
             self._reduction.group.suspect(UndertowError(f"torch's all_reduce failed: {error}"))
         else:
+            self._reduction.note(self._memory.nbytes, called_s, time.perf_counter())
             ticket.answer(_ANSWER)
 
 

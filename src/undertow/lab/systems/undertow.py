@@ -58,8 +58,12 @@ class Undertow:
         }
 
     def join(self) -> None:
+        import torch.distributed as dist
+
         import undertow
 
+        if "hybrid" not in self.without:
+            dist.init_process_group("gloo")  # one more way, as in any script that used torch DDP
         undertow.init()
 
     def wrap(self, model: nn.Module, optimizer: Optimizer, *, scale: float) -> tuple[nn.Module, Optimizer]:
@@ -83,6 +87,10 @@ class Undertow:
         return undertow.bytes_sent()
 
     def leave(self) -> None:
+        import torch.distributed as dist
+
         import undertow
 
         undertow.shutdown()
+        if dist.is_initialized():
+            dist.destroy_process_group()
