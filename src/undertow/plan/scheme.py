@@ -58,8 +58,8 @@ def count_traffic(tensor: TensorProfile, scheme: Scheme, workers: int) -> Traffi
     height, depth = tensor.shape
     if scheme is Scheme.FACTORS:
         return Traffic(rows * (height + depth) * width * others)
-    # Each shard gets the activations and its own columns of the deltas.
-    return Traffic(share * rows * (height + workers * depth) * width, whole * share)
+    # Each shard that has rows to make gets the activations and its own columns of the deltas.
+    return Traffic(share * rows * (height + min(workers, height) * depth) * width, whole * share)
 
 
 def count_product_flops(tensor: TensorProfile) -> float:
