@@ -32,6 +32,52 @@ def test_json_is_the_plan_itself(cli: Cli) -> None:
     assert choices["fc7.weight"]["scheme"] == "factors"
 
 
+SCRIPT = """
+import sys, torch, undertow, undertow.torch
+undertow.init()
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = undertow.torch.parallelize(model, optimizer)
+print("with", sys.argv[1:])
+for step in range(int(sys.argv[1])):
+    model(torch.ones(8, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("to the end")
+"""
+
+
+def test_a_script_is_run_for_a_few_steps_and_planned(cli: Cli) -> None:
+    (cli.folder / "train.py").write_text(SCRIPT)
+    result = cli.run(
+        "plan", "--hosts", "8", "--bandwidth", "1gbit", "--json", cli.folder / "train.py", "1000000", "--x"
+    )
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)  # what the script prints is not in it
+    assert "with ['1000000', '--x']" in result.stderr
+    assert plan["workers"] == 8
+    choices = {choice["tensor"]: choice for choice in plan["choices"]}
+    assert choices["0.weight"]["scheme"] == "factors"
+    assert choices["0.weight"]["bytes_out"] == 7 * 8 * (512 + 512) * 4
+    assert choices["2.weight"]["scheme"] == "dense"
+    assert plan["compute_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("print('nothing')", "ended before its first steps were measured"),
+        ("raise ValueError('broken')", "failed with code 1 before its first steps were measured"),
+    ],
+)
+def test_a_script_without_steps_is_an_error_that_says_what_it_takes(cli: Cli, text: str, words: str) -> None:
+    (cli.folder / "train.py").write_text(text)
+    result = cli.run("plan", cli.folder / "train.py")
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert "undertow.torch.parallelize" in result.stderr
+
+
 def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
     result = cli.run(*VGG, "--policy", "poseidon", "--out", cli.folder / "plan.json")
     assert result.returncode == 0, result.stderr
@@ -43,6 +89,10 @@ def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ((), "give a script, or --model"),
+        (("--model", "vgg19", "train.py"), "give a script, or --model"),
+        (("nowhere.py",), "there is no script nowhere.py"),
+        (("--batch", "3", "train.py"), "--batch is for models of the zoo"),
         (("--model", "vgg"), "unknown model 'vgg'"),
         (("--model", "vgg19", "--hosts", "0"), "a cluster of 0 workers is not possible"),
         (("--model", "vgg19", "--batch", "0"), "a batch of 0 is not possible"),

@@ -19,7 +19,7 @@ from undertow.cli.progress import open_console
 from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
-from undertow.plan.measured import read_measured
+from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
 from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
 from undertow.plan.profile import Profile
@@ -29,6 +29,7 @@ from undertow.zoo.profile import profile_model
 
 # Of one core of a host, which multiplies beside the training; with 8 numbers at a time, 3 GHz, fused.
 CORE_FLOPS_PER_S = 5e10
+_FIGURES = ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s")
 
 
 def plan(
@@ -69,13 +70,16 @@ def plan(
         if script is not None and model is None:
             if batch is not None:
                 raise ConfigError("--batch is for models of the zoo: a script has its own")
-            title, profile, figures = script, *_measure(script, args or ())
+            measured = _measure(script, args or ())
+            title, profile, has_gates = script, measured.profile, measured.has_gates
+            figures = {name: getattr(measured, name) for name in _FIGURES}
         elif model is not None and script is None:
             title, profile, figures = _look_up(model, batch)
+            has_gates = True
         else:
             raise ConfigError("give a script, or --model with the name of a model")
         cluster = Cluster(workers=hosts, bytes_per_s=rate / 8 * PAYLOAD_SHARE, **figures)
-        made = make_plan(profile, cluster, policy=policy)
+        made = make_plan(profile, cluster, policy=policy, has_gates=has_gates)
         if out is not None:
             made.write(out)
         if is_json:
@@ -95,7 +99,7 @@ def _look_up(name: str, batch: int | None) -> tuple[str, Profile, dict[str, floa
     return f"{model.title}, batch {batch or model.batch} per host", profile_model(model, batch=batch), figures
 
 
-def _measure(script: str, args: Sequence[str]) -> tuple[Profile, dict[str, float]]:
+def _measure(script: str, args: Sequence[str]) -> Measured:
     """Run the first steps of a script; what it prints goes to stderr."""
     if not Path(script).exists():
         raise ConfigError(f"there is no script {script}")
@@ -110,9 +114,7 @@ def _measure(script: str, args: Sequence[str]) -> tuple[Profile, dict[str, float
                 f"{script} {ended} before its first steps were measured: it takes a model that "
                 "undertow.torch.parallelize or DistributedDataParallel has wrapped, and four steps of training"
             )
-        measured = read_measured(path)
-    figures = {name: getattr(measured, name) for name in ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s")}
-    return measured.profile, figures
+        return read_measured(path)
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (

@@ -14,6 +14,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_s: float
     shard_flops_per_s: float
     add_bytes_per_s: float
+    has_gates: bool  # the next forward pass starts before all gradients are there
 
     def write(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -22,6 +22,7 @@ POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
 WORTH = 0.002
 # Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
 MOST_MOVED = 24
+NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group: call init_process_group first"
 
 
 def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:
@@ -53,7 +54,7 @@ class Planner:
         if policy not in POLICIES:
             raise PlanError(f"there is no plan {policy!r}: use one of {', '.join(POLICIES)}")
         if policy == Scheme.ALLREDUCE.value and self._cluster.allreduce_bytes_per_s is None:
-            raise PlanError("the plan 'allreduce' needs torch's process group: call init_process_group first")
+            raise PlanError(NO_PROCESS_GROUP)
         schemes = self._choose(policy)
         return Plan(
             policy=policy,

@@ -24,6 +24,7 @@ from undertow.settings import Priority
 from undertow.torch.closed import forget_gradients
 from undertow.torch.join import Joining, TorchJoinHook
 from undertow.torch.overlap import Overlap
+from undertow.torch.profiling import Profiling
 from undertow.torch.synchroniser import Synchroniser
 
 # Accepted, and without effect: they tune torch's buckets, or name the parameters without
@@ -142,6 +143,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def overlap(self) -> None:
         """From now on backward returns before the gradients are there; see `parallelize`."""
         synchroniser = self._connect()
+        if isinstance(synchroniser.planning, Profiling):
+            synchroniser.planning.has_gates = True
         if self._overlap is None and synchroniser.group.size > 1:
             self._overlap = Overlap(self.module, prioritises=synchroniser.group.priority is not Priority.OFF)
             synchroniser.passes.overlap_with(self._overlap)

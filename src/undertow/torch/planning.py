@@ -21,10 +21,11 @@ import torch
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
+from undertow.errors import PlanError
 from undertow.plan.coordinator import Coordinator
 from undertow.plan.outlook import Outlook, Report, check_digests
 from undertow.plan.plan import Plan, check_fits
-from undertow.plan.planner import describe_plan
+from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan
 from undertow.plan.profile import Profile
 from undertow.plan.scheme import Scheme
 from undertow.plan.sizing import Sizes
@@ -63,6 +64,8 @@ class Planning:
         self._module = module
         self._process_group = process_group
         self._policy = policy
+        if policy == Scheme.ALLREDUCE.value and process_group is None:
+            raise PlanError(NO_PROCESS_GROUP)
         self._outlook = None
         if isinstance(policy, str) and policy != Scheme.DENSE.value:
             self._outlook = Outlook(policy)
