@@ -134,9 +134,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _prepare(self, synchroniser: Synchroniser, synchronises: bool) -> None:
         synchroniser.passes.check_closed()
         if synchronises:
-            synchroniser.passes.start_forward()
             synchroniser.check_unchanged()
             synchroniser.adopt_unfrozen()
+            synchroniser.passes.start_forward()
         if self.will_sync_module_buffers():
             synchroniser.copy_buffers(from_lowest=self._joining is not None)
 

@@ -22,7 +22,7 @@ from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Carrier, Fused, Home, Whole
 from undertow.torch.device import copier_for
 from undertow.torch.gathered import Gathered
-from undertow.torch.reduced import Reduction
+from undertow.torch.reduced import Reduction, can_reduce
 from undertow.torch.sharded import Sharded
 from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
@@ -89,6 +89,10 @@ class Gradients:
     def make_source(self, index: int, form: Form) -> Source:
         """What a layer hands parts of this gradient to."""
         return Source(self.parameters[index], form, lambda: self.asks(index))
+
+    def can_reduce(self, index: int) -> bool:
+        """Whether there is a process group of torch's that sums it without loss."""
+        return self._process_group is not None and can_reduce(self.parameters[index])
 
     def gathers(self, index: int, *, now: bool) -> bool:
         """Whether the pass that runs `now`, or the next one, takes parts of this gradient instead of it."""

@@ -53,7 +53,7 @@ class Switch:
             reduced = [
                 index
                 for index in range(len(gradients.parameters))
-                if ways.schemes.get(gradients.name(index)) is Scheme.ALLREDUCE
+                if ways.schemes.get(gradients.name(index)) is Scheme.ALLREDUCE and gradients.can_reduce(index)
             ]
             cuts.update(dict.fromkeys(reduced, Way(0)))
             for index, parameter in enumerate(gradients.parameters):
