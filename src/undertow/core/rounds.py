@@ -48,6 +48,7 @@ class KeySpec:
     op: Op
     shard: int
     keep: bool = False  # the shard holds the last result, to be pulled
+    is_published: bool = False  # the worker next to the shard alone contributes; all others get it unasked
 
     @property
     def size_bytes(self) -> int:

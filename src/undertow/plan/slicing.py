@@ -103,7 +103,7 @@ def cut(
             shard = draft.shard
             if shard == EVERYONE:
                 shard = placement.place(elements * draft.dtype.numpy.itemsize)
-            spec = KeySpec(key, elements, draft.dtype, op, shard, keep)
+            spec = KeySpec(key, elements, draft.dtype, op, shard, keep, is_published=draft.shard != EVERYONE)
         slices.append(Slice(spec, tuple(draft.parts)))
     return slices
 

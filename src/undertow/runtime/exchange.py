@@ -195,6 +195,9 @@ class Exchange:
             trace.record("push", key=item.key, step=item.step)
         if spec.op is Op.GATHER:
             self._push_piece(item, spec)
+        elif spec.is_published:
+            if spec.shard == self._rank:
+                self._answer(self._shard.publish(self._rank, item.key, item.step, item.source, present=item.present))
         elif spec.shard != self._rank:
             header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
             self._put(spec.shard, header, item.source, item.priority)

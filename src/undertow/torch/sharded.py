@@ -2,8 +2,7 @@
 
 In: the factors of this worker.  Out: the activations, and some columns of the deltas, to each shard; there
 their product, beside the training; then the rows of all shards in place.
-The rows come back through ordinary rounds, to which their maker alone contributes, and whoever has a
-gradient that came another way than through the layer: nothing is lost.
+Rows of a gradient that came another way than through the layer travel along with the factors: nothing is lost.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Sharded:
         self._ticket = Ticket(0)
         self._priorities: Sequence[int] = ()
         self._result = torch.empty(0)  # flat, on the host
-        self._whole: torch.Tensor | None = None  # flat, on the host
         self._rows: list[Contribution] = []
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
@@ -59,13 +57,14 @@ class Sharded:
     def send(self, index: int, fresh: torch.Tensor | None) -> None:
         known = self._source.take()
         self.wholes += known.whole is not None
-        self._whole = None if known.whole is None else known.whole.detach().to("cpu", copy=True).view(-1)
         self._result = self._home.make_host_memory(self._height * self._depth)
+        # First of all: a shard that has everybody's factors answers unasked.
+        for shard in self._shards:
+            if shard.rank != self.group.rank:
+                self._await_rows(shard)
         activations, *deltas = self._pack(known)
         for shard, columns in zip(self._shards, deltas, strict=True):
             self._send_factors(shard, activations, columns)
-            if shard.rank != self.group.rank:
-                self._send_rows(shard, self._whole, 0)
 
     def uses_memory_of(self, index: int) -> bool:
         return False
@@ -76,12 +75,13 @@ class Sharded:
         self._result = torch.empty(0)
 
     def _pack(self, known: Known) -> list[Blob]:
-        """The activations, for all shards; then the columns of the deltas for each."""
-        if not known.parts:
-            return [Blob(None, int(known.is_present))] * (1 + len(self._shards))
-        activations, deltas = known.parts
-        parts = [activations, *(deltas[:, shard.rows.start : shard.rows.stop] for shard in self._shards)]
-        return [pack(Known((part,)), self._home.copier, self._home.parameter.device) for part in parts]
+        """The activations, for all shards; then for each the columns of the deltas, and rows of the whole."""
+        pieces = [known._replace(parts=known.parts[:1], whole=None)]
+        for shard in self._shards:
+            rows = slice(shard.rows.start, shard.rows.stop)
+            deltas = tuple(part[:, rows] for part in known.parts[1:])
+            pieces.append(known._replace(parts=deltas, whole=None if known.whole is None else known.whole[rows]))
+        return [pack(piece, self._home.copier, self._home.parameter.device) for piece in pieces]
 
     def _send_factors(self, shard: _Shard, activations: Blob, columns: Blob) -> None:
         own = _Own(self, shard) if shard.rank == self.group.rank else None
@@ -96,16 +96,16 @@ class Sharded:
         copies = [blob.is_ready for blob in (activations, columns) if blob.is_ready is not None]
         self.group.contribute(pieces, all_done(copies))
 
-    def _send_rows(self, shard: _Shard, source: torch.Tensor | None, offset: int) -> None:
-        """Contribute to the rounds of a shard's rows: of a flat gradient that begins there, or nothing."""
+    def _await_rows(self, shard: _Shard, made: torch.Tensor | None = None) -> None:
+        """Let a shard's rows come; those of this rank's own shard are `made`."""
         dtype = dtype_code(self._home.dtype)
-        given = None if source is None else as_array(source, dtype)
-        target = as_array(self._result, dtype)
+        source, target = None if made is None else as_array(made, dtype), as_array(self._result, dtype)
         contributions = []
         for item in shard.slices:
-            start, elements = item.parts[0].offset, item.spec.elements
-            sent = None if given is None else given[start - offset : start - offset + elements]
-            wanted, present = target[start : start + elements], int(sent is not None)
+            offset, elements = item.parts[0].offset, item.spec.elements
+            start = offset - shard.rows.start * self._depth
+            sent = None if source is None else source[start : start + elements]
+            wanted, present = target[offset : offset + elements], int(sent is not None)
             contributions.append(Contribution(item.spec.key, sent, wanted, present, self._ticket.answer, self.priority))
         self._rows += contributions
         self.group.contribute(contributions)
@@ -116,17 +116,14 @@ class Sharded:
 
     def make_rows(self, shard: _Shard, pieces: Sequence[Contribution]) -> None:
         """At the shard, beside engine and training: multiply what has come, and let everybody have it."""
-        shape, dtype = self._home.parameter.shape, self._home.dtype
-        activations = [read(pieces[:-1], r, [Column(self._depth)], shape, dtype) for r in range(self.group.size)]
-        deltas = [read(pieces[-1:], r, [Column(len(shard.rows))], shape, dtype) for r in range(self.group.size)]
+        size, dtype, workers = torch.Size((len(shard.rows), self._depth)), self._home.dtype, range(self.group.size)
+        activations = [read(pieces[:-1], rank, [Column(self._depth)], size, dtype) for rank in workers]
+        deltas = [read(pieces[-1:], rank, [Column(len(shard.rows))], size, dtype) for rank in workers]
         rows = None
-        if any(known.is_present for known in activations):
-            rows = _multiply(activations, deltas, torch.Size((len(shard.rows), self._depth)), dtype)
+        if any(known.is_present for known in deltas):
+            rows = _multiply(activations, deltas, size, dtype)
         release(self.group, pieces)
-        offset = shard.rows.start * self._depth
-        if rows is not None and self._whole is not None:
-            rows += self._whole[offset : offset + rows.numel()]
-        self._send_rows(shard, rows, offset)
+        self._await_rows(shard, rows)
 
 
 class _Own:
@@ -148,13 +145,17 @@ class _Own:
 def _multiply(
     activations: Sequence[Known], deltas: Sequence[Known], size: torch.Size, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The sum of all workers' products, flat."""
-    wide = torch.promote_types(dtype, torch.float32)
+    """The mean of all workers' rows, flat."""
+    wide, workers = torch.promote_types(dtype, torch.float32), len(deltas)
+    rows = torch.zeros(size, dtype=wide)
     joined = [[known.parts[0].to(wide) for known in column if known.parts] for column in (deltas, activations)]
-    if not joined[0]:
-        return torch.zeros(size.numel(), dtype=dtype)
-    left, right = (torch.cat(column) for column in joined)
-    return left.t().mm(right).to(dtype).view(-1)
+    if joined[0]:
+        left, right = (torch.cat(column) for column in joined)
+        torch.addmm(rows, left.t(), right, beta=0, alpha=1 / workers, out=rows)
+    for known in deltas:
+        if known.whole is not None:
+            rows.add_(known.whole, alpha=1 / workers)
+    return rows.to(dtype).view(-1)
 
 
 def _find_shards(slices: Sequence[Slice], height: int, shards: int) -> list[_Shard]:
