@@ -35,7 +35,8 @@ def test_the_package_offers_these_names() -> None:
 
 
 def test_the_torch_door_offers_these_names() -> None:
-    assert undertow.torch.__all__ == ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+    names = ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+    assert undertow.torch.__all__ == names
 
 
 def test_the_store_offers_these_names() -> None:

@@ -29,7 +29,7 @@ class Rate:
             self._start = None
         elif self._start is None:
             self._start = now_s, received_bytes
-        elif now_s - self._start[0] >= SPAN_S:
+        elif now_s - self._start[0] >= SPAN_S and received_bytes > self._start[1]:
             since_s, before = self._start
             self._samples.append((received_bytes - before) / (now_s - since_s))
             self._start = now_s, received_bytes

@@ -23,6 +23,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     shard_flops_per_s: float  # the same in the engine, beside the training
     add_bytes_per_s: float = 2e9  # sums at a shard
     allreduce_bytes_per_s: float | None = None  # of torch's own process group; None where there is none
+    multiplies_alike: bool = True  # a product has the same bits on every host
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -28,6 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     has_gates: bool = True  # the next forward pass starts before all gradients are there
     bytes_per_s: float | None = None  # of its link while it trained, if ever something had to wait
     allreduce_bytes_per_s: float | None = None  # the same of torch's process group, if it was used
+    arithmetic: str = ""  # what decides about the bits of a product
     cluster: Cluster | None = None  # as it measured at the start, said once
     profile: Profile | None = None  # said once, and again for parameters that came later
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
@@ -55,7 +56,10 @@ class Outlook:
         rows = merge_rows(reports)
         if rows:
             self._profile = change_rows(self._profile, rows)
-        cluster = follow_rates(self._cluster, reports)
+        alike = multiply_alike(reports)
+        self._is_stale |= alike is not self._cluster.multiplies_alike
+        self._cluster = msgspec.structs.replace(self._cluster, multiplies_alike=alike)
+        cluster = self._cluster = follow_rates(self._cluster, reports)
         if not self._is_stale and self._has_same_rates(cluster) and self._has_same_rows():
             return None
         self._is_stale, self._planned = False, cluster
@@ -100,6 +104,11 @@ def check_digests(reports: Sequence[Report]) -> None:
                     "processors, libraries or numbers of threads differ. Set UNDERTOW_PLAN to dense or "
                     "factors-to-shard, and start again from a checkpoint"
                 )
+
+
+def multiply_alike(reports: Sequence[Report]) -> bool:
+    """Whether a product has the same bits on all ranks, as far as can be told before."""
+    return len({report.arithmetic for report in reports}) == 1
 
 
 def merge_rows(reports: Sequence[Report]) -> dict[str, float]:
@@ -207,7 +216,7 @@ def _list_rows(profile: Profile) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value]  # 0: it stood still, which says nothing of a link
     return statistics.fmean(known) if known else None
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from undertow.errors import PlanError
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Choice, Plan, read_plan
@@ -22,6 +24,7 @@ POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
 WORTH = 0.002
 # Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
 MOST_MOVED = 24
+UNLIKE = "hosts with other processors, libraries or numbers of threads would multiply factors differently"
 NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group: call init_process_group first"
 
 
@@ -38,6 +41,17 @@ def choose_policy(wanted: str | os.PathLike[str] | Plan | None, default: str) ->
     if not os.path.exists(chosen):
         raise PlanError(f"there is no plan {str(chosen)!r}: use one of {', '.join(POLICIES)}, or the file of a plan")
     return read_plan(chosen)
+
+
+def exclude_factors(plan: Plan) -> Plan:
+    """A plan that was given, for hosts that multiply differently."""
+    choices = tuple(
+        msgspec.structs.replace(choice, scheme=Scheme.DENSE, reason=UNLIKE)
+        if choice.scheme is Scheme.FACTORS
+        else choice
+        for choice in plan.choices
+    )
+    return msgspec.structs.replace(plan, choices=choices)
 
 
 class Planner:
@@ -99,8 +113,11 @@ class Planner:
     def _options(self, tensor: TensorProfile) -> list[Scheme]:
         if self._cluster.workers == 1:
             return [Scheme.DENSE]
+        schemes = list_schemes(tensor)
+        if not self._cluster.multiplies_alike:
+            schemes = [scheme for scheme in schemes if scheme is not Scheme.FACTORS]
         has_group = self._cluster.allreduce_bytes_per_s is not None
-        return list_schemes(tensor) + [Scheme.ALLREDUCE] * (has_group and tensor.can_reduce)
+        return schemes + [Scheme.ALLREDUCE] * (has_group and tensor.can_reduce)
 
     def _thrifty_options(self, tensor: TensorProfile) -> list[Scheme]:
         """Dense, and before it those that send less, the fewest bytes first."""
@@ -109,7 +126,7 @@ class Planner:
 
     def _poseidon(self, tensor: TensorProfile) -> Scheme:
         """BestScheme of the paper (Algorithm 1, ATC 2017), with as many servers as workers."""
-        if tensor.kind is not Kind.LINEAR or not tensor.rows or self._cluster.workers == 1:
+        if Scheme.FACTORS not in self._options(tensor):
             return Scheme.DENSE
         sent = [self._bytes_out(tensor, scheme) for scheme in (Scheme.FACTORS, Scheme.DENSE)]
         return Scheme.FACTORS if sent[0] <= sent[1] else Scheme.DENSE
@@ -177,6 +194,8 @@ class Planner:
             return self._explain_poseidon(tensor)
         if policy != AUTO and chosen.value == policy:
             return "as asked for"
+        if policy == Scheme.FACTORS.value and not self._cluster.multiplies_alike:
+            return UNLIKE
         if policy != AUTO:
             return tensor.obstacle or f"{policy} is not possible"
         if chosen is Scheme.DENSE:
@@ -193,7 +212,7 @@ class Planner:
         return f"{sent} with K = {tensor.rows:.0f}; the product takes {extra_s * 1e3:.1f} ms more"
 
     def _explain_dense(self, tensor: TensorProfile) -> str:
-        others = [scheme for scheme in list_schemes(tensor) if scheme is not Scheme.DENSE]
+        others = [scheme for scheme in self._options(tensor) if scheme not in (Scheme.DENSE, Scheme.ALLREDUCE)]
         if self._cluster.workers == 1:
             return "one worker sends nothing"
         if not others:
@@ -209,6 +228,8 @@ class Planner:
     def _explain_poseidon(self, tensor: TensorProfile) -> str:
         if tensor.kind is not Kind.LINEAR or not tensor.rows:
             return "not a fully connected layer"
+        if not self._cluster.multiplies_alike:
+            return UNLIKE
         sign = "within" if self._poseidon(tensor) is Scheme.FACTORS else "beyond"
         return f"{self._cluster.workers} workers are {sign} the break-even of P* = {find_break_even(tensor):.0f}"
 

@@ -24,6 +24,11 @@ class Sizes(msgspec.Struct, frozen=True):
     time_s: float = TIME_S
 
     @property
+    def least(self) -> int:
+        """No slice is ever meant to be smaller: what keys are set aside by."""
+        return self.fixed or self.smallest
+
+    @property
     def start(self) -> int:
         """Before anything is measured."""
         return self.fixed or align(self.largest // 4)

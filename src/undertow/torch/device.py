@@ -8,7 +8,10 @@ Nothing here has run on hardware so far: the logic is tested with stand-ins.
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +77,23 @@ def copier_for(device: torch.device) -> Copier:
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Flat host memory for copies from and to this device: pinned unless it is the host."""
     return torch.empty(elements, dtype=dtype, pin_memory=device.type != "cpu")
+
+
+def describe_arithmetic(device: torch.device) -> str:
+    """What decides about the bits of a matrix product; where it differs, so may they."""
+    if device.type != "cpu":
+        return f"torch {torch.__version__}, {torch.get_device_module(device).get_device_name(device)}"
+    cpu, capability = find_processor(), torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {cpu}, {capability}, {torch.get_num_threads()} threads"
+
+
+@functools.cache
+def find_processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def synchronise(device: torch.device) -> None:

@@ -60,7 +60,7 @@ class FactoredLinear(Swapped):
     bias: torch.nn.Parameter | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_plain_call(input) or not self.weight.requires_grad:
+        if not is_plain_call(input) or not self.feeds(self.weight):
             plain: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return plain
         output: torch.Tensor = _Linear.apply(input, self.weight, self.bias, self.source)  # type: ignore[no-untyped-call]
@@ -72,21 +72,30 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, source: Source
     ) -> torch.Tensor:
-        output = functional.linear(input, weight, bias)
-        # Autocast multiplies in a type of its own, backward as well.
-        ctx.save_for_backward(input.to(output.dtype), weight.to(output.dtype))
+        # What autocast makes of the weight in here, where autograd does not record, is not for others.
+        is_cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            output = functional.linear(input, weight, bias)
+        finally:
+            torch.set_autocast_cache_enabled(is_cached)
+        ctx.save_for_backward(input, weight if ctx.needs_input_grad[0] else None)
+        ctx.shape = weight.shape
         ctx.source = source
-        ctx.dtypes = (input.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.dtypes = (output.dtype, input.dtype, weight.dtype, None if bias is None else bias.dtype)
         return output
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[Any, ...]:
+        # The originals, not copies in autocast's type: a graph of the graph goes on from them.
         input, weight = ctx.saved_tensors
-        input_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        dtype, input_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        height, depth = ctx.shape
+        input = input.to(dtype)
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        deltas = outputs[0].reshape(-1, weight.shape[0])
-        activations = input.reshape(-1, weight.shape[1])
-        to_input = deltas.mm(weight).view(input.shape).to(input_dtype) if needs_input else None
+        deltas = outputs[0].reshape(-1, height)
+        activations = input.reshape(-1, depth)
+        to_input = deltas.mm(weight.to(dtype)).view(input.shape).to(input_dtype) if needs_input else None
         to_bias = deltas.sum(0).to(bias_dtype) if needs_bias else None
         to_weight = _hand_over(ctx.source, activations, deltas, weight_dtype) if needs_weight else None
         return to_input, to_weight, to_bias, None

@@ -27,6 +27,7 @@ class Gathered:
     def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
         self.members = (index,)
         self.answers = len(slices)
+        self._passes = 0
         self.wholes = 0  # passes in which something came another way than through the layer
         self.samples = False  # whether the next results are looked at, see `digest`
         self.digest: int | None = None  # of a result, to be compared with that of other ranks
@@ -40,11 +41,13 @@ class Gathered:
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
         self._ticket, self._priorities = ticket, priorities
+        self._passes += 1
         self._contributions = []
 
     def send(self, index: int, fresh: torch.Tensor | None) -> None:
         known = self._source.take()
-        self.wholes += known.whole is not None
+        # In the first pass there may be some from before, when nobody wanted parts.
+        self.wholes += known.whole is not None and self._passes > 1
         blob = pack(known, self._home.copier, self._home.parameter.device)
         chunks = split(blob.array, len(self._keys))
         priority = self._priorities[index]

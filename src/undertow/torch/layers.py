@@ -18,7 +18,7 @@ from undertow.torch.factors import FactoredLinear, Factors
 from undertow.torch.overlap import find_readers
 from undertow.torch.rows import RowEmbedding, RowEmbeddingBag, Rows
 from undertow.torch.sources import Ask, Form, Parts, Source
-from undertow.torch.swapping import restore, swap
+from undertow.torch.swapping import can_swap, plain_class, restore, swap
 from undertow.torch.tensors import gradient_dtype
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
@@ -67,7 +67,7 @@ def find_layers(module: nn.Module) -> tuple[list[Layer], dict[torch.Tensor, str]
     holders = _find_holders(module)
     for reader, parameters in find_readers(module):
         weight: Any = getattr(reader, "weight", None)
-        if not any(weight is parameter for parameter in parameters) or weight.dim() != 2:
+        if not any(weight is parameter for parameter in parameters) or weight.dim() != 2 or not weight.numel():
             continue
         layer = make_layer(reader)
         if layer is None:
@@ -84,11 +84,13 @@ def find_layers(module: nn.Module) -> tuple[list[Layer], dict[torch.Tensor, str]
 
 def make_layer(module: Any) -> Layer | None:
     """This module as a layer with another way; None if it has none."""
-    kind = type(module)
+    kind = plain_class(module)
     if hasattr(module, "take_factors"):
         return Layer(module, Kind.LINEAR, Factors(module.weight, module.rebuild))
     if hasattr(module, "take_rows"):
         return Layer(module, Kind.EMBEDDING, Rows(module.weight, is_sparse=False, rebuild=module.rebuild))
+    if not can_swap(kind):
+        return None
     if kind.forward is nn.Linear.forward:
         return Layer(module, Kind.LINEAR, Factors(module.weight), FactoredLinear)
     if kind.forward in (nn.Embedding.forward, nn.EmbeddingBag.forward):

@@ -150,6 +150,7 @@ class RowCounter:
     def __init__(self) -> None:
         self._rows: dict[str, float] = {}
         self._passes = 0
+        self._counted: set[str] = set()  # in a forward pass; what a backward pass computes again is the same
         # An embedding's touched rows are counted in the first pass; then its tokens tell.
         self._touched: dict[str, float] = {}  # rows per token
 
@@ -162,10 +163,14 @@ class RowCounter:
     def take(self) -> dict[str, float]:
         """Of an average pass since this was asked last."""
         rows = {name: rows / max(1, self._passes) for name, rows in self._rows.items()}
-        self._rows, self._passes = {}, 0
+        self._rows, self._passes, self._counted = {}, 0, set()
         return rows
 
     def count(self, layer: Layer, name: str, input: torch.Tensor) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._counted.add(name)
+        elif name in self._counted:
+            return
         rows = float(input.numel())
         if layer.kind is Kind.LINEAR:
             rows /= max(1, layer.weight.shape[1])

@@ -166,7 +166,9 @@ class Passes:
             self._overlap.begin()
         # Ranks that have run out of input know no other slices than the first.
         is_joining = self._is_joining()
-        if self._planning is not None and not is_joining:
+        if self._planning is not None and is_joining:
+            self._planning.stand_by()
+        elif self._planning is not None:
             self._planning.begin(has_gates=self._overlap is not None)
         for gradients in self._gradients:
             told = None if self._overlap is None else self._overlap.expect(gradients)

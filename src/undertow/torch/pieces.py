@@ -100,7 +100,11 @@ def unpack(
             f"a gradient came in {memory.size} bytes, but its number {number:x} says {ends[-1] if ends else 0}"
         )
     tensors = [
-        torch.from_numpy(memory[start : start + size_bytes]).view(kind).view(size)
+        (
+            torch.from_numpy(memory[start : start + size_bytes]).view(kind)
+            if size_bytes
+            else torch.empty(0, dtype=kind)
+        ).view(size)
         for start, size_bytes, (size, kind) in zip([0, *ends], sizes, forms, strict=False)
     ]
     whole = tensors.pop() if number & _WHOLE else None

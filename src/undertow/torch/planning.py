@@ -23,9 +23,9 @@ from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
 from undertow.errors import PlanError
 from undertow.plan.coordinator import Coordinator
-from undertow.plan.outlook import Outlook, Report, check_digests
+from undertow.plan.outlook import Outlook, Report, check_digests, multiply_alike
 from undertow.plan.plan import Plan, check_fits
-from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan
+from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan, exclude_factors
 from undertow.plan.profile import Profile
 from undertow.plan.scheme import Scheme
 from undertow.plan.sizing import Sizes
@@ -33,6 +33,7 @@ from undertow.plan.slicing import TensorSpec
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.broadcast import URGENT
+from undertow.torch.device import describe_arithmetic
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer, find_layers
 from undertow.torch.links import measure_cluster
@@ -78,6 +79,7 @@ class Planning:
         self._obstacles: dict[torch.Tensor, str] = {}
         self._rows = RowCounter()
         self._passes = 0
+        self._has_newcomers = False  # of which a plan that was given has not been followed yet
         self._survey: Survey | None = None
         self._profile: Profile | None = None  # measured, not yet reported
         self._has_reported = False
@@ -91,6 +93,7 @@ class Planning:
         self._gradients.append(gradients)
         names = gradients.names
         if isinstance(self._policy, Plan):
+            self._has_newcomers = True
             check_fits(self._policy, {name: tuple(parameter.shape) for parameter, name in names.items()})
         elif self._outlook is None:
             return
@@ -109,6 +112,7 @@ class Planning:
 
     def start_forward(self) -> bool:
         """A forward pass begins whose backward will be synchronised.  Whether nothing must be on its way in it."""
+        self._switch.swap_layers()
         if self._survey is None:
             return False
         self._survey.start_forward()
@@ -125,13 +129,15 @@ class Planning:
         elif self._report is not None:
             self._group.waiters.wait_for(self._reported)
             self._consider(self._read(self._report))
-        elif isinstance(self._policy, Plan) and self.coordinator is None:
-            self._follow(Coordinator(self._policy))
-        elif self._passes % PASSES == 0:
+        elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
             self._tell(has_gates=has_gates)
         if self._passes % PASSES == PASSES - 1:
             for gradients in self._gradients:
                 gradients.sample()
+
+    def stand_by(self) -> None:
+        """A pass that is planned by nobody: its rows are no more than those of any other."""
+        self._rows.end_pass()
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Backward has made this gradient."""
@@ -160,6 +166,7 @@ class Planning:
             has_gates=has_gates,
             bytes_per_s=self._group.bytes_per_s,
             allreduce_bytes_per_s=self._allreduce_bytes_per_s,
+            arithmetic=describe_arithmetic(self._device),
             cluster=cluster,
             profile=self._profile,
             rows=self._rows.take(),
@@ -184,16 +191,19 @@ class Planning:
     def _consider(self, reports: Sequence[Report]) -> None:
         check_digests(reports)
         coordinator = None if self._outlook is None else self._outlook.consider(reports)
+        if isinstance(self._policy, Plan) and self._has_newcomers:
+            coordinator = Coordinator(self._policy if multiply_alike(reports) else exclude_factors(self._policy))
         if coordinator is not None:
             self._follow(coordinator, reports)
         elif self._choose_bytes(reports) != self._slice_bytes:
             self._prepare(self.plan, self._choose_bytes(reports))
 
-    def _follow(self, coordinator: Coordinator, reports: Sequence[Report] = ()) -> None:
+    def _follow(self, coordinator: Coordinator, reports: Sequence[Report]) -> None:
         before = {} if self._ways is None else self._ways.schemes
         self.coordinator = coordinator
         plan, slice_bytes = coordinator.plan, self._choose_bytes(reports)
-        if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes:
+        if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes or self._has_newcomers:
+            self._has_newcomers = False
             self._prepare(plan, slice_bytes)
             if self._group.rank == 0:
                 log.info("%s", describe_plan(plan))
@@ -224,6 +234,10 @@ class Planning:
         if self._ways is not None:
             return self._ways.slice_bytes
         return self._group.sizes.choose(self._model_bytes, shards=self._group.size)
+
+    @property
+    def _has_no_choice(self) -> bool:
+        return self._policy == Scheme.DENSE.value and self._group.sizes.fixed > 0
 
     @property
     def _allreduce_bytes_per_s(self) -> float | None:

@@ -52,6 +52,9 @@ class Profiling:
         self._survey.start_backward()
         self._rows.end_pass()
 
+    def stand_by(self) -> None:
+        self._rows.end_pass()
+
     def ready(self, parameter: torch.Tensor) -> None:
         self._survey.ready(parameter)
 

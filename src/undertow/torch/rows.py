@@ -70,11 +70,13 @@ class RowEmbedding(Swapped):
     padding_idx: int | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_plain_call(input) or not self.weight.requires_grad:
+        if not is_plain_call(input) or not self.feeds(self.weight):
             plain: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return plain
         weight = _Watched.apply(self.weight, self.source)  # type: ignore[no-untyped-call]
-        return functional.embedding(input, weight, self.padding_idx, sparse=True)
+        # Flat: torch fails to leave rows out of those of a single number.
+        rows = functional.embedding(input.reshape(-1), weight, self.padding_idx, sparse=True)
+        return rows.view(*input.shape, weight.shape[1])
 
 
 class RowEmbeddingBag(Swapped):
@@ -91,7 +93,7 @@ class RowEmbeddingBag(Swapped):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not is_plain_call(input) or not self.weight.requires_grad:
+        if not is_plain_call(input) or not self.feeds(self.weight):
             plain: torch.Tensor = super().forward(input, offsets, per_sample_weights)  # type: ignore[misc]
             return plain
         weight = _Watched.apply(self.weight, self.source)  # type: ignore[no-untyped-call]

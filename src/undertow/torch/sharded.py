@@ -38,6 +38,7 @@ class Sharded:
 
     def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
         self.members = (index,)
+        self._passes = 0
         self.wholes = 0  # passes in which something came another way than through the layer
         self.group = group
         self._home = home
@@ -52,11 +53,13 @@ class Sharded:
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
         self._ticket, self._priorities = ticket, priorities
+        self._passes += 1
         self._rows = []
 
     def send(self, index: int, fresh: torch.Tensor | None) -> None:
         known = self._source.take()
-        self.wholes += known.whole is not None
+        # In the first pass there may be some from before, when nobody wanted parts.
+        self.wholes += known.whole is not None and self._passes > 1
         self._result = self._home.make_host_memory(self._height * self._depth)
         # First of all: a shard that has everybody's factors answers unasked.
         for shard in self._shards:

@@ -18,6 +18,10 @@ import torch
 from undertow.torch.pieces import NOTHING, Column, Known
 
 Parts = tuple[torch.Tensor, ...]
+Stamp = tuple[int, int, object]
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Ask(enum.Enum):
@@ -48,16 +52,17 @@ class Source:
     """Of one parameter.  `asks` tells what the pass that runs now wants."""
 
     def __init__(self, parameter: torch.nn.Parameter, form: Form, asks: Callable[[], Ask]) -> None:
-        self._parameter = parameter
+        self.parameter = parameter
         self.form = form
         self._asks = asks
         self._taken: list[Parts] = []
         self._kept: list[Parts] = []
-        self._made: list[tuple[int, int]] = []  # gradients of this backward whose parts are kept
-        self._stamp: tuple[int, int] | None = None  # of the gradient that the kept parts make
+        self._is_alone = False  # nothing else is in the gradient
+        self._made: list[Stamp] = []  # gradients of this backward whose parts are kept
+        self._stamp: Stamp | None = None  # of the gradient that the kept parts make
 
     def ask(self) -> Ask:
-        if self._parameter._backward_hooks or getattr(self._parameter, "_post_accumulate_grad_hooks", None):
+        if self.parameter._backward_hooks or getattr(self.parameter, "_post_accumulate_grad_hooks", None):
             return Ask.GRADIENT  # somebody wants to see it
         return self._asks()
 
@@ -69,15 +74,19 @@ class Source:
         """The pass asked for both."""
         if not self._made:
             self._check_kept()
+            held = self.parameter.grad
+            self._is_alone = (
+                self._stamp is not None or held is None or (held.layout is torch.strided and not bool(held.any()))
+            )
         self._kept.append(tuple(part.detach().clone() for part in parts))
         self._made.append(_stamp_of(gradient))
 
     def accumulated(self, added: torch.Tensor | None) -> None:
         """A pass that is not synchronised has added this to the gradient, once per backward."""
         made, self._made = self._made, []
-        gradient = self._parameter.grad
+        gradient = self.parameter.grad
         # What was made is what was added: nothing came another way, and no two were added up before.
-        is_all = len(made) == 1 and added is not None and _stamp_of(added) == made[0]
+        is_all = self._is_alone and len(made) == 1 and added is not None and _stamp_of(added) == made[0]
         if is_all and gradient is not None:
             self._stamp = _stamp_of(gradient)
         else:
@@ -85,12 +94,14 @@ class Source:
 
     def take(self) -> Known:
         """All that this worker knows of the gradient now.  Given once."""
-        gradient = whole = self._parameter.grad
+        gradient = whole = self.parameter.grad
         self._check_kept()
         if self._kept:
             whole = None
         parts, self._kept, self._taken, self._stamp = [*self._kept, *self._taken], [], [], None
         split = None if whole is None else self.form.split(whole)
+        if whole is not None and split is None and whole.layout is not torch.strided:
+            whole = whole.to_dense()
         if split is not None:
             whole = None
             parts.append(split)
@@ -113,10 +124,18 @@ class Source:
 
     def _check_kept(self) -> None:
         """Forget them if somebody has changed the gradient that they make."""
-        gradient = self._parameter.grad
+        gradient = self.parameter.grad
         if gradient is None or _stamp_of(gradient) != self._stamp:
             self._kept, self._stamp = [], None
 
 
-def _stamp_of(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor._version
+def _stamp_of(tensor: torch.Tensor) -> Stamp:
+    if tensor.layout is not torch.strided:
+        return 0, 0, object()  # equal to none
+    # The memory of a gradient that is gone is used again, and `.data` is changed without a trace.
+    bits = (
+        tensor.detach()
+        .contiguous()
+        .view(torch.uint8 if tensor.element_size() == 1 else _INTEGERS[tensor.element_size()])
+    )
+    return tensor.data_ptr(), tensor._version, int(bits.sum())

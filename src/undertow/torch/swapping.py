@@ -25,6 +25,11 @@ class Swapped:
         source: Source = vars(self)[_SOURCE]
         return source
 
+    def feeds(self, weight: torch.Tensor) -> bool:
+        """Whether the gradient of this weight is what the source is for: another one may have been put in its place."""
+        source: Source | None = vars(self).get(_SOURCE)
+        return source is not None and weight is source.parameter and weight.requires_grad
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The oldest protocol names the class as an argument; later ones insist on the object's own.
         reduced: Any = super().__reduce_ex__(0)
@@ -38,6 +43,17 @@ def swap(module: torch.nn.Module, kind: Any, source: Source) -> None:
     vars(module)[_SOURCE] = source
     plain: Any = type(module)
     module.__class__ = _mix(kind, plain)
+
+
+def can_swap(plain: Any) -> bool:
+    """Whether a layer's class may be mixed into another one: not if it minds, or makes copies in a way of its own."""
+    own = {name for kind in plain.__mro__[:-1] for name in vars(kind)}
+    return own.isdisjoint({"__reduce__", "__reduce_ex__", "__init_subclass__"})
+
+
+def plain_class(module: torch.nn.Module) -> Any:
+    """What it is without us."""
+    return type(module).__bases__[1] if isinstance(module, Swapped) else type(module)
 
 
 def restore(module: torch.nn.Module) -> None:

@@ -6,8 +6,9 @@ later, used.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ class Switch:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._next: Ways | None = None
+        self._swaps: list[Callable[[], None]] = []  # from the next forward pass on
         # From the next pass on: sources of what travels in parts, and what goes through torch's process group.
         self._coming: list[tuple[Gradients, dict[int, Source], list[int]]] = []
 
@@ -60,10 +62,16 @@ class Switch:
                 if ways.schemes.get(gradients.name(index)) in IN_PARTS and parameter in layers:
                     layer = layers[parameter]
                     sources[index] = gradients.sources.get(index) or gradients.make_source(index, layer.form)
-                    layer.attach(sources[index])
+                    self._swaps.append(functools.partial(layer.attach, sources[index]))
                     cuts[index] = self._choose_cut(gradients.table.specs[index], ways)
             gradients.table.recut(ways.slice_bytes, cuts)
             self._coming.append((gradients, sources, reduced))
+
+    def swap_layers(self) -> None:
+        """A forward pass begins.  Not earlier: checkpoints compute in backward what they did in forward."""
+        for swap in self._swaps:
+            swap()
+        self._swaps = []
 
     def change(self, layers: Mapping[torch.Tensor, Layer]) -> Ways:
         """Use them.  What a layer hands over that is not wanted any more, its backward makes a gradient of."""
@@ -72,7 +80,7 @@ class Switch:
             gradients.change_slices(sources, reduced)
             for index, parameter in enumerate(gradients.parameters):
                 if index not in sources and parameter in layers:
-                    layers[parameter].detach()
+                    self._swaps.append(layers[parameter].detach)
         self._group.resize(self._next.slice_bytes)
         ways, self._next, self._coming = self._next, None, []
         return ways
@@ -81,5 +89,5 @@ class Switch:
         to_shards = ways.schemes[spec.name] is Scheme.FACTORS_TO_SHARD
         wished = math.ceil(ways.piece_bytes.get(spec.name, 0.0) / ways.slice_bytes)
         # As many keys as were set aside.
-        most = count_most(spec, self._group.sizes.smallest) // (self._group.size if to_shards else 1)
+        most = count_most(spec, self._group.sizes.least) // (self._group.size if to_shards else 1)
         return Way(max(1, min(wished, most)), to_shards)

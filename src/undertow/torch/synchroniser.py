@@ -60,7 +60,7 @@ class Synchroniser:
         size_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._frozen)
         if policy == AUTO and is_small(size_bytes, self.group.sizes):
             policy = Scheme.DENSE.value
-        if self.group.size == 1 or (policy == Scheme.DENSE.value and self.group.sizes.fixed):
+        if self.group.size == 1:
             return None
         return Planning(self.group, self._module, policy, self._process_group)
 

@@ -48,7 +48,7 @@ class Table:
     def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec], op: Op) -> None:
         self.specs = list(specs)
         # Three sets: while one of two is in use, another cut can be made known to all with the other.
-        self._keys = count_keys(self.specs, group.sizes.smallest, group.size)
+        self._keys = count_keys(self.specs, group.sizes.least, group.size)
         slices = group.register(label, self.specs, op=op, keys=3 * self._keys)
         self.first = self.current = Layout(slices, len(self.specs))
         self._group = group

@@ -108,9 +108,9 @@ def fresh_uses() -> int:
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     with torch.enable_grad():
         output = torch.ones(2, 2) @ parameter
-    node: Any = output.grad_fn.next_functions[1][0]  # type: ignore[union-attr]
-    node.register_hook(lambda inputs, outputs: counts.append(count_uses(parameter.grad)))  # type: ignore[arg-type]
-    output.sum().backward()  # type: ignore[no-untyped-call]
+        node: Any = output.grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+        node.register_hook(lambda inputs, outputs: counts.append(count_uses(parameter.grad)))  # type: ignore[arg-type]
+        output.sum().backward()  # type: ignore[no-untyped-call]
     return counts[0]
 
 

@@ -1,0 +1,427 @@
+"""Reports of all ranks become one plan, made again only when the figures that it stands on have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from undertow.errors import DriftError
+from undertow.plan.cluster import Cluster
+from undertow.plan.outlook import (
+    SAME_RATE,
+    SAME_ROWS,
+    Outlook,
+    Report,
+    change_rows,
+    check_digests,
+    exclude,
+    follow_rates,
+    merge_clusters,
+    merge_profiles,
+    merge_rows,
+)
+from undertow.plan.plan import Plan
+from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
+from undertow.plan.scheme import Scheme
+
+ROWS = 8.0
+RATE = 1e8
+WEIGHT, TABLE, BIAS = "top.weight", "words.weight", "top.bias"
+CLUSTER = Cluster(workers=2, bytes_per_s=RATE, flops_per_s=1e12, shard_flops_per_s=1e9)
+
+
+def make_profile(
+    kind: Kind = Kind.LINEAR, *, forward_s: float = 0.001, backward_s: float = 0.002, names: tuple[str, ...] = ()
+) -> Profile:
+    """An embedding below a linear layer; rows are not known yet."""
+    words = TensorProfile(name=TABLE, shape=(5000, 64), kind=Kind.EMBEDDING)
+    top = (
+        TensorProfile(name=WEIGHT, shape=(512, 512), kind=kind),
+        TensorProfile(name=BIAS, shape=(512,), kind=Kind.OTHER),
+        *(TensorProfile(name=name, shape=(512, 512), kind=Kind.LINEAR) for name in names),
+    )
+    return Profile(
+        layers=(
+            LayerProfile(name="words", tensors=(words,), forward_s=forward_s, backward_s=backward_s),
+            LayerProfile(name="top", tensors=top, forward_s=2 * forward_s, backward_s=2 * backward_s),
+        )
+    )
+
+
+def first_reports(workers: int = 2, *, rate: float | None = None, rows: float = ROWS) -> list[Report]:
+    return [
+        Report(bytes_per_s=rate, cluster=CLUSTER, profile=make_profile(), rows={WEIGHT: rows, TABLE: 100.0})
+        for _ in range(workers)
+    ]
+
+
+def later_reports(workers: int = 2, *, rate: float | None = None, rows: float = ROWS) -> list[Report]:
+    return [Report(bytes_per_s=rate, rows={WEIGHT: rows, TABLE: 100.0}) for _ in range(workers)]
+
+
+def planned_outlook(*, rate: float | None = None, policy: str = "auto") -> Outlook:
+    outlook = Outlook(policy)
+    assert outlook.consider(first_reports(rate=rate)) is not None
+    return outlook
+
+
+def consider(outlook: Outlook, reports: Sequence[Report]) -> Plan | None:
+    made = outlook.consider(reports)
+    return None if made is None else made.plan
+
+
+def reason(plan: Plan, tensor: str) -> str:
+    return next(choice.reason for choice in plan.choices if choice.tensor == tensor)
+
+
+# When a plan is made
+
+
+def test_there_is_no_plan_before_all_have_said_what_they_are() -> None:
+    outlook = Outlook("auto")
+    whole, *_ = first_reports()
+    assert consider(outlook, later_reports(rate=RATE)) is None
+    assert consider(outlook, [whole, msgspec.structs.replace(whole, profile=None)]) is None
+    assert consider(outlook, [whole, msgspec.structs.replace(whole, cluster=None)]) is not None
+
+
+def test_cluster_and_profile_may_come_one_after_the_other() -> None:
+    outlook = Outlook("auto")
+    both = first_reports()
+    assert consider(outlook, [msgspec.structs.replace(report, cluster=None) for report in both]) is None
+    plan = consider(outlook, [msgspec.structs.replace(report, profile=None) for report in both])
+    assert plan is not None
+    assert plan.schemes == {TABLE: Scheme.ROWS, WEIGHT: Scheme.FACTORS, BIAS: Scheme.DENSE}
+
+
+def test_the_same_figures_leave_the_plan_as_it_is() -> None:
+    outlook = planned_outlook(rate=RATE)
+    for _ in range(3):
+        assert consider(outlook, later_reports(rate=RATE)) is None
+
+
+@pytest.mark.parametrize("factor", [SAME_RATE, 1 / SAME_RATE])
+def test_a_link_that_changes_is_planned_for_only_if_it_changes_much(factor: float) -> None:
+    outlook = planned_outlook(rate=RATE)
+    nearly = 0.99 if factor > 1 else 1.01
+    assert consider(outlook, later_reports(rate=RATE * factor * nearly)) is None
+    assert consider(outlook, later_reports(rate=RATE * factor / nearly)) is not None
+    # That is what the next change is measured by.
+    assert consider(outlook, later_reports(rate=RATE * factor)) is None
+    assert consider(outlook, later_reports(rate=RATE)) is not None
+
+
+@pytest.mark.parametrize("factor", [SAME_ROWS, 1 / SAME_ROWS])
+def test_a_batch_that_changes_is_planned_for_only_if_it_changes_much(factor: float) -> None:
+    outlook = planned_outlook()
+    nearly = 0.99 if factor > 1 else 1.01
+    assert consider(outlook, later_reports(rows=ROWS * factor * nearly)) is None
+    assert consider(outlook, later_reports(rows=ROWS * factor / nearly)) is not None
+    assert consider(outlook, later_reports(rows=ROWS * factor)) is None
+
+
+def test_a_batch_that_creeps_is_noticed_in_the_end() -> None:
+    """Each report is near the one before, but not near what the plan was made with."""
+    outlook = planned_outlook()
+    made = [consider(outlook, later_reports(rows=ROWS * 1.1**step)) is not None for step in range(1, 7)]
+    assert made == [False, False, True, False, False, True]
+
+
+def test_a_large_batch_makes_it_dense_and_a_small_one_factors_again() -> None:
+    outlook = planned_outlook()
+    large = consider(outlook, later_reports(rows=5000.0))
+    assert large is not None
+    assert large.schemes[WEIGHT] is Scheme.DENSE
+    assert "K = 5000" in reason(large, WEIGHT)
+    small = consider(outlook, later_reports(rows=ROWS))
+    assert small is not None
+    assert small.schemes[WEIGHT] is Scheme.FACTORS
+
+
+def test_a_tensor_that_is_not_used_for_a_while_stays_as_it_was() -> None:
+    outlook = planned_outlook()
+    assert consider(outlook, [Report(rows={WEIGHT: ROWS})] * 2) is None
+    assert consider(outlook, [Report()] * 2) is None
+    assert consider(outlook, later_reports()) is None
+
+
+def test_a_tensor_whose_rows_come_later_gets_a_plan_then() -> None:
+    outlook = Outlook("auto")
+    silent = [msgspec.structs.replace(report, rows={}) for report in first_reports()]
+    plan = consider(outlook, silent)
+    assert plan is not None
+    assert set(plan.schemes.values()) == {Scheme.DENSE}
+    plan = consider(outlook, later_reports())
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.FACTORS
+
+
+def test_parameters_that_come_later_make_a_new_plan() -> None:
+    outlook = planned_outlook()
+    more = make_profile(names=("top.extra",))
+    rows = {WEIGHT: ROWS, TABLE: 100.0, "top.extra": ROWS}
+    plan = consider(outlook, [Report(profile=more, rows=rows)] * 2)
+    assert plan is not None
+    assert plan.schemes["top.extra"] is Scheme.FACTORS
+    assert plan.schemes[WEIGHT] is Scheme.FACTORS
+    assert consider(outlook, [Report(rows=rows)] * 2) is None
+
+
+def test_all_ranks_make_the_same_plan_of_the_same_reports() -> None:
+    ours, theirs = Outlook("auto"), Outlook("auto")
+    for reports in (first_reports(rate=RATE), later_reports(rate=3 * RATE), later_reports(rows=900.0)):
+        sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report) for report in reports]
+        plan = consider(ours, reports)
+        assert plan is not None
+        assert plan == consider(theirs, sent)
+
+
+@pytest.mark.parametrize("policy", ["dense", "factors", "poseidon"])
+def test_the_policy_is_the_one_that_was_asked_for(policy: str) -> None:
+    plan = consider(Outlook(policy), first_reports())
+    assert plan is not None
+    assert plan.policy == policy
+    assert plan.schemes[WEIGHT] is (Scheme.DENSE if policy == "dense" else Scheme.FACTORS)
+
+
+def test_one_rank_without_gates_is_one_too_many() -> None:
+    """What is predicted without gates takes longer; if one rank waits for everything, all do."""
+
+    def step_s(*has_gates: bool) -> float:
+        reports = [
+            msgspec.structs.replace(report, has_gates=gates)
+            for report, gates in zip(first_reports(), has_gates, strict=True)
+        ]
+        plan = consider(Outlook("dense"), reports)
+        assert plan is not None
+        return plan.step_s
+
+    assert step_s(True, False) == step_s(False, False)
+    assert step_s(True, True) < step_s(True, False)
+
+
+# Rates
+
+
+def test_without_a_measured_rate_that_of_the_start_counts() -> None:
+    def step_s(*rates: float | None) -> float:
+        reports = [
+            msgspec.structs.replace(report, bytes_per_s=rate)
+            for report, rate in zip(first_reports(), rates, strict=True)
+        ]
+        plan = consider(Outlook("dense"), reports)
+        assert plan is not None
+        return plan.step_s
+
+    assert step_s(None, None) == step_s(RATE, RATE)
+    assert step_s(None, 3 * RATE) == step_s(3 * RATE, 3 * RATE)
+    assert step_s(RATE, 3 * RATE) == step_s(2 * RATE, 2 * RATE)
+
+
+def test_a_rate_that_is_not_known_any_more_changes_nothing() -> None:
+    outlook = planned_outlook(rate=RATE)
+    assert consider(outlook, later_reports(rate=10 * RATE)) is not None
+    assert consider(outlook, later_reports(rate=None)) is None
+    assert consider(outlook, later_reports(rate=10 * RATE)) is None
+
+
+def test_a_rate_that_comes_late_is_compared_with_that_of_the_start() -> None:
+    outlook = planned_outlook(rate=None)
+    assert consider(outlook, later_reports(rate=1.1 * RATE)) is None
+    assert consider(outlook, later_reports(rate=5 * RATE)) is not None
+
+
+def with_process_group(reports: Sequence[Report], *, rate: float | None = None) -> list[Report]:
+    """The same where torch's process group seemed to be five times as fast at the start, and one tensor is large."""
+    promising, profile = msgspec.structs.replace(CLUSTER, allreduce_bytes_per_s=5 * RATE), make_profile(Kind.OTHER)
+    return [
+        msgspec.structs.replace(
+            report,
+            allreduce_bytes_per_s=rate,
+            cluster=report.cluster and promising,
+            profile=report.profile and profile,
+        )
+        for report in reports
+    ]
+
+
+def test_a_process_group_that_does_not_keep_its_promise_is_not_tried_again_and_again() -> None:
+    """While it is not used nothing new is known of it: what was seen last stays."""
+    outlook = Outlook("auto")
+    plan = consider(outlook, with_process_group(first_reports(rate=RATE)))
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.ALLREDUCE
+    plan = consider(outlook, with_process_group(later_reports(rate=RATE), rate=RATE / 5))
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.DENSE
+    for _ in range(2):
+        assert consider(outlook, with_process_group(later_reports(rate=RATE))) is None
+
+
+def test_a_way_that_is_not_used_follows_the_one_that_is() -> None:
+    def merge(ours: float | None, torchs: float | None) -> tuple[float, float | None]:
+        promising = msgspec.structs.replace(CLUSTER, allreduce_bytes_per_s=5 * RATE)
+        cluster = follow_rates(promising, [Report(bytes_per_s=ours, allreduce_bytes_per_s=torchs), Report()])
+        return cluster.bytes_per_s, cluster.allreduce_bytes_per_s
+
+    assert merge(None, None) == (RATE, 5 * RATE)
+    assert merge(2 * RATE, None) == pytest.approx((2 * RATE, 10 * RATE))
+    assert merge(None, 10 * RATE) == pytest.approx((2 * RATE, 10 * RATE))
+    assert merge(3 * RATE, 4 * RATE) == pytest.approx((3 * RATE, 4 * RATE))
+
+
+def test_without_a_process_group_its_rate_stays_unknown() -> None:
+    assert follow_rates(CLUSTER, [Report(bytes_per_s=3 * RATE)]).allreduce_bytes_per_s is None
+    assert follow_rates(CLUSTER, [Report(allreduce_bytes_per_s=RATE)]) == CLUSTER
+
+
+def test_a_link_that_stood_still_for_a_moment_ends_nothing() -> None:
+    """`Rate` says 0 if nothing was received while something waited."""
+    outlook = planned_outlook(rate=RATE)
+    plan = consider(outlook, later_reports(rate=0.0))
+    assert plan is None or plan.step_s < float("inf")
+
+
+# Tensors whose gradient comes another way
+
+
+def test_a_spoiled_tensor_is_dense_for_good_and_says_why() -> None:
+    outlook = planned_outlook()
+    spoiled = msgspec.structs.replace(later_reports()[0], wholes=(WEIGHT,))
+    plan = consider(outlook, [later_reports()[0], spoiled])
+    assert plan is not None
+    assert plan.schemes == {TABLE: Scheme.ROWS, WEIGHT: Scheme.DENSE, BIAS: Scheme.DENSE}
+    assert reason(plan, WEIGHT) == "some of its gradient comes another way than through its layer"
+    # Said again, or no more, it is nothing new.
+    assert consider(outlook, [spoiled, spoiled]) is None
+    assert consider(outlook, later_reports()) is None
+    plan = consider(outlook, later_reports(rate=10 * RATE))
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.DENSE
+
+
+def test_what_is_spoiled_before_the_first_plan_is_known_to_it() -> None:
+    outlook = Outlook("factors")
+    assert consider(outlook, [Report(wholes=(WEIGHT,)), Report()]) is None
+    plan = consider(outlook, first_reports())
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.DENSE
+    assert consider(outlook, later_reports()) is None
+
+
+def test_a_second_spoiled_tensor_makes_a_second_plan() -> None:
+    outlook = planned_outlook()
+    for wholes, made in (((WEIGHT,), True), ((WEIGHT,), False), ((WEIGHT, TABLE), True), ((TABLE,), False)):
+        reports = [msgspec.structs.replace(report, wholes=wholes) for report in later_reports()]
+        assert (consider(outlook, reports) is not None) is made
+
+
+def test_excluding_changes_only_what_is_named() -> None:
+    before = make_profile()
+    after = exclude(before, [TABLE])
+    assert [tensor.kind for tensor in after.tensors] == [Kind.OTHER, Kind.LINEAR, Kind.OTHER]
+    assert after.layers[1] == before.layers[1]
+    assert exclude(before, []) == before
+
+
+# Gradients that ranks make themselves
+
+
+def test_ranks_that_make_different_gradients_of_the_same_parts_are_told_which_and_who() -> None:
+    same = Report(digests={TABLE: 5, WEIGHT: 7})
+    check_digests([same, same, same])
+    with pytest.raises(DriftError, match=f"ranks 0 and 2 make different gradients of '{WEIGHT}'"):
+        check_digests([same, same, Report(digests={TABLE: 5, WEIGHT: 8})])
+
+
+def test_a_gradient_that_a_rank_did_not_make_differs_from_nobody() -> None:
+    check_digests([Report(digests={WEIGHT: 7}), Report(), Report(digests={WEIGHT: 7})])
+    check_digests([Report(), Report()])
+
+
+# Merging
+
+
+def test_rows_are_those_of_an_average_rank_and_an_empty_batch_counts() -> None:
+    reports = [Report(rows={WEIGHT: 8.0, TABLE: 30.0}), Report(rows={WEIGHT: 4.0}), Report()]
+    assert merge_rows(reports) == {WEIGHT: 4.0, TABLE: 10.0}
+    assert merge_rows([Report(), Report()]) == {}
+
+
+def test_rows_are_put_where_they_belong() -> None:
+    profile = change_rows(make_profile(), {WEIGHT: 3.0, "of another model": 1.0})
+    assert [tensor.rows for tensor in profile.tensors] == [0.0, 3.0, 0.0]
+
+
+def test_clusters_merge_to_the_slowest() -> None:
+    fast = Cluster(
+        workers=2,
+        bytes_per_s=9.0,
+        latency_s=0.1,
+        flops_per_s=9.0,
+        shard_flops_per_s=1.0,
+        add_bytes_per_s=9.0,
+        allreduce_bytes_per_s=5.0,
+    )
+    slow = Cluster(
+        workers=2,
+        bytes_per_s=3.0,
+        latency_s=0.2,
+        flops_per_s=2.0,
+        shard_flops_per_s=4.0,
+        add_bytes_per_s=1.0,
+        allreduce_bytes_per_s=7.0,
+    )
+    assert merge_clusters([fast, slow]) == Cluster(
+        workers=2,
+        bytes_per_s=3.0,
+        latency_s=0.2,
+        flops_per_s=2.0,
+        shard_flops_per_s=1.0,
+        add_bytes_per_s=1.0,
+        allreduce_bytes_per_s=5.0,
+    )
+    alone = msgspec.structs.replace(slow, allreduce_bytes_per_s=None)
+    assert merge_clusters([fast, alone]).allreduce_bytes_per_s is None
+
+
+def test_profiles_merge_to_the_times_of_an_average_rank() -> None:
+    merged = merge_profiles([make_profile(), make_profile(forward_s=0.003, backward_s=0.006)])
+    assert [layer.forward_s for layer in merged.layers] == pytest.approx([0.002, 0.004])
+    assert [layer.backward_s for layer in merged.layers] == pytest.approx([0.004, 0.008])
+    assert merged.tensors == make_profile().tensors
+
+
+def test_layers_are_in_the_order_of_rank_0() -> None:
+    """Graphs may differ between ranks; layers are matched by their names."""
+    ours = make_profile()
+    theirs = Profile(layers=make_profile(forward_s=0.003).layers[::-1])
+    merged = merge_profiles([ours, theirs])
+    assert [layer.name for layer in merged.layers] == ["words", "top"]
+    assert [layer.forward_s for layer in merged.layers] == pytest.approx([0.002, 0.004])
+
+
+def test_a_layer_that_another_rank_does_not_have_keeps_its_own_times() -> None:
+    theirs = Profile(layers=make_profile(forward_s=0.003).layers[1:])
+    merged = merge_profiles([make_profile(), theirs])
+    assert [layer.forward_s for layer in merged.layers] == pytest.approx([0.001, 0.004])
+
+
+def test_a_kind_that_differs_between_ranks_is_none() -> None:
+    outlook = Outlook("factors")
+    ours, theirs = first_reports()
+    plan = consider(outlook, [ours, msgspec.structs.replace(theirs, profile=make_profile(Kind.OTHER))])
+    assert plan is not None
+    assert plan.schemes == {TABLE: Scheme.DENSE, WEIGHT: Scheme.DENSE, BIAS: Scheme.DENSE}
+    assert reason(plan, WEIGHT) == "ranks hold it in different layers"
+    # Not a matter of which rank says so.
+    swapped = consider(Outlook("factors"), [msgspec.structs.replace(ours, profile=make_profile(Kind.OTHER)), theirs])
+    assert swapped is not None
+    assert swapped.schemes == plan.schemes
+
+
+def test_a_tensor_that_another_rank_does_not_know_travels_as_a_whole() -> None:
+    merged = merge_profiles([make_profile(), Profile(layers=make_profile().layers[:1])])
+    assert [tensor.kind for tensor in merged.tensors] == [Kind.EMBEDDING, Kind.OTHER, Kind.OTHER]
