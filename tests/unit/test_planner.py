@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from undertow.errors import ConfigError, PlanError
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Plan, check_fits, read_plan
-from undertow.plan.planner import POLICIES, Planner, make_plan
+from undertow.plan.planner import MOST_MOVED, POLICIES, Planner, make_plan
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
 from undertow.zoo import find_model
@@ -123,7 +124,9 @@ def test_more_matrices_than_are_tried_one_by_one_still_take_the_fewest_bytes() -
         for index in range(300)
     )
     plan = make_plan(Profile(layers=layers), make_cluster())
-    assert set(plan.schemes.values()) == {Scheme.FACTORS}
+    counts = Counter(plan.schemes.values())
+    assert counts[Scheme.FACTORS] >= 300 - MOST_MOVED
+    assert counts[Scheme.DENSE] == 0
 
 
 def test_a_plan_is_written_and_read_again(tmp_path: Path) -> None:

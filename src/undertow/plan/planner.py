@@ -22,8 +22,8 @@ AUTO, POSEIDON = "auto", "poseidon"
 POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
 # A scheme that sends more must promise this much of the step, to be taken: predictions are no better.
 WORTH = 0.002
-# Schemes are compared as if links carried this much of what they do: one that is hidden only if nothing ever goes
-# wrong on a full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
+# Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on a
+# full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
 PRUDENT_SHARE = 0.8
 # Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
 MOST_MOVED = 24
