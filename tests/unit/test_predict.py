@@ -99,4 +99,4 @@ def test_published_models_take_as_long_as_an_ideal_schedule(
     cluster = Cluster(workers=workers, bytes_per_s=rate, flops_per_s=published.flops_per_s, shard_flops_per_s=5e10)
     for policy, expected in (("dense", priority), ("auto", hybrid)):
         plan = make_plan(profile, cluster, policy=policy)
-        assert plan.step_s / plan.compute_s == pytest.approx(expected, rel=0.02)
+        assert plan.step_s / plan.compute_s == pytest.approx(expected, rel=0.025)

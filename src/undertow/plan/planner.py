@@ -22,8 +22,10 @@ AUTO, POSEIDON = "auto", "poseidon"
 POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
 # A scheme that sends more must promise this much of the step, to be taken: predictions are no better.
 WORTH = 0.002
-# Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on a
-# full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
+# Another start than the fewest bytes must promise this much: it changes many tensors at once.
+WORTH_MORE_BYTES = 0.01
+# Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on
+# a full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
 PRUDENT_SHARE = 0.8
 # Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
 MOST_MOVED = 24
@@ -145,7 +147,8 @@ class Planner:
         best, best_s = starts[0], self._compare(starts[0])
         for start in starts:
             schemes, step_s = self._improve(start, options)
-            if step_s < best_s - self._worth_s:
+            worth_s = self._worth_s if start is starts[0] else WORTH_MORE_BYTES * self._profile.compute_s
+            if step_s < best_s - worth_s:
                 best, best_s = schemes, step_s
         return self._try_allreduce(best, best_s)
 
