@@ -116,7 +116,8 @@ def test_the_file_has_every_field_of_every_system(shaped: Run) -> None:
 def test_bytes_are_those_of_the_scaled_model(shaped: Run) -> None:
     whole = 4 * find_model("googlenet").parameters / 100  # 2 S (P - 1) / P with two hosts
     for point in shaped.points:
-        assert whole < point["bytes_out_per_host"] < 1.3 * whole
+        least = 0.8 if point["system"] == "undertow" else 1.0  # the last layer's gradient need not travel whole
+        assert least * whole < point["bytes_out_per_host"] < 1.3 * whole
 
 
 @needs_lab
