@@ -146,6 +146,7 @@ def test_workers_are_told_their_place_and_their_system(yard: Yard) -> None:
             "model": "resnet50",
             "system": "undertow-no-wait-free",
             "scale": 10.0,
+            "slowdown": 1.0,
             "batch": None,
         }
         assert (told["RANK"], told["WORLD_SIZE"], told["HOME"]) == (str(rank), "2", "/home/me")

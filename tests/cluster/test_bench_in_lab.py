@@ -22,7 +22,7 @@ from undertow.plan.profile import Kind, TensorProfile
 from undertow.plan.scheme import Scheme, count_traffic, list_schemes
 from undertow.zoo import find_model
 
-HOSTS = 3
+HOSTS = 2
 WARM_UP_STEPS, STEPS = 7, 5
 # Where each scheme has most to carry.
 VGG = Assignment(model="vgg19", system="undertow", scale=100.0, batch=8)
