@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import undertow
+from tests.rates import set_rate
 from tests.workers import run_workers
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
-from undertow.torch.groups import group_for
 from undertow.torch.planning import PASSES
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
@@ -23,7 +23,7 @@ def make_net() -> nn.Sequential:
 
 def train(rank: int, *, overlaps: bool, is_measured: bool) -> tuple[list[torch.Tensor], list[int]]:
     """Returns the parameters, and how large the largest slice was, pass by pass."""
-    net, group = make_net(), group_for()
+    net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     model: nn.Module = (
         parallelize(net, optimizer, plan="dense")[0] if overlaps else DistributedDataParallel(net, plan="dense")
@@ -33,7 +33,7 @@ def train(rank: int, *, overlaps: bool, is_measured: bool) -> tuple[list[torch.T
         for _ in range(2 * PASSES):
             # Ranks measure different rates, and rank 1 at first none.
             has_rate = is_measured and rate is not None and (rank != 1 or rate != RATES[1])
-            group._exchange.rate.bytes_per_s = rate * (1 + rank / 10) if has_rate and rate else None
+            set_rate(rate * (1 + rank / 10) if has_rate and rate else None)
             optimizer.zero_grad()
             model(torch.randn(8, 64, generator=generator)).square().mean().backward()
             optimizer.step()

@@ -1,0 +1,23 @@
+"""A link as fast as a test says, so that nothing depends on how fast this machine is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from undertow.torch.groups import group_for
+
+
+class SetRate:
+    """In place of what the engine measures."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+
+    def note(self, now_s: float, received_bytes: int, *, is_waiting: bool) -> None: ...
+
+
+def set_rate(bytes_per_s: float | None) -> None:
+    exchange: Any = group_for()._exchange
+    if not isinstance(exchange.rate, SetRate):
+        exchange.rate = SetRate()
+    exchange.rate.bytes_per_s = bytes_per_s
