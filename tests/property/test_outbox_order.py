@@ -53,3 +53,43 @@ def test_any_mix_of_puts_takes_and_acknowledgements_keeps_the_rules(puts, credit
         assert flying <= credit_bytes or sum(parcel.size_bytes > 0 for parcel in in_flight) == 1
         assert len(outbox) == len(waiting)
     assert outbox.in_flight_bytes == 0
+
+
+@given(PUTS, st.integers(1, 100), st.data())
+def test_peers_that_answer_only_when_asked_never_let_the_credit_run_dry(puts, credit_bytes, data) -> None:  # type: ignore[no-untyped-def]
+    outbox = Outbox(credit_bytes)
+    outbox.resize(credit_bytes, max((size_bytes for _, size_bytes, _ in puts), default=0))
+    for _, size_bytes, peer in puts:
+        outbox.put(Parcel(peer, None, None, size_bytes))
+    sent, told = [0, 0, 0], [0, 0, 0]
+    while waiting := len(outbox):
+        while (parcel := outbox.take()) is not None:
+            sent[parcel.peer] += parcel.size_bytes
+            if outbox.wants_receipt(parcel):
+                told[parcel.peer] = sent[parcel.peer]
+        assert len(outbox) < waiting, "all receipts have come that were asked for, and the next parcel does not fit"
+        if data.draw(st.booleans()):
+            peer = data.draw(st.integers(0, 2))
+            told[peer] = sent[peer]  # another frame carried a receipt along
+        for peer, received_bytes in enumerate(told):
+            assert outbox.acknowledge(peer, received_bytes)
+
+
+def test_a_receipt_is_asked_for_only_where_too_much_waits_without_one() -> None:
+    outbox = Outbox(120)
+    outbox.resize(120, 10)
+    parcels = [Parcel(peer, None, None, 10) for peer in (0, 1, 2, 0, 1, 2, 0, 1, 2)]
+    for parcel in parcels:
+        outbox.put(parcel)
+    asked = []
+    while (parcel := outbox.take()) is not None:  # type: ignore[assignment]
+        asked.append(outbox.wants_receipt(parcel))
+    assert asked == [False] * 6 + [True, False, False]
+    # What was received needs no receipt any more.
+    for peer in (0, 1, 2):
+        outbox.acknowledge(peer, 30)
+    for parcel in parcels:
+        outbox.put(parcel)
+    while (parcel := outbox.take()) is not None:  # type: ignore[assignment]
+        asked.append(outbox.wants_receipt(parcel))
+    assert asked[9:] == asked[:9]

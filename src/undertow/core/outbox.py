@@ -33,15 +33,15 @@ class Outbox:
     and waiting for it could block for ever.
     """
 
-    def __init__(self, credit_bytes: int, *, peers: int = 1) -> None:
+    def __init__(self, credit_bytes: int) -> None:
         self.credit_bytes = credit_bytes
-        self._peers = peers
         self._largest_bytes = 0  # of all parcels that may come
-        self._unasked: defaultdict[int, int] = defaultdict(int)  # bytes that left since a receipt was asked for
         self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
+        self._unasked_bytes = 0  # of these, what no receipt was asked for: the sum of taken minus covered
         self.received_bytes = 0  # by all peers, so far
         self._taken: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
+        self._covered: defaultdict[int, int] = defaultdict(int)  # by a receipt that came or was asked for
         self._heap: list[tuple[int, int, Parcel]] = []
         self._sequence = 0  # breaks ties, so that parcels themselves are never compared
 
@@ -65,24 +65,25 @@ class Outbox:
         heapq.heappop(self._heap)
         self._taken[parcel.peer] += parcel.size_bytes
         self.in_flight_bytes += parcel.size_bytes
+        self._unasked_bytes += parcel.size_bytes
         return parcel
 
     def resize(self, credit_bytes: int, largest_bytes: int) -> None:
         """Another credit, and parcels of at most so many bytes.  A receipt must be asked of every peer now."""
         self.credit_bytes, self._largest_bytes = credit_bytes, largest_bytes
-        self._unasked.clear()
+        for peer, taken_bytes in self._taken.items():
+            self._cover(peer, taken_bytes)
 
     def wants_receipt(self, parcel: Parcel) -> bool:
         """Whether this parcel, which was just taken, asks for a receipt at once.
 
-        Others wait until some frame comes back that carries it along.  What leaves without asking is
-        two of the largest parcels less than the credit, all peers together: so once all that was asked
-        for has come, the next parcel fits, and credit can never run dry.
+        Others wait until some frame comes back that carries it along.  Of what is in flight, all peers
+        together, no more than half of the credit may wait so, and two of the largest parcels less than all
+        of it: so once all that was asked for has come, the next parcel fits, and credit can never run dry.
         """
-        self._unasked[parcel.peer] += parcel.size_bytes
-        if self._unasked[parcel.peer] * self._peers <= self.credit_bytes - 2 * self._largest_bytes:
+        if self._unasked_bytes <= min(self.credit_bytes / 2, self.credit_bytes - 2 * self._largest_bytes):
             return False
-        self._unasked[parcel.peer] = 0
+        self._cover(parcel.peer, self._taken[parcel.peer])
         return True
 
     def acknowledge(self, peer: int, received_bytes: int) -> bool:
@@ -92,4 +93,11 @@ class Outbox:
         self.in_flight_bytes -= received_bytes - self._received[peer]
         self.received_bytes += received_bytes - self._received[peer]
         self._received[peer] = received_bytes
+        self._cover(peer, received_bytes)
         return True
+
+    def _cover(self, peer: int, taken_bytes: int) -> None:
+        """A receipt for the first so many bytes to this peer came or is sure to come."""
+        if taken_bytes > self._covered[peer]:
+            self._unasked_bytes -= taken_bytes - self._covered[peer]
+            self._covered[peer] = taken_bytes

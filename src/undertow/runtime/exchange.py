@@ -48,7 +48,7 @@ class Exchange:
         self._clock = clock
         self._largest_bytes = 0  # of all slices ever
         credit_bytes = shape.credit_bytes or shape.credit_slices * shape.sizes.start
-        self._outbox = Outbox(credit_bytes, peers=len(shape.peers))
+        self._outbox = Outbox(credit_bytes)
         self._priorities: dict[int, int] = {}
         self._receipt = Header(Kind.RECEIVED, rank=shape.rank, job=shape.job)
         self._received_bytes: Counter[int] = Counter()

@@ -113,7 +113,7 @@ class Link:
             self.close(_describe(error))
 
     def _read_some(self) -> bool:
-        """One system call's worth of bytes; False if the peer has closed."""
+        """One system call's worth of bytes; False if no more are there, for now or for ever."""
         target = self._rest if self._rest is not None else self._staging[self._staged :]
         got = self._sock.recv_into(target)
         if not got:
@@ -125,7 +125,7 @@ class Link:
         else:
             self._staged += got
             self._parse()
-        return True
+        return got == len(target)
 
     def _parse(self) -> None:
         """Take all frames out of the staging buffer; what is left of the last one stays."""
