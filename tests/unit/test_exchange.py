@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from undertow import trace
+from undertow.core import frames
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.frames import ABSENT, Header, Kind
@@ -99,6 +100,25 @@ def give(bench: Bench, rank: int, *shares: Share) -> None:
 
 def header(kind: Kind, key: int = MINE, step: int = 1, **fields: Any) -> Header:
     return Header(kind, key, step, **{"rank": 1, "length": SLICE_BYTES, "dtype": DType.FLOAT32, "job": 7, **fields})
+
+
+def test_all_begin_with_another_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all began with rank 0, its link would be the target of all, and the others would stand still."""
+    bench = Bench(4)
+    sent: list[int] = []
+    transport = bench.network.transports[1]
+    send = transport.send
+
+    def watch(peer: int, header: bytes, body: Any = None) -> None:
+        if frames.unpack(header).kind is Kind.RESULT:
+            sent.append(peer)
+        send(peer, header, body)
+
+    monkeypatch.setattr(transport, "send", watch)
+    for rank in range(4):
+        give(bench, rank, Share(THEIRS))
+    bench.settle()
+    assert sent == [2, 3, 0]
 
 
 def test_results_land_in_place_on_all_ranks() -> None:

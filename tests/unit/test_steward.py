@@ -167,7 +167,7 @@ def test_a_broken_link_is_told_to_all_and_ends_the_waiting(house: House) -> None
         "rank 2 on host gamma was lost: its connection closed (the process ended); this is rank 1 at step 0"
     )
     lost = messages.Lost(2, "its connection closed (the process ended)")
-    assert house.out.messages == [(0, lost), (2, lost)]
+    assert house.out.messages == [(2, lost), (0, lost)]
 
 
 def test_only_the_first_loss_counts(house: House) -> None:
@@ -195,7 +195,7 @@ def test_ticks_send_heartbeats_and_find_the_silent(house: House) -> None:
         house.clock.now += 1.0
         house.steward.heard(0)
         house.steward.tick(house.clock.now)
-    assert house.out.kinds[:2] == [(0, Kind.HEARTBEAT), (2, Kind.HEARTBEAT)]
+    assert house.out.kinds[:2] == [(2, Kind.HEARTBEAT), (0, Kind.HEARTBEAT)]
     assert "rank 2 on host gamma was lost: no sign of life for 11.0 s" in house.error
 
 
@@ -257,7 +257,7 @@ def test_an_agreement_that_waits_for_a_departed_worker_is_an_error(coordinator: 
 def test_leaving_waits_until_everyone_has_heard_the_goodbye(house: House) -> None:
     left: list[str] = []
     house.steward.leave("", lambda: left.append("gone"))
-    assert house.out.messages == [(0, messages.Goodbye("")), (2, messages.Goodbye(""))]
+    assert house.out.messages == [(2, messages.Goodbye("")), (0, messages.Goodbye(""))]
     house.timers.fire()
     house.steward.obey(0, messages.Farewell())
     house.timers.fire()

@@ -265,7 +265,7 @@ class Exchange:
         return item
 
     def _answer(self, answers: Sequence[Answer], kind: Kind = Kind.RESULT) -> None:
-        for answer in answers:
+        for answer in sorted(answers, key=lambda answer: self._shape.distance(answer.rank)):
             if answer.rank == self._rank:
                 self._answer_self(answer)
                 continue

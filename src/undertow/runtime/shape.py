@@ -35,4 +35,9 @@ class Shape:
 
     @property
     def peers(self) -> list[int]:
-        return [peer for peer in range(self.size) if peer != self.rank]
+        """All others, in the order in which to send to them: if all begin elsewhere, no link is the target of all."""
+        return sorted(set(range(self.size)) - {self.rank}, key=self.distance)
+
+    def distance(self, rank: int) -> int:
+        """How late it is this rank's turn, where all are sent to."""
+        return (rank - self.rank) % self.size

@@ -21,50 +21,63 @@ from undertow.torch.sources import Source
 SAMPLED = 256  # elements
 
 
-class Gathered:
-    """One gradient."""
+class InParts:
+    """What gradients have in common that leave in parts."""
 
-    def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
+    def __init__(self, group: Group, index: int, home: Home, source: Source) -> None:
         self.members = (index,)
-        self.answers = len(slices)
-        self._passes = 0
+        self.group = group
         self.wholes = 0  # passes in which something came another way than through the layer
-        self.samples = False  # whether the next results are looked at, see `digest`
-        self.digest: int | None = None  # of a result, to be compared with that of other ranks
-        self._group = group
+        self._passes = 0
         self._home = home
-        self._keys = [item.spec.key for item in slices]
         self._source = source
         self._ticket = Ticket(0)
         self._priorities: Sequence[int] = ()
-        self._contributions: list[Contribution] = []
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
         self._ticket, self._priorities = ticket, priorities
         self._passes += 1
-        self._contributions = []
-
-    def send(self, index: int, fresh: torch.Tensor | None) -> None:
-        known = self._source.take()
-        # In the first pass there may be some from before, when nobody wanted parts.
-        self.wholes += known.whole is not None and self._passes > 1
-        blob = pack(known, self._home.copier, self._home.parameter.device)
-        chunks = split(blob.array, len(self._keys))
-        priority = self._priorities[index]
-        self._contributions = [
-            Contribution(key, chunk, None, blob.number, self._ticket.answer, priority)
-            for key, chunk in zip(self._keys, chunks, strict=True)
-        ]
-        self._group.contribute(self._contributions, blob.is_ready)
 
     def uses_memory_of(self, index: int) -> bool:
         return False
 
+    def take(self) -> Known:
+        """The parts of this pass."""
+        known = self._source.take()
+        # In the first pass there may be some from before, when nobody wanted parts.
+        self.wholes += known.whole is not None and self._passes > 1
+        return known
+
+    @property
+    def priority(self) -> int:
+        return self._priorities[self.members[0]]
+
+
+class Gathered(InParts):
+    """One gradient."""
+
+    def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
+        super().__init__(group, index, home, source)
+        self.answers = len(slices)
+        self.samples = False  # whether the next results are looked at, see `digest`
+        self.digest: int | None = None  # of a result, to be compared with that of other ranks
+        self._keys = [item.spec.key for item in slices]
+        self._contributions: list[Contribution] = []
+
+    def send(self, index: int, fresh: torch.Tensor | None) -> None:
+        blob = pack(self.take(), self._home.copier, self._home.parameter.device)
+        chunks = split(blob.array, len(self._keys))
+        self._contributions = [
+            Contribution(key, chunk, None, blob.number, self._ticket.answer, self.priority)
+            for key, chunk in zip(self._keys, chunks, strict=True)
+        ]
+        self.group.contribute(self._contributions, blob.is_ready)
+
     def land(self, index: int) -> None:
         columns, shape = self._source.form.columns, self._home.parameter.shape
-        known = [read(self._contributions, rank, columns, shape, self._home.dtype) for rank in range(self._group.size)]
+        known = [read(self._contributions, rank, columns, shape, self._home.dtype) for rank in range(self.group.size)]
         result = self._source.make(known, self._home.dtype)
-        release(self._group, self._contributions)
+        release(self.group, self._contributions)
         self._contributions = []
         if result is not None:
             self.digest = find_digest(result) if self.samples else None

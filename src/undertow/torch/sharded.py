@@ -18,7 +18,7 @@ from undertow.plan.slicing import Slice, split_rows
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Home, all_done
-from undertow.torch.gathered import read, release
+from undertow.torch.gathered import InParts, read, release
 from undertow.torch.pieces import Blob, Column, Known, pack, split
 from undertow.torch.sources import Source
 from undertow.torch.tensors import as_array, dtype_code
@@ -33,33 +33,25 @@ class _Shard(NamedTuple):
     slices: list[Slice]  # of its rows
 
 
-class Sharded:
+class Sharded(InParts):
     """One gradient."""
 
     def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
-        self.members = (index,)
-        self._passes = 0
-        self.wholes = 0  # passes in which something came another way than through the layer
-        self.group = group
-        self._home = home
-        self._source = source
+        super().__init__(group, index, home, source)
         self._height, self._depth = home.parameter.shape
-        self._shards = _find_shards(slices, self._height, group.size)
+        # All begin with another shard: none is the target of all at once.
+        shards = _find_shards(slices, self._height, group.size)
+        self._shards = sorted(shards, key=lambda shard: (shard.rank - group.rank) % group.size)
         self.answers = sum(len(shard.slices) for shard in self._shards)
-        self._ticket = Ticket(0)
-        self._priorities: Sequence[int] = ()
         self._result = torch.empty(0)  # flat, on the host
         self._rows: list[Contribution] = []
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
-        self._ticket, self._priorities = ticket, priorities
-        self._passes += 1
+        super().begin(ticket, priorities)
         self._rows = []
 
     def send(self, index: int, fresh: torch.Tensor | None) -> None:
-        known = self._source.take()
-        # In the first pass there may be some from before, when nobody wanted parts.
-        self.wholes += known.whole is not None and self._passes > 1
+        known = self.take()
         self._result = self._home.make_host_memory(self._height * self._depth)
         # First of all: a shard that has everybody's factors answers unasked.
         for shard in self._shards:
@@ -68,9 +60,6 @@ class Sharded:
         activations, *deltas = self._pack(known)
         for shard, columns in zip(self._shards, deltas, strict=True):
             self._send_factors(shard, activations, columns)
-
-    def uses_memory_of(self, index: int) -> bool:
-        return False
 
     def land(self, index: int) -> None:
         if any(contribution.present for contribution in self._rows):
@@ -112,10 +101,6 @@ class Sharded:
             contributions.append(Contribution(item.spec.key, sent, wanted, present, self._ticket.answer, self.priority))
         self._rows += contributions
         self.group.contribute(contributions)
-
-    @property
-    def priority(self) -> int:
-        return self._priorities[self.members[0]]
 
     def make_rows(self, shard: _Shard, pieces: Sequence[Contribution]) -> None:
         """At the shard, beside engine and training: multiply what has come, and let everybody have it."""
