@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,115 +10,22 @@ import torch
 from torch import nn
 
 import undertow
+from tests.planned_training import (
+    BATCH,
+    LIMITS,
+    MANY,
+    MATRICES,
+    PLANNED,
+    USED,
+    Training,
+    make_net,
+    say_plan,
+)
 from tests.rates import set_rate
-from tests.workers import outcomes_of, run_workers
-from undertow.errors import PlanError
+from tests.workers import run_workers
 from undertow.plan.plan import Plan, read_plan
 from undertow.plan.scheme import Scheme
-from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 from undertow.torch.planning import PASSES
-
-LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
-BATCH = 8
-MANY = 300  # rows with which 64 x 64 is cheaper as a whole
-# Reported in pass 4, planned in the next, used in the one after that.
-PLANNED, USED = PASSES + 1, PASSES + 2
-MATRICES = ["0.weight", "2.weight", "3.weight"]
-
-
-def make_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64))
-
-
-def make_batch(rank: int, number: int, size: int = BATCH) -> torch.Tensor:
-    return torch.randn(size, 64, generator=torch.Generator().manual_seed(1000 * number + rank))
-
-
-def find_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(batch).square().mean()
-    return loss
-
-
-class Training:
-    """A model on this rank, beside one that sees the batches of all ranks."""
-
-    def __init__(self, rank: int, size: int, net: nn.Module | None = None, *, overlaps: bool = False, **options: Any):
-        self.rank, self.size = rank, size
-        self.net = net or make_net()
-        self.plain = copy.deepcopy(self.net)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-        self.plain_optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.1)
-        self.passes = 0
-        if overlaps:
-            self.model, _ = parallelize(self.net, self.optimizer, **options)
-        else:
-            self.model = DistributedDataParallel(self.net, **options)
-
-    def run(self, passes: int = 1, batch: int = BATCH, *, accumulates: bool = False) -> None:
-        for _ in range(passes):
-            self.passes += 1
-            self.optimizer.zero_grad()
-            if accumulates:
-                with self.model.no_sync():
-                    find_loss(self.model, make_batch(self.rank, -self.passes, batch)).backward()
-            find_loss(self.model, make_batch(self.rank, self.passes, batch)).backward()
-            self.optimizer.step()
-            numbers = [-self.passes, self.passes] if accumulates else [self.passes]
-            self._step_plain([make_batch(rank, number, batch) for rank in range(self.size) for number in numbers])
-
-    def join(self, counts: Sequence[int]) -> None:
-        """Uneven inputs: so many passes on each rank."""
-        with self.model.join():
-            for number in range(counts[self.rank]):
-                self.optimizer.zero_grad()
-                find_loss(self.model, make_batch(self.rank, 500 + number)).backward()
-                self.optimizer.step()
-        for number in range(max(counts)):
-            self._step_plain([make_batch(rank, 500 + number) for rank in range(self.size) if number < counts[rank]])
-
-    def _step_plain(self, batches: Sequence[torch.Tensor]) -> None:
-        self.plain_optimizer.zero_grad()
-        for batch in batches:
-            (find_loss(self.plain, batch) / self.size).backward()
-        self.plain_optimizer.step()
-
-    def check(self) -> None:
-        """All replicas are the same, and what one process would have made of it all."""
-        flush(self.model)
-        verify_replicas(nn.ParameterList(self.net.parameters()))
-        for ours, theirs in zip(self.net.parameters(), self.plain.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-    @property
-    def planning(self) -> Any:
-        assert self.model._synchroniser is not None
-        return self.model._synchroniser.planning
-
-    @property
-    def plan(self) -> Plan | None:
-        plan: Plan | None = self.planning.plan
-        return plan
-
-    @property
-    def in_parts(self) -> list[str]:
-        """The tensors of which the next pass sends parts, if no plan changes in it."""
-        return sorted(
-            gradients.name(index)
-            for gradients in self.planning._gradients
-            for index in range(len(gradients.parameters))
-            if gradients.gathers(index, now=False)
-        )
-
-    @property
-    def slice_bytes(self) -> int:
-        table = self.planning._gradients[0].table
-        return max(item.spec.size_bytes for item in table.current.slices)
-
-
-def say_plan(plan: Plan | None) -> bytes:
-    return b"" if plan is None else plan.to_json()
-
 
 # Made, changed and used
 
@@ -258,6 +162,23 @@ def test_one_worker_has_nothing_to_plan() -> None:
     run_workers(1, train_alone, environment=LIMITS)
 
 
+def plan_with_given_slices(rank: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Linear(256, 64))
+    training = Training(rank, 2, net, plan="factors")
+    training.run(USED)
+    assert training.in_parts == MATRICES
+    training.run(3)
+    training.join([1, 3])
+    training.run(2)
+    training.check()
+
+
+def test_a_slice_size_that_is_given_goes_with_any_plan() -> None:
+    """Also one below the smallest that would be chosen."""
+    run_workers(2, plan_with_given_slices, environment={"UNDERTOW_SLICE": "1024"})
+
+
 # Models and training that change
 
 
@@ -389,115 +310,3 @@ def join_for_long(rank: int) -> None:
 
 def test_rows_of_passes_in_a_join_do_not_look_like_a_larger_batch() -> None:
     run_workers(2, join_for_long, environment=LIMITS)
-
-
-# Refused
-
-
-def give_nonsense(rank: int, path: str) -> list[str]:
-    """On all ranks alike, and when the module is wrapped; then they go on."""
-    training = Training(rank, 2, plan="factors")
-    training.run(USED)
-    plan = training.plan
-    assert plan is not None
-    wider = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 96))
-    longer = nn.Sequential(*make_net(), nn.Linear(64, 64))
-    texts = []
-    for net, given in ((wider, plan), (longer, plan), (make_net(), "fastest"), (make_net(), path)):
-        with pytest.raises(PlanError) as caught:
-            DistributedDataParallel(net, plan=given)
-        texts.append(str(caught.value))
-    training.run(1)
-    training.check()
-    return texts
-
-
-def test_a_plan_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("not a plan")
-    for texts in run_workers(2, give_nonsense, str(path), environment=LIMITS):
-        wider, longer, unknown, notes = texts
-        assert "the plan is for a '3.bias' of shape [64], but it is [96]" in wider
-        assert "has no tensor '4." in longer
-        assert "there is no plan 'fastest': use one of auto, poseidon, dense, factors" in unknown
-        assert f"{path} is no plan of undertow" in notes
-
-
-def ask_for_allreduce(rank: int) -> None:
-    training = Training(rank, 2, plan="factors")
-    training.run(USED)
-    with pytest.raises(PlanError, match="process group"):
-        DistributedDataParallel(make_net(), plan="allreduce")
-    # A plan of a cluster that had one is followed as far as possible.
-    plan = training.plan
-    assert plan is not None
-    choices = [
-        choice if choice.tensor in MATRICES[1:] else msgspec.structs.replace(choice, scheme=Scheme.ALLREDUCE)
-        for choice in plan.choices
-    ]
-    training = Training(rank, 2, plan=msgspec.structs.replace(plan, choices=tuple(choices)))
-    training.run(PASSES)
-    assert training.in_parts == MATRICES[1:]
-    training.check()
-
-
-def test_allreduce_without_a_process_group_is_refused_when_a_module_is_wrapped() -> None:
-    """Never in the middle of a step."""
-    run_workers(2, ask_for_allreduce, environment=LIMITS)
-
-
-def wrap_with_unknown(rank: int) -> None:
-    DistributedDataParallel(make_net())
-
-
-def test_an_unknown_plan_in_the_environment_is_refused_when_a_module_is_wrapped() -> None:
-    for outcome in outcomes_of(2, wrap_with_unknown, environment={"UNDERTOW_PLAN": "fastest"}):
-        assert outcome.kind == "PlanError", outcome
-        assert "there is no plan 'fastest'" in outcome.text
-
-
-def wrap_with(rank: int, plans: Sequence[Any]) -> None:
-    DistributedDataParallel(make_net(), plan=plans[rank])
-
-
-def make_plan(step_s: float) -> Plan:
-    return Plan(policy="auto", workers=2, choices=(), step_s=step_s, compute_s=1.0, alone={})
-
-
-@pytest.mark.parametrize(
-    ("plans", "names"),
-    [
-        (("factors", "dense"), ("'factors'", "'dense'")),
-        (("auto", "poseidon"), ("'auto'", "'poseidon'")),
-        (("dense", make_plan(1.0)), ("'dense'", "'auto ")),
-        ((make_plan(1.0), make_plan(2.0)), ("rank 0 registers the reports for the plan 'auto ", "rank 1 registers")),
-    ],
-)
-def test_ranks_with_different_plans_are_told_both(plans: tuple[Any, Any], names: tuple[str, str]) -> None:
-    for outcome in outcomes_of(2, wrap_with, plans, environment=LIMITS):
-        assert outcome.kind == "MismatchError", outcome
-        assert all(name in outcome.text for name in names), outcome
-
-
-def test_ranks_with_different_plans_are_told_both_where_the_slice_size_is_given() -> None:
-    for outcome in outcomes_of(2, wrap_with, ("dense", "factors"), environment={"UNDERTOW_SLICE": "4096"}):
-        assert outcome.kind == "MismatchError", outcome
-        assert "'dense'" in outcome.text, outcome
-        assert "'factors'" in outcome.text, outcome
-
-
-def plan_with_given_slices(rank: int) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Linear(256, 64))
-    training = Training(rank, 2, net, plan="factors")
-    training.run(USED)
-    assert training.in_parts == MATRICES
-    training.run(3)
-    training.join([1, 3])
-    training.run(2)
-    training.check()
-
-
-def test_a_slice_size_that_is_given_goes_with_any_plan() -> None:
-    """Also one below the smallest that would be chosen."""
-    run_workers(2, plan_with_given_slices, environment={"UNDERTOW_SLICE": "1024"})
