@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from undertow.torch.groups import group_for
 
 
 class SetRate:
-    """In place of what the engine measures."""
+    """In place of what the engine measures; always fresh."""
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
+        self._looks = itertools.count(1)
+
+    @property
+    def seen(self) -> int:
+        return next(self._looks)
 
     def note(self, now_s: float, received_bytes: int, *, is_waiting: bool) -> None: ...
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import undertow
@@ -23,8 +24,12 @@ from tests.planned_training import (
 )
 from tests.rates import set_rate
 from tests.workers import run_workers
+from undertow.plan import planner
+from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Plan, read_plan
 from undertow.plan.scheme import Scheme
+from undertow.torch.groups import group_for
+from undertow.torch.links import measure_cluster
 from undertow.torch.planning import PASSES
 
 # Made, changed and used
@@ -160,6 +165,29 @@ def train_alone(rank: int) -> None:
 
 def test_one_worker_has_nothing_to_plan() -> None:
     run_workers(1, train_alone, environment=LIMITS)
+
+
+def measure_links_again(rank: int, meeting: str) -> list[tuple[Cluster, bytes]]:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    planner.WORTH_ANOTHER_SYSTEM = 2.0  # so it is never in use
+    training = Training(rank, 2)
+    seen = []
+    for rate in (1e9, 1e6, 1e6):
+        set_rate(rate)
+        training.run(2 * PASSES)
+        seen.append((measure_cluster(group_for(), torch.device("cpu")), say_plan(training.plan)))
+    training.check()
+    undertow.barrier()
+    dist.destroy_process_group()
+    return seen
+
+
+def test_links_that_have_changed_are_measured_again_beside_the_process_group(tmp_path: Path) -> None:
+    ranks = run_workers(2, measure_links_again, str(tmp_path / "meeting"), environment=LIMITS)
+    for (at_start, _), (changed, _), (later, _) in ranks:
+        assert at_start != changed
+        assert later == changed
+    assert [plan for _, plan in ranks[0]] == [plan for _, plan in ranks[1]]
 
 
 def plan_with_given_slices(rank: int) -> None:

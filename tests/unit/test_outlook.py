@@ -267,9 +267,43 @@ def test_a_way_that_is_not_used_follows_the_one_that_is() -> None:
         return cluster.bytes_per_s, cluster.allreduce_bytes_per_s
 
     assert merge(None, None) == (RATE, 5 * RATE)
-    assert merge(2 * RATE, None) == pytest.approx((2 * RATE, 10 * RATE))
-    assert merge(None, 10 * RATE) == pytest.approx((2 * RATE, 10 * RATE))
     assert merge(3 * RATE, 4 * RATE) == pytest.approx((3 * RATE, 4 * RATE))
+    # A little faster or slower is a machine that does something else as well.
+    assert merge(1.5 * RATE, None) == pytest.approx((1.5 * RATE, 7.5 * RATE))
+    assert merge(None, 7.5 * RATE) == pytest.approx((1.5 * RATE, 7.5 * RATE))
+    assert merge(RATE / 1.5, None) == pytest.approx((RATE / 1.5, 5 * RATE / 1.5))
+    # Much of it is another link: what is not in use is not believed to be the faster one.
+    assert merge(RATE / 2, None) == pytest.approx((RATE / 2, RATE / 2))
+    assert merge(2 * RATE, None) == pytest.approx((2 * RATE, 2 * RATE))
+    assert merge(None, RATE / 2) == pytest.approx((RATE / 10, RATE / 2))
+
+
+def test_links_that_have_changed_are_measured_again_where_a_process_group_is_not_in_use() -> None:
+    outlook = Outlook("auto")
+    consider(outlook, with_process_group(first_reports(rate=RATE)))
+    assert not outlook.wants_cluster
+    busy = Outlook("auto")
+    consider(busy, with_process_group(first_reports(rate=RATE * 3)))
+    assert busy.wants_cluster  # what was measured at the start was not the link
+    # While it is in use all is known.
+    consider(outlook, with_process_group(later_reports(), rate=5 * RATE))
+    assert not outlook.wants_cluster
+    assert consider(outlook, with_process_group(later_reports(rate=RATE / 10))) is not None
+    assert outlook.wants_cluster
+    assert consider(outlook, with_process_group(later_reports(rate=RATE / 10))) is None
+    assert not outlook.wants_cluster  # said once
+    # What is measured then is believed: nobody asks again.
+    plan = consider(outlook, with_process_group(first_reports(rate=RATE / 10)))
+    assert plan is not None
+    assert plan.schemes[WEIGHT] is Scheme.ALLREDUCE
+    assert not outlook.wants_cluster
+
+
+@pytest.mark.parametrize("policy", ["auto", "poseidon"])
+def test_without_a_choice_links_are_not_measured_again(policy: str) -> None:
+    outlook = planned_outlook(rate=RATE, policy=policy)
+    assert consider(outlook, later_reports(rate=RATE / 10)) is not None
+    assert not outlook.wants_cluster
 
 
 def test_without_a_process_group_its_rate_stays_unknown() -> None:

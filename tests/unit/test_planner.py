@@ -70,7 +70,9 @@ def test_one_worker_needs_no_scheme() -> None:
 
 
 def test_a_faster_process_group_takes_all_that_is_dense() -> None:
-    assert Scheme.ALLREDUCE not in plan_model("resnet50", make_cluster(allreduce_gbit=4)).schemes.values()
+    for allreduce_gbit in (1, 1.1):  # a tenth may be a moment's disturbance: half of it counts for nothing
+        cluster = make_cluster(gbit=1, allreduce_gbit=allreduce_gbit)
+        assert Scheme.ALLREDUCE not in plan_model("resnet50", cluster).schemes.values()
     plan = plan_model("resnet50", make_cluster(gbit=1, allreduce_gbit=40))
     assert plan.schemes["conv1.weight"] is Scheme.ALLREDUCE
     assert plan.schemes["fc.weight"] is Scheme.FACTORS

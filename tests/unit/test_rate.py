@@ -24,6 +24,17 @@ def test_it_is_unknown_until_something_has_waited_long_enough() -> None:
     assert rate.bytes_per_s is None
 
 
+def test_it_tells_whether_something_new_was_learnt() -> None:
+    rate = Rate()
+    now_s = run(rate, seconds=1, bytes_per_s=1e6)
+    seen = rate.seen
+    assert seen > 0
+    now_s = run(rate, seconds=1, bytes_per_s=1e6, start_s=now_s, is_waiting=False)
+    assert rate.seen == seen
+    run(rate, seconds=1, bytes_per_s=1e6, start_s=now_s)
+    assert rate.seen > seen
+
+
 def test_a_steady_stream_has_its_rate() -> None:
     rate = Rate()
     run(rate, seconds=1, bytes_per_s=1e6)

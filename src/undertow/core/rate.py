@@ -17,10 +17,11 @@ KEPT = 9
 
 
 class Rate:
-    """Not thread-safe, but for `bytes_per_s`."""
+    """Not thread-safe, but for `bytes_per_s` and `seen`."""
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
+        self.seen = 0  # how often something was learnt
         self._samples: deque[float] = deque(maxlen=KEPT)
         self._start: tuple[float, int] | None = None  # time and bytes; None while nothing waits
 
@@ -34,3 +35,4 @@ class Rate:
             self._samples.append((received_bytes - before) / (now_s - since_s))
             self._start = now_s, received_bytes
             self.bytes_per_s = statistics.median(self._samples)
+            self.seen += 1

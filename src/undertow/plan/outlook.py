@@ -14,7 +14,7 @@ import msgspec
 from undertow.errors import DriftError
 from undertow.plan.cluster import Cluster
 from undertow.plan.coordinator import Coordinator
-from undertow.plan.planner import make_plan
+from undertow.plan.planner import AUTO, make_plan
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 
 # Figures within these factors of those that the plan was made with are left as they are.
@@ -45,12 +45,14 @@ class Outlook:
         self._profile: Profile | None = None
         self._spoiled: set[str] = set()
         self._is_stale = False  # something was said that no plan knows of
+        self.wants_cluster = False  # measured and reported again
         self._planned_rows: dict[str, float] = {}
         self._planned: Cluster | None = None
 
     def consider(self, reports: Sequence[Report]) -> Coordinator | None:
         """A new plan and what it stands on, if it takes one."""
-        self._learn(reports)
+        self.wants_cluster = False
+        is_measured = self._learn(reports)
         if self._profile is None or self._cluster is None:
             return None
         rows = merge_rows(reports)
@@ -59,16 +61,19 @@ class Outlook:
         alike = multiply_alike(reports)
         self._is_stale |= alike is not self._cluster.multiplies_alike
         self._cluster = msgspec.structs.replace(self._cluster, multiplies_alike=alike)
-        cluster = self._cluster = follow_rates(self._cluster, reports)
+        before, is_measured_again = self._planned or self._cluster, is_measured and self._planned is not None
+        cluster = self._cluster = follow_rates(self._cluster, reports, trusts=is_measured_again)
         if not self._is_stale and self._has_same_rates(cluster) and self._has_same_rows():
             return None
+        self.wants_cluster = not is_measured_again and self._has_lost_sight(before, reports)
         self._is_stale, self._planned = False, cluster
         self._planned_rows = _list_rows(self._profile)
         profile = exclude(self._profile, self._spoiled)
         has_gates = all(report.has_gates for report in reports)
         return Coordinator(make_plan(profile, cluster, policy=self._policy, has_gates=has_gates), profile, cluster)
 
-    def _learn(self, reports: Sequence[Report]) -> None:
+    def _learn(self, reports: Sequence[Report]) -> bool:
+        """Whether links have been measured."""
         clusters = [report.cluster for report in reports if report.cluster is not None]
         if len(clusters) == len(reports):
             self._cluster, self._is_stale = merge_clusters(clusters), True
@@ -78,6 +83,14 @@ class Outlook:
         wholes = {name for report in reports for name in report.wholes}
         self._is_stale |= not wholes <= self._spoiled
         self._spoiled |= wholes
+        return len(clusters) == len(reports)
+
+    def _has_lost_sight(self, before: Cluster, reports: Sequence[Report]) -> bool:
+        """How a process group that is not in use does on a link that has changed, nobody knows."""
+        assert self._cluster is not None
+        has_choice = self._policy == AUTO and before.allreduce_bytes_per_s is not None
+        is_idle = all(report.allreduce_bytes_per_s is None for report in reports)
+        return has_choice and is_idle and not _is_same(self._cluster.bytes_per_s, before.bytes_per_s, SAME_RATE)
 
     def _has_same_rates(self, cluster: Cluster) -> bool:
         assert self._planned is not None
@@ -117,22 +130,27 @@ def merge_rows(reports: Sequence[Report]) -> dict[str, float]:
     return {name: statistics.fmean(report.rows.get(name, 0.0) for report in reports) for name in names}
 
 
-def follow_rates(cluster: Cluster, reports: Sequence[Report]) -> Cluster:
+def follow_rates(cluster: Cluster, reports: Sequence[Report], *, trusts: bool = False) -> Cluster:
     """The cluster with what its links carry now.
 
-    Where only one of the two ways was seen, the other is as much faster or slower than at the start.
+    Where only one of the two ways was seen, the other is as much faster or slower than before.  If that is much, it is
+    another link, on which a way that is not in use is not believed to be the faster one, unless it was just measured.
     """
     ours = _mean(report.bytes_per_s for report in reports)
     torchs = _mean(report.allreduce_bytes_per_s for report in reports)
-    at_start = cluster.allreduce_bytes_per_s
+    ours_before, torchs_before = cluster.bytes_per_s, cluster.allreduce_bytes_per_s
+    if torchs_before is None:
+        return msgspec.structs.replace(cluster, bytes_per_s=ours or ours_before)
     if ours is None:
-        change = 1.0 if torchs is None or at_start is None else torchs / at_start
-        ours = cluster.bytes_per_s * change
-    elif torchs is None and at_start is not None:
-        torchs = at_start * ours / cluster.bytes_per_s
-    return msgspec.structs.replace(
-        cluster, bytes_per_s=ours, allreduce_bytes_per_s=None if at_start is None else torchs or at_start
-    )
+        ours = ours_before if torchs is None else _follow(ours_before, torchs_before, torchs, trusts)
+    elif torchs is None:
+        torchs = _follow(torchs_before, ours_before, ours, trusts)
+    return msgspec.structs.replace(cluster, bytes_per_s=ours, allreduce_bytes_per_s=torchs or torchs_before)
+
+
+def _follow(rate: float, seen_before: float, seen: float, trusts: bool) -> float:
+    followed = rate * seen / seen_before
+    return followed if trusts or _is_same(seen, seen_before, SAME_RATE) else min(followed, seen)
 
 
 def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:

@@ -24,6 +24,8 @@ POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
 WORTH = 0.002
 # Another start than the fewest bytes must promise this much: it changes many tensors at once.
 WORTH_MORE_BYTES = 0.01
+# And torch's process group this much: how fast it is was measured only once, and with nothing beside it.
+WORTH_ANOTHER_SYSTEM = 0.05
 # Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on
 # a full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
 PRUDENT_SHARE = 0.8
@@ -176,8 +178,7 @@ class Planner:
             name: Scheme.ALLREDUCE if scheme is Scheme.DENSE and self._tensors[name].can_reduce else scheme
             for name, scheme in schemes.items()
         }
-        gains = self._compare(changed) < best_s - self._worth_s
-        return changed if gains else schemes
+        return changed if self._compare(changed) < (1 - WORTH_ANOTHER_SYSTEM) * best_s else schemes
 
     # Figures
 

@@ -22,6 +22,7 @@ from undertow.coordinator import messages
 from undertow.core import frames
 from undertow.core.flow import Contribution
 from undertow.core.frames import Header, Kind
+from undertow.core.rate import Rate
 from undertow.core.rounds import Op
 from undertow.errors import ConfigError, MismatchError, UndertowError
 from undertow.plan.placement import Placement
@@ -187,9 +188,9 @@ class Group:
         return self._shape.sizes
 
     @property
-    def bytes_per_s(self) -> float | None:
-        """How fast slices of this worker are received, if ever one had to wait."""
-        return self._exchange.rate.bytes_per_s
+    def rate(self) -> Rate:
+        """How fast slices of this worker are received."""
+        return self._exchange.rate
 
     @property
     def bytes_sent(self) -> int:

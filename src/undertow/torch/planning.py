@@ -82,7 +82,8 @@ class Planning:
         self._has_newcomers = False  # of which a plan that was given has not been followed yet
         self._survey: Survey | None = None
         self._profile: Profile | None = None  # measured, not yet reported
-        self._has_reported = False
+        self._wants_cluster = True  # that it is measured and reported, once there is a profile
+        self._rates_seen = 0
         self._report: Contribution | None = None  # on its way
         self._reported = Ticket(0)
 
@@ -160,11 +161,14 @@ class Planning:
 
     def _tell(self, *, has_gates: bool) -> None:
         cluster = None
-        if self._profile is not None and not self._has_reported:
-            cluster, self._has_reported = measure_cluster(self._group, self._device, self._process_group), True
+        if self._wants_cluster and (self._profile is not None or self.coordinator is not None):
+            # Measured when the first gradients were adopted; another time, for a link that has changed, now.
+            is_new = self.coordinator is not None
+            cluster = measure_cluster(self._group, self._device, self._process_group, again=is_new)
+            self._wants_cluster = False
         report = Report(
             has_gates=has_gates,
-            bytes_per_s=self._group.bytes_per_s,
+            bytes_per_s=self._find_rate(),
             allreduce_bytes_per_s=self._allreduce_bytes_per_s,
             arithmetic=describe_arithmetic(self._device),
             cluster=cluster,
@@ -190,7 +194,10 @@ class Planning:
 
     def _consider(self, reports: Sequence[Report]) -> None:
         check_digests(reports)
-        coordinator = None if self._outlook is None else self._outlook.consider(reports)
+        coordinator = None
+        if self._outlook is not None:
+            coordinator = self._outlook.consider(reports)
+            self._wants_cluster |= self._outlook.wants_cluster
         if isinstance(self._policy, Plan) and self._has_newcomers:
             coordinator = Coordinator(self._policy if multiply_alike(reports) else exclude_factors(self._policy))
         if coordinator is not None:
@@ -224,6 +231,12 @@ class Planning:
         return wished if max(wished, current) > GOOD_ENOUGH * min(wished, current) else current
 
     # Figures
+
+    def _find_rate(self) -> float | None:
+        """Of the link since the last report; None if nothing had to wait."""
+        rate, seen_before = self._group.rate, self._rates_seen
+        self._rates_seen = rate.seen
+        return rate.bytes_per_s if self._rates_seen != seen_before else None
 
     @property
     def plan(self) -> Plan | None:

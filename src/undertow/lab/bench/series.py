@@ -82,7 +82,7 @@ class Series:
         if not self.scale > 0 or math.isinf(self.scale):
             raise ConfigError(f"--scale {self.scale:g} is not possible: give a number above 0, such as 10")
         for speed in self.bandwidths_gbit:
-            if speed is not None and speed * GIGA / self.scale / self.slowdown < SLOWEST_BITS_PER_S:
+            if (rate := self.link_rate(speed)) is not None and rate < SLOWEST_BITS_PER_S:
                 raise ConfigError(
                     f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of {speed:g} Gbit/s "
                     "to measure: use less"
@@ -106,6 +106,10 @@ class Series:
         """How many there are, if nothing has to be repeated."""
         return len(self.bandwidths_gbit) * len(self.all_systems) * self.rounds
 
+    def link_rate(self, bandwidth_gbit: float | None) -> float | None:
+        """In bits per second, as emulated; None: not shaped."""
+        return None if bandwidth_gbit is None else bandwidth_gbit * GIGA / self.scale / self.slowdown
+
     def describe(self, bandwidth_gbit: float | None) -> str:
         link = "unshaped" if bandwidth_gbit is None else format_bandwidth(bandwidth_gbit * GIGA)
         return f"{self.model}, {self.hosts} hosts, {link}"
@@ -123,12 +127,12 @@ def measure(series: Series, network: Network, *, environ: Mapping[str, str], wat
     """One bandwidth after the other; one whose links are not what they claim is left out."""
     with ExitStack() as stack:
         watch.say(f"{series.model}: starting {', '.join(series.all_systems)} on {series.hosts} hosts")
-        network.shape(None)
-        fleets = [
-            stack.enter_context(Fleet(network, find_system(name), _assign(series, name), environ))
-            for name in series.all_systems
-        ]
-        *_, ready = [fleet.wait_until_ready() for fleet in fleets]
+        # As the first links are: systems may measure them when they start.
+        network.shape(series.link_rate(series.bandwidths_gbit[0]))
+        fleets = []
+        for name in series.all_systems:  # one after the other, with nobody else on the links
+            fleets.append(stack.enter_context(Fleet(network, find_system(name), _assign(series, name), environ)))
+            ready = fleets[-1].wait_until_ready()
         for bandwidth_gbit in series.bandwidths_gbit:
             bench = _Bench(series, bandwidth_gbit, network, fleets, ready, watch)
             if refusal := bench.shape():
@@ -177,9 +181,9 @@ class _Bench:
 
     def shape(self) -> str:
         """Hold the links to the bandwidth; returns why they are not to be trusted, if so."""
-        if self._bandwidth_gbit is None:
+        rate = self._series.link_rate(self._bandwidth_gbit)
+        if rate is None:
             return ""
-        rate = self._bandwidth_gbit * GIGA / self._series.scale / self._series.slowdown
         self._watch.say(f"{self._title}: checking the links")
         self._network.shape(rate)
         refusal = ""
@@ -214,9 +218,8 @@ class _Bench:
 
     def _find_transfer_s(self, size_bytes: float) -> float:
         """How long a link needs for so many bytes, at least."""
-        if self._bandwidth_gbit is None:
-            return 0.0
-        return size_bytes * 8 * self._series.scale * self._series.slowdown / (self._bandwidth_gbit * GIGA)
+        rate = self._series.link_rate(self._bandwidth_gbit)
+        return 0.0 if rate is None else size_bytes * 8 / rate
 
     def _make_points(self, summaries: Mapping[str, Summary]) -> list[Point]:
         """With the times of hosts that are not slowed down."""

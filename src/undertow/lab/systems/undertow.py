@@ -30,8 +30,8 @@ MECHANISMS = {
 class Undertow:
     """`without` names the mechanisms that are off."""
 
-    # It measures its model in three, plans, and sees a new bandwidth; all of that within twelve.
-    warm_up_steps = 12
+    # It measures its model in three, plans, sees a new bandwidth, and measures the links again: all within sixteen.
+    warm_up_steps = 16
     is_restless = False
 
     def __init__(self, without: Sequence[str] = ()) -> None:
