@@ -82,7 +82,7 @@ class Planning:
         self._has_newcomers = False  # of which a plan that was given has not been followed yet
         self._survey: Survey | None = None
         self._profile: Profile | None = None  # measured, not yet reported
-        self._wants_cluster = True  # that it is measured and reported, once there is a profile
+        self._wants_cluster = self._outlook is not None  # that it is measured and reported, once there is a profile
         self._rates_seen = 0
         self._report: Contribution | None = None  # on its way
         self._reported = Ticket(0)
