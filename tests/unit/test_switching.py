@@ -105,7 +105,7 @@ class Bench:
         slice_bytes: int = 2048,
         piece_bytes: Mapping[str, float] | None = None,
     ) -> None:
-        self.switch.prepare(Ways(slice_bytes, schemes, piece_bytes or {}), self.gradients, self.layers)
+        self.switch.prepare(Ways(slice_bytes, 2 * slice_bytes, schemes, piece_bytes or {}), self.gradients, self.layers)
 
     def change(self) -> Ways:
         return self.switch.change(self.layers)
@@ -186,7 +186,7 @@ def test_after_the_change_parts_travel_instead_of_gradients(bench: Bench) -> Non
     bench.switch_to(FACTORS)
     assert not bench.switch.is_prepared
     assert bench.gathered() == [MIDDLE, TOP]
-    assert bench.group.resized == [2048]
+    assert bench.group.resized == [4096]
     specs = bench.group.sent_specs()
     assert specs.count((Op.GATHER, EVERYONE)) == 2
     # Biases, and the embedding in slices of 2048 bytes.
@@ -197,7 +197,7 @@ def test_after_the_change_parts_travel_instead_of_gradients(bench: Bench) -> Non
 
 def test_the_change_tells_what_is_used_now(bench: Bench) -> None:
     bench.prepare(FACTORS, 3072, {TOP: 5.0})
-    assert bench.change() == Ways(3072, FACTORS, {TOP: 5.0})
+    assert bench.change() == Ways(3072, 6144, FACTORS, {TOP: 5.0})
 
 
 def test_rows_travel_where_a_plan_says_so(bench: Bench) -> None:
@@ -243,7 +243,7 @@ def test_every_gradient_is_the_same_through_any_number_of_changes(bench: Bench) 
         for slice_bytes in (1024, 4096):
             bench.switch_to(schemes, slice_bytes=slice_bytes)
             bench.train()
-    assert bench.group.resized == [1024, 4096] * 5
+    assert bench.group.resized == [2048, 8192] * 5
 
 
 def test_keys_in_use_are_not_cut_anew(bench: Bench) -> None:

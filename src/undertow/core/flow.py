@@ -43,23 +43,25 @@ class Flow:
     def __init__(self) -> None:
         self._specs: dict[int, KeySpec] = {}
         self._steps: dict[int, int] = {}
-        # Invariant: the first of each queue is on its way, the others wait.
+        # Invariant: the first of each queue is on its way, the others wait; no queue is empty.
         self._queues: dict[int, deque[Contribution]] = {}
 
     def add(self, specs: Iterable[KeySpec]) -> None:
         for spec in specs:
             self._specs[spec.key] = spec
             self._steps[spec.key] = 0
-            self._queues[spec.key] = deque()
 
     def spec(self, key: int) -> KeySpec:
         return self._specs[key]
 
     def contribute(self, contribution: Contribution) -> Contribution | None:
         """Queue it.  Returns what to send now: itself, or None if its turn comes later."""
-        queue = self._queues[contribution.key]
-        queue.append(contribution)
-        return self._start(contribution.key) if len(queue) == 1 else None
+        queue = self._queues.get(contribution.key)
+        if queue is not None:
+            queue.append(contribution)
+            return None
+        self._queues[contribution.key] = deque([contribution])
+        return self._start(contribution.key)
 
     def awaited(self, key: int, step: int) -> Contribution | None:
         """The contribution that a result of this key and step would answer."""
@@ -70,15 +72,18 @@ class Flow:
         """The key's first contribution is answered.  Returns the next one, to be sent now."""
         queue = self._queues[key]
         queue.popleft()
-        return self._start(key) if queue else None
+        if queue:
+            return self._start(key)
+        del self._queues[key]
+        return None
 
     def pending(self) -> Contribution | None:
         """Some contribution that still waits for its answer, to say what is missing."""
-        return next((queue[0] for queue in self._queues.values() if queue), None)
+        return next((queue[0] for queue in self._queues.values()), None)
 
     def pending_at(self, shards: Container[int]) -> int | None:
         """One of these shards, if an answer of it is still to come."""
-        owners = (self._specs[key].shard for key, queue in self._queues.items() if queue)
+        owners = (self._specs[key].shard for key in self._queues)
         return next((shard for shard in owners if shard in shards), None)
 
     def step(self, key: int) -> int:
@@ -87,7 +92,7 @@ class Flow:
     def resume(self, keys: Iterable[int], step: int) -> None:
         """After a join: all workers go on together after round `step`."""
         for key in keys:
-            assert not self._queues[key], f"key {key} is in the middle of round {self._steps[key]}"
+            assert key not in self._queues, f"key {key} is in the middle of round {self._steps[key]}"
             self._steps[key] = step
 
     def _start(self, key: int) -> Contribution:

@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """A contribution that is not yet in the sum."""
 
     array: Array
@@ -84,7 +84,7 @@ class Round:
         self._size = size
         self._release = release
         self._heard: set[int] = set()
-        self._waiting: dict[int, _Held | None] = {}  # heard, not yet folded
+        self._waiting: dict[int, Held | None] = {}  # heard, not yet folded
         self._next_rank = 0  # invariant: all ranks below are folded
         self._sum: Array | None = None
 
@@ -94,7 +94,7 @@ class Round:
     def add(self, rank: int, array: Array | None, present: int = 0, *, is_owned: bool = False) -> None:
         assert rank not in self._heard, f"rank {rank} contributed twice to key {self.spec.key}"
         self._heard.add(rank)
-        self._waiting[rank] = None if array is None else _Held(array, is_owned)
+        self._waiting[rank] = None if array is None else Held(array, is_owned)
         self.present |= present
         if len(self._waiting) >= FOLD_AT and len(self._heard) < self._size:
             self._fold(self._take_run())
@@ -121,7 +121,7 @@ class Round:
                 np.copyto(into, self._sum)
         return Outcome(self._sum, self.present, away)
 
-    def _take_run(self) -> list[_Held | None]:
+    def _take_run(self) -> list[Held | None]:
         """The unbroken run of contributions from the next rank on, if it is long enough."""
         run = 0
         while self._next_rank + run in self._waiting:
@@ -131,7 +131,7 @@ class Round:
         self._next_rank += run
         return [self._waiting.pop(rank) for rank in range(self._next_rank - run, self._next_rank)]
 
-    def _fold(self, waiting: list[_Held | None], *, divisor: int = 1, into: Array | None = None) -> None:
+    def _fold(self, waiting: list[Held | None], *, divisor: int = 1, into: Array | None = None) -> None:
         """Add these to the sum.  A divisor comes with the last of them."""
         held = [item for item in waiting if item is not None]
         terms = [item.array for item in held]
@@ -147,7 +147,7 @@ class Round:
             if item.is_owned and item.array is not self._sum:
                 self._release(item.array)
 
-    def _room(self, held: list[_Held]) -> Array:
+    def _room(self, held: list[Held]) -> Array:
         """Where the sum goes: into a contribution's own memory if we may, which spares the cache."""
         if self._sum is not None:
             return self._sum

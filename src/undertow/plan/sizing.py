@@ -13,6 +13,9 @@ import msgspec
 # here, with a Python engine, the lab found it near 2 ms.
 TIME_S = 0.002  # seconds of the link
 ALIGNMENT = 16  # bytes: a whole number of any element
+SLICES_PER_SHARD = 4
+MOST_FINER = 8  # than what the link asks for, to have so many
+MOST_SLICES = 384
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -37,10 +40,23 @@ class Sizes(msgspec.Struct, frozen=True):
         """For a model of so many bytes, on links of this rate if it is known."""
         if self.fixed:
             return self.fixed
-        wished = self.start if bytes_per_s is None else min(self.largest, align(int(bytes_per_s * self.time_s)))
-        # One slice per shard at least, so that all links share the load.
-        share = align(-(-total_bytes // shards) + ALIGNMENT - 1)
-        return max(self.smallest, min(wished, share))
+        if bytes_per_s is None:
+            # One slice per shard at least, so that all links share the load.
+            return max(self.smallest, min(self.start, _divide(total_bytes, shards)))
+        # With a few per shard they share it alike, but every host has all slices to handle, however many hosts there
+        # are: in the simulator ResNet-50 on 64 hosts at 10 Gbit/s takes 1.6 times compute with one and 1.1 with four,
+        # but on 256 hosts with four more than with two.
+        fine = min(align(int(bytes_per_s * self.time_s / MOST_FINER)), _divide(total_bytes, shards))
+        share = max(fine, _divide(total_bytes, SLICES_PER_SHARD * shards), _divide(total_bytes, MOST_SLICES))
+        return max(self.smallest, min(self.fit_link(bytes_per_s), share))
+
+    def fit_link(self, bytes_per_s: float) -> int:
+        """As large as such links alone ask for."""
+        return self.fixed or max(self.smallest, min(self.largest, align(int(bytes_per_s * self.time_s))))
+
+
+def _divide(total_bytes: int, slices: int) -> int:
+    return align(-(-total_bytes // slices) + ALIGNMENT - 1)
 
 
 def align(size_bytes: int) -> int:

@@ -14,6 +14,7 @@ elements, one for each chunk of the parts, and, where the shards make it, slices
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -76,6 +77,15 @@ class Way(NamedTuple):
 
     chunks: int
     to_shards: bool = False
+
+
+def choose_way(
+    tensor: TensorSpec, piece_bytes: float, slice_bytes: int, *, least_bytes: int, shards: int, to_shards: bool
+) -> Way:
+    """For a tensor of which a worker sends so many bytes to each other, or to each shard."""
+    # As many keys as were set aside for slices of the least size.
+    most = count_most(tensor, least_bytes) // (shards if to_shards else 1)
+    return Way(max(1, min(math.ceil(piece_bytes / slice_bytes), most)), to_shards)
 
 
 def cut(

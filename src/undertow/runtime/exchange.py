@@ -8,8 +8,8 @@ What to do is decided by the flow, the shard and the outbox; here it is done.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,30 +19,42 @@ from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel
 from undertow.core.rate import Rate
-from undertow.core.rounds import EVERYONE, Array, KeySpec, Op
+from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round
 from undertow.plan.slicing import Slice
-from undertow.runtime.pool import Pool
+from undertow.runtime.pool import Memory, Pool
 from undertow.runtime.shape import Shape
 from undertow.settings import Priority
 from undertow.store.gathering import Gathering, Piece
-from undertow.store.shard import Answer, Shard, Unexpected
+from undertow.store.shard import Answer, MakeRound, Shard, Unexpected
 from undertow.wire.transport import Transport
 
 MOST_PIECE_BYTES = 1 << 32  # no honest piece of one tensor is larger
 SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
+# Looked up once: these are asked for with every frame.
+_PUSH, _PULL, _RECEIVED = Kind.PUSH, Kind.PULL, Kind.RECEIVED
 
 
 class Exchange:
     """This worker's side of all rounds, and its shard.  Owned by the engine thread."""
 
-    def __init__(self, shape: Shape, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
+        make_round: MakeRound = Round,
+        pack: Callable[[Header, int, int], Any] = frames.pack,
+    ) -> None:
         self.step = 0  # the latest round that this worker has begun, for messages
         self._shape = shape
         self._rank = shape.rank
         self._transport = transport
-        self._pool = Pool()
+        self._pack = pack
+        self._memory = Pool() if memory is None else memory
         self._flow = Flow()
-        self._shard = Shard(shape.size, self._pool.give)
+        self._shard = Shard(shape.size, self._memory.give, make_round)
         self._gathering = Gathering(shape.size)
         self.rate = Rate()
         self._clock = clock
@@ -51,8 +63,9 @@ class Exchange:
         self._outbox = Outbox(credit_bytes)
         self._priorities: dict[int, int] = {}
         self._receipt = Header(Kind.RECEIVED, rank=shape.rank, job=shape.job)
-        self._received_bytes: Counter[int] = Counter()
-        self._acknowledged_bytes: Counter[int] = Counter()
+        # Of each peer.
+        self._received_bytes = [0] * shape.size
+        self._acknowledged_bytes = [0] * shape.size
 
     # What this worker wants
 
@@ -72,7 +85,7 @@ class Exchange:
         self.pump()
 
     def resize(self, slice_bytes: int) -> None:
-        """Most slices have this size from now on: the credit follows."""
+        """Slices that fit the link have this size from now on: the credit follows."""
         if not self._shape.credit_bytes:
             # Slices of tables that keep their size may be larger.
             self._set_credit(max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes))
@@ -82,7 +95,7 @@ class Exchange:
         """The worker has made use of these."""
         for piece in pieces:
             if piece.array is not None:
-                self._pool.give(piece.array)
+                self._memory.give(piece.array)
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
         """A worker ran out of input after round `step`: the rounds of these keys go on without it.
@@ -109,11 +122,11 @@ class Exchange:
             self._gathering.expects(peer, header.key, header.step)
             if header.length > MOST_PIECE_BYTES:
                 raise Unexpected(f"a piece of {header.length} bytes for key {header.key}")
-            return self._pool.take(header.length)
+            return self._memory.take(header.length)
         if header.kind is Kind.PUSH:
             spec = self._shard.expects(peer, header.key, header.step)
             _check_body(header, spec)
-            return self._pool.take(spec.size_bytes)
+            return self._memory.take(spec.size_bytes)
         item = self._awaited(peer, header)
         _check_body(header, self._flow.spec(header.key))
         if item.target is None:
@@ -125,11 +138,12 @@ class Exchange:
         self._received_bytes[peer] += header.length
         if not self._outbox.acknowledge(peer, header.received):
             raise Unexpected(f"rank {peer} says that it received {header.received} bytes, which it cannot have")
-        if header.kind is Kind.PUSH:
+        kind = header.kind
+        if kind is _PUSH:
             self._take_push(peer, header, body)
-        elif header.kind is Kind.PULL:
+        elif kind is _PULL:
             self._answer([self._shard.pull(peer, header.key, header.step)], Kind.VALUE)
-        elif header.kind is not Kind.RECEIVED:
+        elif kind is not _RECEIVED:
             self._accept(self._awaited(peer, header), header.present, absent=bool(header.flags & ABSENT))
         self.pump()
         self.rate.note(self._clock(), self._outbox.received_bytes, is_waiting=len(self._outbox) > 0)
@@ -156,7 +170,7 @@ class Exchange:
 
     def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
-        self._transport.send(peer, frames.pack(header, received, flags), body)
+        self._transport.send(peer, self._pack(header, received, flags), body)
 
     # Questions
 

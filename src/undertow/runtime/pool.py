@@ -7,12 +7,23 @@ One contribution of each round becomes the sum and does not come back; the other
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Protocol
 
 import numpy as np
 
 from undertow.core.rounds import Array
 
 MOST_FREE_BYTES = 64 << 20
+
+
+class Memory(Protocol):
+    """Where contributions are received."""
+
+    def take(self, size_bytes: int) -> Array:
+        """Bytes for one contribution."""
+
+    def give(self, array: Array) -> None:
+        """Take back, once, what was taken here, or a view of it."""
 
 
 class Pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from undertow.plan.sizing import Sizes
@@ -33,7 +34,7 @@ class Shape:
         # is on its way.  With half of it a link of 2 to 4 Gbit/s stands still for a tenth of the time.
         return min(max(8, 4 * (self.size - 1)), 16)
 
-    @property
+    @functools.cached_property
     def peers(self) -> list[int]:
         """All others, in the order in which to send to them: if all begin elsewhere, no link is the target of all."""
         return sorted(set(range(self.size)) - {self.rank}, key=self.distance)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from undertow.core.rounds import Array, KeySpec, Round
 from undertow.errors import UndertowError
 
+MakeRound = Callable[[KeySpec, int, Callable[[Array], None]], Round]
+
 
 class Unexpected(UndertowError):
     """A frame that makes no sense now: dropped and counted."""
@@ -45,9 +47,12 @@ class _Open:
 class Shard:
     """Owns keys.  Not thread-safe: the engine's thread alone uses it."""
 
-    def __init__(self, size: int, release: Callable[[Array], None] = lambda array: None) -> None:
+    def __init__(
+        self, size: int, release: Callable[[Array], None] = lambda array: None, make_round: MakeRound = Round
+    ) -> None:
         self._size = size
         self._release = release
+        self._make_round = make_round
         self._specs: dict[int, KeySpec] = {}
         self._open: dict[int, _Open] = {}  # key -> its round in progress, the one after the last complete
         self._done: dict[int, int] = {}  # key -> number of the last complete round
@@ -155,7 +160,7 @@ class Shard:
         spec = self.expects(rank, key, step)
         opened = self._open.get(key)
         if opened is None:
-            opened = self._open[key] = _Open(Round(spec, self._size, self._release), set(), [])
+            opened = self._open[key] = _Open(self._make_round(spec, self._size, self._release), set(), [])
         opened.contributors.append(rank)
         return opened
 

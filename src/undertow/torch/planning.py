@@ -203,7 +203,7 @@ class Planning:
         if coordinator is not None:
             self._follow(coordinator, reports)
         elif self._choose_bytes(reports) != self._slice_bytes:
-            self._prepare(self.plan, self._choose_bytes(reports))
+            self._prepare(self.plan, self._choose_bytes(reports), reports)
 
     def _follow(self, coordinator: Coordinator, reports: Sequence[Report]) -> None:
         before = {} if self._ways is None else self._ways.schemes
@@ -211,22 +211,23 @@ class Planning:
         plan, slice_bytes = coordinator.plan, self._choose_bytes(reports)
         if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes or self._has_newcomers:
             self._has_newcomers = False
-            self._prepare(plan, slice_bytes)
+            self._prepare(plan, slice_bytes, reports)
             if self._group.rank == 0:
                 log.info("%s", describe_plan(plan))
 
-    def _prepare(self, plan: Plan | None, slice_bytes: int) -> None:
+    def _prepare(self, plan: Plan | None, slice_bytes: int, reports: Sequence[Report]) -> None:
         pieces = {} if plan is None else {c.tensor: c.push_bytes / max(1, plan.workers - 1) for c in plan.choices}
         schemes = {} if plan is None else _choose_schemes(plan)
-        self._switch.prepare(Ways(slice_bytes, schemes, pieces), self._gradients, self._layers)
+        rate = _find_mean_rate(reports)
+        credited = slice_bytes if rate is None else max(slice_bytes, self._group.sizes.fit_link(rate))
+        self._switch.prepare(Ways(slice_bytes, credited, schemes, pieces), self._gradients, self._layers)
 
     def _choose_bytes(self, reports: Sequence[Report]) -> int:
         """The slice size that all links together ask for; the current one if that is near enough."""
-        rates = [report.bytes_per_s for report in reports if report.bytes_per_s is not None]
+        rate = _find_mean_rate(reports)
         current = self._slice_bytes
-        if not rates:
+        if rate is None:
             return current  # nothing ever had to wait: any size does
-        rate = sum(rates) / len(rates)
         wished = self._group.sizes.choose(self._model_bytes, shards=self._group.size, bytes_per_s=rate)
         return wished if max(wished, current) > GOOD_ENOUGH * min(wished, current) else current
 
@@ -265,6 +266,11 @@ class Planning:
     @property
     def _device(self) -> torch.device:
         return next(one.parameters[0].device for one in self._gradients if one.parameters)
+
+
+def _find_mean_rate(reports: Sequence[Report]) -> float | None:
+    rates = [report.bytes_per_s for report in reports if report.bytes_per_s is not None]
+    return sum(rates) / len(rates) if rates else None
 
 
 def is_small(size_bytes: int, sizes: Sizes) -> bool:

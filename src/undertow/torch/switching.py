@@ -7,14 +7,13 @@ later, used.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from undertow.plan.scheme import Scheme
-from undertow.plan.slicing import TensorSpec, Way, count_most
+from undertow.plan.slicing import TensorSpec, Way, choose_way
 from undertow.runtime.group import Group
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer
@@ -28,6 +27,7 @@ class Ways:
     """How the gradients of a model travel."""
 
     slice_bytes: int
+    credited_bytes: int  # of a slice that fits the links; the same, or larger
     schemes: Mapping[str, Scheme]  # of tensors that are not simply dense
     piece_bytes: Mapping[str, float]  # what a worker is expected to send of each to one other
 
@@ -81,13 +81,16 @@ class Switch:
             for index, parameter in enumerate(gradients.parameters):
                 if index not in sources and parameter in layers:
                     self._swaps.append(layers[parameter].detach)
-        self._group.resize(self._next.slice_bytes)
+        self._group.resize(self._next.credited_bytes)
         ways, self._next, self._coming = self._next, None, []
         return ways
 
     def _choose_cut(self, spec: TensorSpec, ways: Ways) -> Way:
-        to_shards = ways.schemes[spec.name] is Scheme.FACTORS_TO_SHARD
-        wished = math.ceil(ways.piece_bytes.get(spec.name, 0.0) / ways.slice_bytes)
-        # As many keys as were set aside.
-        most = count_most(spec, self._group.sizes.least) // (self._group.size if to_shards else 1)
-        return Way(max(1, min(wished, most)), to_shards)
+        return choose_way(
+            spec,
+            ways.piece_bytes.get(spec.name, 0.0),
+            ways.slice_bytes,
+            least_bytes=self._group.sizes.least,
+            shards=self._group.size,
+            to_shards=ways.schemes[spec.name] is Scheme.FACTORS_TO_SHARD,
+        )
