@@ -1,0 +1,1 @@
+"""The simulator: the engine's own code on a virtual clock and virtual links."""

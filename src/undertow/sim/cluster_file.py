@@ -1,0 +1,70 @@
+"""A cluster as people write it down, in a file of JSON.
+
+In: a file.  Out: a `Topology`; what is wrong with the file is said by name and field.
+
+    {
+      "latency_us": 100,
+      "racks": {"left": "20gbit", "right": "20gbit"},
+      "hosts": [
+        {"count": 6, "bandwidth": "10gbit", "rack": "left"},
+        {"count": 2, "bandwidth": "1gbit", "rack": "right", "slowdown": 1.5, "workers": 2}
+      ]
+    }
+
+Without racks there is one switch, which is never in the way.  `slowdown` is how many times longer a host computes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import parse_bandwidth
+from undertow.sim.topology import LATENCY_S, Host, Topology
+
+
+class _Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bandwidth: str
+    count: int = 1
+    slowdown: float = 1.0
+    workers: int = 1
+    rack: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hosts: list[_Hosts]
+    racks: dict[str, str] = {}
+    latency_us: float = LATENCY_S * 1e6
+
+
+def read_topology(path: str | os.PathLike[str]) -> Topology:
+    name = os.fspath(path)
+    try:
+        read = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+    except OSError as error:
+        raise ConfigError(f"the cluster {name} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} describes no cluster: {error}") from None
+    try:
+        return _make(read)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _make(read: _File) -> Topology:
+    hosts: list[Host] = []
+    for kind in read.hosts:
+        if kind.count < 0:
+            raise ConfigError(f"{kind.count} hosts are not possible")
+        host = Host(
+            bandwidth_bits_per_s=parse_bandwidth(kind.bandwidth),
+            slowdown=kind.slowdown,
+            workers=kind.workers,
+            rack=kind.rack,
+        )
+        hosts += [host] * kind.count
+    uplinks = {rack: parse_bandwidth(text) for rack, text in read.racks.items()}
+    return Topology(hosts=tuple(hosts), latency_s=read.latency_us / 1e6, uplinks_bits_per_s=uplinks)

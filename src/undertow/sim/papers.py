@@ -1,0 +1,123 @@
+"""What the papers measured, and what the simulator says of the same clusters.
+
+In: published figures.  Out: the same figures simulated, side by side.
+Poseidon is Zhang et al., ATC 2017; P3 is Jayarajan et al., MLSys 2019.
+How fast a system is on a link that is faster than its own software nobody publishes: that is one number for each
+system here, fitted to its own column (`EFFECTIVE_GBIT`), and never more than the link has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from undertow.sim.schedules import find_schedule
+from undertow.sim.subject import find_subject
+from undertow.sim.sweep import Setting, run
+from undertow.sim.topology import make_topology
+
+TOLERANCE = 0.10
+# What moves at most so many Gbit/s each way, whatever the link: fitted.
+EFFECTIVE_GBIT = {"hybrid": 8.0, "wfbp": 16.0, "ps-whole": 44.0, "fifo": 7.0, "p3": 100.0}
+
+HOSTS = (1, 2, 4, 8, 16, 32)
+# Seconds for 20 iterations of VGG19-22K, 32 images per machine, Caffe, one Titan X, 40 GbE; 18.5 without any library.
+ITERATIONS = 20
+ALONE_S = 18.5
+CURVE = {
+    "hybrid": (18.7, 18.9, 19.3, 19.4, 19.7, 20.1),
+    "wfbp": (19.4, 20.8, 22.58, 24.2, 25.6, 27.7),
+    "ps-whole": (34.5, 36.8, 50.3, 68.5, 105.0, 134.0),
+}
+_TITLES = {"hybrid": "Poseidon", "wfbp": "WFBP only", "ps-whole": "plain PS"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure beside ours."""
+
+    name: str
+    published: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.published - 1
+
+    @property
+    def is_close(self) -> bool:
+        return abs(self.error) <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    unit: str
+    figures: list[Figure]
+
+    def to_markdown(self) -> str:
+        lines = [f"### {self.title}", "", f"| | published, {self.unit} | simulated | error |", "|---|---|---|---|"]
+        for figure in self.figures:
+            mark = "" if figure.is_close else " (!)"
+            lines.append(
+                f"| {figure.name} | {figure.published:g} | {figure.simulated:.3g} | {figure.error:+.1%}{mark} |"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def make_sections(on_run: Callable[[str], None] = lambda text: None) -> Iterator[Section]:
+    """All of them, from scratch."""
+    for system in CURVE:
+        yield _simulate_curve(system, on_run)
+    yield _simulate_speedups(on_run)
+    yield _simulate_p3(on_run)
+
+
+def _simulate_curve(system: str, on_run: Callable[[str], None]) -> Section:
+    """What a library costs on one machine is taken from its own column: it is no matter of the network."""
+    own_s = CURVE[system][0] - ALONE_S
+    figures = []
+    for hosts, published in zip(HOSTS, CURVE[system], strict=True):
+        on_run(f"VGG19-22K, {hosts} machines: {system}")
+        seconds = ITERATIONS * _find_iteration_s("vgg19-22k", hosts, 40, system) + own_s
+        figures.append(Figure(f"{hosts} machine{'s' * (hosts > 1)}", published, seconds))
+    effective = f"{min(40.0, EFFECTIVE_GBIT[system]):g} Gbit/s effective"
+    return Section(f"{_TITLES[system]}, VGG19-22K at 40 GbE, {effective}", "s for 20 iterations", figures)
+
+
+def _simulate_speedups(on_run: Callable[[str], None]) -> Section:
+    figures = []
+    for model, hosts, gbit, published in (("vgg19-22k", 16, 10, 15.5), ("inception-v3", 32, 40, 31.5)):
+        on_run(f"{model}, {hosts} machines: hybrid")
+        iteration_s = _find_iteration_s(model, hosts, gbit, "hybrid")
+        speedup = hosts * find_subject(model).profile.compute_s / iteration_s
+        figures.append(Figure(f"{model}, {hosts} machines, {gbit} GbE", published, speedup))
+    return Section("Poseidon, times one machine", "x", figures)
+
+
+_P3 = (("resnet50", 4, "p3", 25), ("sockeye", 4, "p3", 38), ("vgg19", 15, "p3", 66), ("vgg19", 30, "slicing", 49))
+
+
+def _simulate_p3(on_run: Callable[[str], None]) -> Section:
+    """Gains as factors: that is what a tenth is a tenth of."""
+    figures = []
+    for model, gbit, system, percent in _P3:
+        on_run(f"{model}, 4 machines: {system} and fifo")
+        before_s, after_s = (_find_iteration_s(model, 4, gbit, name) for name in ("fifo", system))
+        what = "slicing alone" if system == "slicing" else "P3"
+        figures.append(Figure(f"{model}, {gbit} Gbit/s, {what}", 1 + percent / 100, before_s / after_s))
+    title = f"P3 over its own baseline, 4 machines, {EFFECTIVE_GBIT['fifo']:g} Gbit/s effective of the baseline"
+    return Section(title, "times as fast", figures)
+
+
+def _find_iteration_s(model: str, hosts: int, gbit: float, system: str) -> float:
+    effective = min(gbit, EFFECTIVE_GBIT.get(system, gbit))
+    setting = Setting(steps=1)
+    topology = make_topology(hosts, effective * 1e9)
+    return run(find_subject(model), topology, find_schedule(system), setting).iteration_s
+
+
+def describe(sections: Sequence[Section]) -> str:
+    figures = [figure for section in sections for figure in section.figures]
+    far = sum(not figure.is_close for figure in figures)
+    return f"{len(figures)} published figures, {len(figures) - far} of them within {TOLERANCE:.0%}"

@@ -1,0 +1,175 @@
+"""One simulated training run: so many steps of one model under one schedule on one cluster.
+
+In: a profile, a topology, a schedule.  Out: how long a step takes, and what it sends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from undertow.plan.cluster import Cluster
+from undertow.plan.plan import Plan
+from undertow.plan.planner import make_plan
+from undertow.plan.predict import find_extra_s
+from undertow.plan.profile import LayerProfile, Profile, TensorProfile
+from undertow.runtime.shape import Shape
+from undertow.sim.clock import Clock
+from undertow.sim.delivery import Delivery, Mixed
+from undertow.sim.engine import Costs, Engine
+from undertow.sim.layout import Layout
+from undertow.sim.ring import Ring
+from undertow.sim.schedules import SCHEDULES, Schedule
+from undertow.sim.subject import Device
+from undertow.sim.topology import Fabric, Topology
+from undertow.sim.worker import Layer, Worker
+
+# How long a sum of a probe takes about, on a link that carries nothing else.
+PROBE_S = 0.1
+
+Pace = Callable[[int, int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    steps_s: list[float]  # of all workers together, each from end to end
+    bytes_out: list[float]  # of each host in one step
+    slices: int  # and buckets
+    plan: Plan
+
+    @property
+    def iteration_s(self) -> float:
+        return statistics.median(self.steps_s)
+
+    def without_first(self) -> Outcome:
+        """The first step had nothing before it."""
+        return replace(self, steps_s=self.steps_s[1:])
+
+
+def simulate(
+    profile: Profile,
+    topology: Topology,
+    schedule: Schedule,
+    device: Device,
+    *,
+    steps: int = 2,
+    costs: Costs | None = None,
+    pace: Pace = lambda rank, step: 1.0,
+) -> Outcome:
+    """So many steps; the first starts with all workers at once, and nothing on its way."""
+    cluster = find_cluster(topology, device, costs or Costs())
+    run = _Run(profile, topology, schedule, cluster, costs or Costs())
+    return run.run(steps, pace)
+
+
+def find_cluster(topology: Topology, device: Device, costs: Costs) -> Cluster:
+    """As the planner sees it: with rates that are measured, where they are not plain to see."""
+    known = Cluster(
+        workers=len(topology.places),
+        bytes_per_s=topology.slowest_bits_per_s / 8 * topology.goodput,
+        latency_s=topology.latency_s,
+        flops_per_s=device.flops_per_s,
+        shard_flops_per_s=device.shard_flops_per_s,
+        add_bytes_per_s=device.add_bytes_per_s,
+    )
+    if topology.is_uniform:
+        return known  # a ring carries no more than a link does
+    ours, torchs = (_probe(topology, known, SCHEDULES[name], costs) for name in ("wfbp", "ddp"))
+    return msgspec.structs.replace(known, bytes_per_s=ours, allreduce_bytes_per_s=torchs)
+
+
+def _probe(topology: Topology, cluster: Cluster, schedule: Schedule, costs: Costs) -> float:
+    """What a link carries while everybody sums, as workers measure it when they start."""
+    tensor = TensorProfile(name="probe", shape=(max(1, int(cluster.bytes_per_s * PROBE_S / 4)),))
+    profile = Profile(layers=(LayerProfile(name="probe", tensors=(tensor,), forward_s=0.0, backward_s=0.0),))
+    outcome = _Run(profile, topology, schedule, cluster, costs).run(1, lambda rank, step: 1.0)
+    return 2 * tensor.size_bytes * (cluster.workers - 1) / cluster.workers / outcome.iteration_s
+
+
+class _Run:
+    """Used once."""
+
+    def __init__(
+        self, profile: Profile, topology: Topology, schedule: Schedule, cluster: Cluster, costs: Costs
+    ) -> None:
+        self._clock = Clock()
+        self._fabric = Fabric(self._clock, topology)
+        self._topology = topology
+        self._costs = costs if schedule.message_s is None else replace(costs, message_s=schedule.message_s)
+        self._plan = make_plan(profile, cluster, policy=schedule.policy, has_gates=schedule.has_gates)
+        self._layout = Layout(profile, self._plan, schedule, cluster)
+        self._layers = [
+            _make_layer(layer, tensors, self._plan, cluster)
+            for layer, tensors in zip(profile.layers, self._layout.layers, strict=True)
+        ]
+
+    def run(self, steps: int, pace: Pace) -> Outcome:
+        workers = [
+            Worker(self._clock, self._layers, steps, self._find_pace(rank, pace))
+            for rank in range(len(self._topology.places))
+        ]
+        slices = self._join_ring(workers) if self._layout.schedule.is_ring else self._join_engines(workers)
+        for worker in workers:
+            self._clock.at(0.0, worker.start)
+        self._clock.run()
+        return Outcome(
+            steps_s=_find_steps([worker.ends_s for worker in workers]),
+            bytes_out=[sent / steps for sent in self._fabric.bytes_out],
+            slices=slices,
+            plan=self._plan,
+        )
+
+    def _find_pace(self, rank: int, pace: Pace) -> Callable[[int], float]:
+        slowdown = self._topology.hosts[self._topology.places[rank]].slowdown
+        return lambda step: slowdown * pace(rank, step)
+
+    def _join_engines(self, workers: Sequence[Worker]) -> int:
+        layout, names = self._layout, [f"rank{rank}" for rank in range(len(workers))]
+        engines = [
+            Engine(self._clock, self._fabric, _make_shape(rank, names, layout.schedule), self._costs)
+            for rank in range(len(workers))
+        ]
+        ring = self._make_ring(len(workers), layout.reduced_bytes)
+        for engine, worker in zip(engines, workers, strict=True):
+            engine.peers = engines
+            engine.learn(layout.slices, layout.credited_bytes)
+            delivery = Delivery(self._clock, engine, layout.route, worker.go_on)
+            gates = layout.layers if layout.schedule.has_gates else []
+            worker.delivery = Mixed(delivery, ring.join(gates, worker.go_on)) if ring.buckets else delivery
+        return len(layout.slices) + len(ring.buckets)
+
+    def _join_ring(self, workers: Sequence[Worker]) -> int:
+        ring = self._make_ring(len(workers), self._layout.sizes_bytes)
+        for worker in workers:
+            worker.delivery = ring.join([], worker.go_on)
+        return len(ring.buckets)
+
+    def _make_ring(self, workers: int, sizes_bytes: dict[int, int]) -> Ring:
+        return Ring(self._clock, self._fabric, workers, sizes_bytes, self._topology.latency_s)
+
+
+def _find_steps(ends_s: Sequence[Sequence[float]]) -> list[float]:
+    last = [max(ends) for ends in zip(*ends_s, strict=True)]
+    return [after - before for before, after in zip([0.0, *last], last, strict=False)]
+
+
+def _make_shape(rank: int, names: list[str], schedule: Schedule) -> Shape:
+    return Shape(
+        rank=rank,
+        hosts=names,
+        job=0,
+        sizes=schedule.sizes,
+        credit_bytes=schedule.credit_bytes,
+        silence_timeout_s=1.0,
+        stall_timeout_s=1.0,
+        priority=schedule.priority,
+    )
+
+
+def _make_layer(layer: LayerProfile, tensors: Sequence[int], plan: Plan, cluster: Cluster) -> Layer:
+    """What the schemes save is saved in backward, and what they cost is paid before forward, as in `predict`."""
+    extra_s = sum(find_extra_s(tensor, plan.schemes[tensor.name], cluster) for tensor in layer.tensors)
+    return Layer(layer.forward_s + max(0.0, extra_s), layer.backward_s + min(0.0, extra_s), tensors)

@@ -1,0 +1,108 @@
+"""From a wish to points: every system on every cluster, as `undertow bench` would have measured it.
+
+In: what is trained, where, and by which systems.  Out: one `Point` for each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from undertow.report.points import Point
+from undertow.sim.engine import Costs
+from undertow.sim.noise import Noise
+from undertow.sim.run import Outcome, simulate
+from undertow.sim.schedules import Schedule, find_schedule
+from undertow.sim.subject import Subject
+from undertow.sim.topology import Topology
+
+REFERENCE = "ddp"
+# The first step starts with all workers at once: in the second each starts where it has come to.
+STEPS = 3
+# With this many workers all start alike within less than a thousandth, and one step tells.
+MANY_WORKERS = 128
+NOISY_STEPS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How closely to look, and how quiet it is there."""
+
+    noise: Noise = field(default_factory=Noise)
+    steps: int | None = None  # to be counted; None: as many as it takes
+    costs: Costs = field(default_factory=Costs)
+
+    def count_steps(self, topology: Topology) -> int:
+        if self.steps is not None:
+            return self.steps
+        if not self.noise.is_silent:
+            return NOISY_STEPS
+        return 1 if topology.is_uniform and len(topology.places) >= MANY_WORKERS else STEPS - 1
+
+
+def run(subject: Subject, topology: Topology, schedule: Schedule, setting: Setting) -> Outcome:
+    """The steps that count: a run of one step is that step, a longer one does without its first."""
+    counted = setting.count_steps(topology)
+    is_short = setting.steps is None and counted == 1
+    outcome = simulate(
+        subject.profile,
+        topology,
+        schedule,
+        subject.device,
+        steps=1 if is_short else counted + 1,
+        costs=setting.costs,
+        pace=setting.noise.pace,
+    )
+    return outcome if is_short else outcome.without_first()
+
+
+def make_points(
+    subject: Subject,
+    topology: Topology,
+    systems: Sequence[str],
+    *,
+    setting: Setting | None = None,
+    on_run: Callable[[str], None] = lambda system: None,
+) -> Iterator[Point]:
+    """One for each system; `on_run` is told before each run."""
+    setting = setting or Setting()
+    outcomes: dict[str, Outcome] = {}
+    for system in dict.fromkeys([*systems, REFERENCE]):
+        on_run(system)
+        outcomes[system] = run(subject, topology, find_schedule(system), setting)
+    for system in systems:
+        yield make_point(subject, topology, system, outcomes[system], reference_s=outcomes[REFERENCE].iteration_s)
+
+
+def make_point(
+    subject: Subject, topology: Topology, system: str, outcome: Outcome, *, reference_s: float | None = None
+) -> Point:
+    """With the fields of a measured one."""
+    steps_s = outcome.steps_s
+    low_s, _, high_s = statistics.quantiles(steps_s, n=4) if len(steps_s) > 2 else steps_s[:1] * 3
+    iteration_s, compute_s = outcome.iteration_s, subject.profile.compute_s
+    workers = len(topology.places)
+    transfer_s = max(
+        sent * 8 / host.bandwidth_bits_per_s for sent, host in zip(outcome.bytes_out, topology.hosts, strict=True)
+    )
+    return Point(
+        model=subject.name,
+        hosts=len(topology.hosts),
+        bandwidth_gbit=min(host.bandwidth_bits_per_s for host in topology.hosts) / 1e9,
+        scale=1.0,
+        system=system,
+        batch=max(1, round(subject.batch * workers / len(topology.hosts))),
+        iteration_s=iteration_s,
+        iteration_low_s=low_s if len(steps_s) > 2 else iteration_s,
+        iteration_high_s=high_s if len(steps_s) > 2 else iteration_s,
+        compute_s=compute_s,
+        bound_s=max(compute_s, transfer_s),
+        speedup=workers * compute_s / iteration_s,
+        gain_over_ddp=None if reference_s is None else reference_s / iteration_s,
+        bytes_out_per_host=statistics.fmean(outcome.bytes_out),
+        cpu_s=None,
+        steps=len(steps_s),
+        disagreement=0.0,
+        origin="simulated",
+    )

@@ -1,0 +1,84 @@
+"""Answers to "what would I need": a bandwidth for so much of linear speed-up, a number of hosts that is worth it.
+
+In: what is trained, a system, a wish.  Out: a figure, or that no figure will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from undertow.errors import ConfigError
+from undertow.sim.schedules import Schedule
+from undertow.sim.subject import Subject
+from undertow.sim.sweep import Setting, run
+from undertow.sim.topology import make_topology
+
+SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e7, 8e11
+# Where the answer is known to this factor it is known well enough.
+PRECISION = 1.03
+MOST_HOSTS = 256
+
+Watcher = Callable[[str], None]
+
+
+def find_bandwidth(
+    subject: Subject,
+    hosts: int,
+    schedule: Schedule,
+    *,
+    efficiency: float,
+    setting: Setting,
+    on_run: Watcher = lambda text: None,
+) -> float | None:
+    """The least bandwidth, in bits per second, with which so many hosts are so much of them; None: no bandwidth is."""
+    _check_share(efficiency)
+
+    def is_enough(bits_per_s: float) -> bool:
+        on_run(f"{schedule.name} on {hosts} hosts at {bits_per_s / 1e9:.3g} Gbit/s")
+        outcome = run(subject, make_topology(hosts, bits_per_s), schedule, setting)
+        return subject.profile.compute_s / outcome.iteration_s >= efficiency
+
+    low, high = SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S
+    if not is_enough(high):
+        return None
+    if is_enough(low):
+        return low
+    while high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def find_hosts(
+    subject: Subject,
+    bandwidth_bits_per_s: float,
+    schedule: Schedule,
+    *,
+    worth: float,
+    setting: Setting,
+    on_run: Watcher = lambda text: None,
+) -> tuple[int, float]:
+    """So many hosts that each of the last that were added still brings `worth` of a host; and the speed-up of all.
+
+    Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...): as people do, and up to 256.
+    """
+    _check_share(worth)
+    best, speedup = 1, 1.0
+    for hosts in _list_hosts():
+        on_run(f"{schedule.name} on {hosts} hosts")
+        outcome = run(subject, make_topology(hosts, bandwidth_bits_per_s), schedule, setting)
+        reached = hosts * subject.profile.compute_s / outcome.iteration_s
+        if reached - speedup < worth * (hosts - best):
+            break
+        best, speedup = hosts, reached
+    return best, speedup
+
+
+def _list_hosts() -> list[int]:
+    hosts = sorted({2**power for power in range(1, 9)} | {3 * 2**power for power in range(7)})
+    return [count for count in hosts if count <= MOST_HOSTS]
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"{share:g} is no share: give more than 0 and at most 100 %")
