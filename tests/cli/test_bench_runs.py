@@ -72,7 +72,7 @@ def end(cli: Cli) -> None:
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("shaped")
     cli = open_cli(folder)
-    what = "--model googlenet --hosts 2 --bandwidth 40gbit --scale 100 --batch 8 --rounds 2 --lap 0.2"
+    what = "--model googlenet --hosts 2 --bandwidth 40gbit --scale 100 --batch 8 --rounds 2 --lap 0.1"
     yield finish(cli, cli.start("bench", *what.split(), "--out", folder / "x.json"), folder / "x.json")
     end(cli)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.command import Cli
+from undertow.cli import _COMMANDS
 from undertow.settings import table
 
 
@@ -16,8 +17,9 @@ def test_help_names_the_commands_and_an_example(cli: Cli) -> None:
     result = cli.run("--help")
     assert result.returncode == 0
     assert "undertow run -n 4 train.py" in result.stdout
-    for command in ("run", "env"):
-        assert command in result.stdout
+    assert {"run", "env", "lab", "bench", "bottleneck", "plan"} <= set(_COMMANDS)
+    for command in _COMMANDS:
+        assert f" {command} " in result.stdout
 
 
 def test_help_of_run_has_every_option_and_an_example(cli: Cli) -> None:
@@ -51,9 +53,35 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     assert "Usage: undertow" in result.stdout
 
 
-def test_importing_the_command_line_does_not_import_torch() -> None:
-    code = "import sys, undertow.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def find_imports(code: str) -> list[str]:
+    """The modules of a fresh Python after this."""
+    code = f"import sys; {code}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_no_command_imports_torch() -> None:
+    imported = find_imports("from undertow.cli import _COMMANDS, make_app; make_app(_COMMANDS)")
+    assert {"undertow.cli.run", "undertow.cli.lab", "undertow.cli.bench", "undertow.cli.plan"} <= set(imported)
+    assert "torch" not in imported
+
+
+def test_a_command_imports_no_other_and_run_not_even_numpy() -> None:
+    imported = find_imports("from undertow.cli import make_app; make_app(['run'])")
+    assert "undertow.cli.run" in imported
+    assert not {"undertow.cli.lab", "undertow.cli.bench", "undertow.zoo", "numpy"} & set(imported)
+
+
+def test_main_loads_what_is_asked_for() -> None:
+    ask = "import contextlib, undertow.cli; sys.argv[1:] = ['env']"
+    imported = find_imports(f"{ask}\nwith contextlib.suppress(SystemExit): undertow.cli.main()\npass")
+    assert "undertow.cli.environment" in imported
+    assert "undertow.cli.run" not in imported
+
+
+def test_a_mistyped_command_is_told_the_right_one(cli: Cli) -> None:
+    result = cli.run("bottelneck")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "No such command 'bottelneck'. Did you mean 'bottleneck'?" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cli.command import Cli
+from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import read_plan
+from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
 
 VGG = ("plan", "--model", "vgg19", "--hosts", "16", "--bandwidth", "2gbit", "--batch", "32")
@@ -47,11 +52,21 @@ print("to the end")
 """
 
 
-def test_a_script_is_run_for_a_few_steps_and_planned(cli: Cli) -> None:
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """A script that was run once for a few steps: its profile, and how the command ended."""
+    cli = Cli(tmp_path_factory.mktemp("planned"))
     (cli.folder / "train.py").write_text(SCRIPT)
-    result = cli.run(
-        "plan", "--hosts", "8", "--bandwidth", "1gbit", "--json", cli.folder / "train.py", "1000000", "--x"
-    )
+    script, profile = cli.folder / "train.py", cli.folder / "train.json"
+    options = ("--hosts", "8", "--bandwidth", "1gbit", "--json")
+    yield profile, cli.run("plan", *options, script, "1000000", "--save-profile", profile, "--x")
+    for process in cli.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_script_is_run_for_a_few_steps_and_planned(planned: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, result = planned
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)  # what the script prints is not in it
     assert "with ['1000000', '--x']" in result.stderr
@@ -61,6 +76,47 @@ def test_a_script_is_run_for_a_few_steps_and_planned(cli: Cli) -> None:
     assert choices["0.weight"]["bytes_out"] == 7 * 8 * (512 + 512) * 4
     assert choices["2.weight"]["scheme"] == "dense"
     assert plan["compute_s"] > 0
+
+
+def test_what_was_measured_is_kept_on_demand(planned: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    path, result = planned
+    measured = read_measured(path)
+    assert [tensor.name for tensor in measured.profile.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert measured.profile.tensors[0].rows == 8
+    assert measured.has_gates
+    assert measured.profile.compute_s == json.loads(result.stdout)["compute_s"]
+
+
+def test_a_kept_profile_gives_the_same_plan_without_the_script(
+    planned: tuple[Path, subprocess.CompletedProcess[str]], cli: Cli
+) -> None:
+    path, first = planned
+    again = cli.run("plan", "--hosts", "8", "--bandwidth", "1gbit", "--json", "--profile", path)
+    assert (again.returncode, again.stderr, again.stdout) == (0, "", first.stdout)
+    other = cli.run("plan", "--hosts", "2", "--bandwidth", "40gbit", "--profile", path)
+    assert f"{path}, 2 hosts, 40 Gbit/s" in "".join(other.stdout.splitlines()), other.stderr
+
+
+def test_a_profile_says_whether_there_are_gates(cli: Cli) -> None:
+    """With them the first layer does not wait for the gradient of the last one."""
+    tensor = TensorProfile(name="0.weight", shape=(1000, 1000))
+    last = LayerProfile(name="0", tensors=(tensor,), forward_s=0.02, backward_s=0.02)
+    first = LayerProfile(name="first", tensors=(), forward_s=0.02, backward_s=0.02)
+    steps = []
+    for has_gates in (False, True):
+        figures = {"flops_per_s": 1e10, "shard_flops_per_s": 1e10, "add_bytes_per_s": 1e9, "has_gates": has_gates}
+        Measured(profile=Profile(layers=(first, last)), **figures).write(cli.folder / "x.json")
+        result = cli.run("plan", "--bandwidth", "1gbit", "--profile", cli.folder / "x.json", "--json")
+        assert result.returncode == 0, result.stderr
+        steps.append(json.loads(result.stdout)["step_s"])
+    assert steps[0] == pytest.approx(steps[1] + 0.02, rel=0.01)
+
+
+def test_help_has_the_options_of_profiles(cli: Cli) -> None:
+    cli.environment["COLUMNS"] = "200"
+    text = cli.run("plan", "--help").stdout
+    for words in ("--profile", "--save-profile", "--profile train.json", "--save-profile train.json train.py"):
+        assert words in text
 
 
 @pytest.mark.parametrize(
@@ -91,6 +147,16 @@ def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
     [
         ((), "give a script, or --model"),
         (("--model", "vgg19", "train.py"), "give a script, or --model"),
+        (("--profile", "x.json", "train.py"), "or --profile with a file"),
+        (("--profile", "nowhere.json"), "cannot read the profile nowhere.json: No such file"),
+        (("--profile", __file__), "test_plan.py is no profile of undertow: "),
+        (("--profile", "x.json", "--batch", "3"), "--batch is for models of the zoo"),
+        (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json keeps what was measured of a script"),
+        (("--save-profile", "/nowhere/x.json", "train.py"), "the folder /nowhere is not there"),
+        (("--save-profile", "/", "train.py"), "--save-profile / is a folder"),
+        (("train.py", "--save-profile", "/nowhere/x.json"), "the folder /nowhere is not there"),
+        (("train.py", "--save-profile=/"), "--save-profile / is a folder"),
+        (("train.py", "--epochs", "3", "--save-profile"), "--save-profile needs the name of a file"),
         (("nowhere.py",), "there is no script nowhere.py"),
         (("--batch", "3", "train.py"), "--batch is for models of the zoo"),
         (("--model", "vgg"), "unknown model 'vgg'"),

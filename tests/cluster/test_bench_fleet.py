@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +126,35 @@ def test_answers_come_in_the_order_of_the_hosts(yard: Yard) -> None:
         assert fleet.wait_until_ready() == Ready(batch=7, gradient_bytes=4, compute_s=None)
         laps = fleet.run(2, timeout_s=60)
         assert [lap.ends_s for lap in laps] == [[1.0, 2.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_the_middle_of_a_start_forgets_no_worker(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """It comes when the process is there, and before anybody has its number."""
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            yard.wait_for("pid0")
+            signal.raise_signal(number)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        monkeypatch.setattr(fleet_module.subprocess, "Popen", Interrupted)
+        with pytest.raises(KeyboardInterrupt), yard.start("ready()\nsys.stdin.read()"):
+            raise AssertionError("the interrupt is lost")
+        assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, before)
+    assert started
+    assert [pid for pid in started if is_alive(pid)] == []
 
 
 def test_several_laps_in_a_row(yard: Yard) -> None:

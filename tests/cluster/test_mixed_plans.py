@@ -15,7 +15,7 @@ from undertow.plan.plan import Plan
 from undertow.plan.scheme import Scheme
 from undertow.torch import DistributedDataParallel, find_coordinator, flush, parallelize, verify_replicas
 
-SIZE, STEPS = 3, 24
+SIZE, STEPS = 3, 16
 SMALL = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 
 
@@ -87,12 +87,12 @@ def compare(rank: int, folder: str) -> None:
         ),
     )
     for plan in (mixed, "factors", "factors-to-shard", "rows", "allreduce"):
-        for overlaps in (False, True):
-            first, _ = train(rank, plan, overlaps=overlaps)
-            second, _ = train(rank, plan, overlaps=overlaps)
-            for ours, again, theirs in zip(first, second, expected, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-                assert torch.equal(ours, again)
+        # Two runs, one behind each door: the same bits.
+        first, _ = train(rank, plan, overlaps=False)
+        second, _ = train(rank, plan, overlaps=True)
+        for ours, again, theirs in zip(first, second, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+            assert torch.equal(ours, again)
     dist.destroy_process_group()
 
 

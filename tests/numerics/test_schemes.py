@@ -15,7 +15,7 @@ from tests.workers import run_workers
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
-STEPS = 50
+STEPS = 25
 WORDS, TOKENS = 100, 4
 OPTIMIZERS = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3),

@@ -74,6 +74,18 @@ def test_a_link_that_stays_bad_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
         check(Links(monkeypatch, [1.0], [0.5, 0.9, 0.8, 0.7, 0.6]))
 
 
+def test_a_link_that_carries_next_to_nothing_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = Links(monkeypatch, [0.02, 0.03], [])
+    with pytest.raises(LabError, match=r"from host 0 to host 1 carries 30 Mbit/s instead of 1 Gbit/s \(3.0 %\)"):
+        check(links)
+    assert links.durations == [0.4, 1.0]
+
+
+def test_next_to_nothing_once_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = Links(monkeypatch, [0.02, 0.5, 0.02, 0.99], [1.0])
+    assert check(links) == pytest.approx(0.99)
+
+
 def test_a_slow_link_is_measured_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     links = Links(monkeypatch, [1e-3], [1e-3])  # of the 1 Gbit/s that this stand-in knows
     check(links, 1e6)

@@ -76,6 +76,7 @@ threads = threading.active_count()
 before = set(os.listdir("/proc/self/fd"))
 os.environ = Watched(os.environ)
 import undertow, undertow.kvstore, undertow.cli
+undertow.cli.make_app(undertow.cli._COMMANDS)
 import undertow.settings, undertow.trace, undertow.coordinator.rendezvous, undertow.launch.launcher
 assert threading.active_count() == threads, threading.enumerate()
 assert set(os.listdir("/proc/self/fd")) == before
@@ -91,7 +92,17 @@ def test_importing_starts_no_thread_opens_nothing_and_reads_no_environment() -> 
     assert result.returncode == 0, result.stderr
 
 
-def test_importing_the_torch_door_starts_no_thread() -> None:
-    code = "import threading as t, torch; n = t.active_count(); import undertow.torch; assert t.active_count() == n"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+IMPORT_TORCH = """
+import sys, threading, torch
+threads = threading.active_count()
+import undertow.torch
+assert threading.active_count() == threads
+assert "torch._dynamo" not in sys.modules  # two seconds
+"""
+
+
+def test_importing_the_torch_door_starts_no_thread_and_no_compiler() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_TORCH], capture_output=True, text=True, timeout=60, check=False
+    )
     assert result.returncode == 0, result.stderr

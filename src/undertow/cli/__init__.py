@@ -2,39 +2,54 @@
 
 Exit codes: 0 done, 1 failed run (or the first failing worker's own code), 2 wrong usage.
 An error is one line on stderr; its traceback is shown with `--debug` only.
-Must stay quick to import, so it never imports torch.
+Must be quick to start: only the command that is asked for is imported, and none of them imports torch.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
 
-from undertow.cli.bench import bench
-from undertow.cli.environment import show_environment
 from undertow.cli.errors import USAGE_ERROR
-from undertow.cli.lab import lab
-from undertow.cli.plan import plan
-from undertow.cli.run import run
 from undertow.launch.speech import say
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+_LOOKS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
 # Everything after the script belongs to the script; torchrun's underscore spellings are understood as well.
-_BEFORE_A_SCRIPT = {
+_BEFORE_A_SCRIPT: dict[str, Any] = {
     "allow_interspersed_args": False,
     "token_normalize_func": lambda name: name.replace("_", "-"),
 }
-app.command(context_settings=_BEFORE_A_SCRIPT)(run)
-app.command("env")(show_environment)
-app.add_typer(lab, name="lab")
-app.command("bench")(bench)
-app.command("plan", context_settings=_BEFORE_A_SCRIPT)(plan)
+# Where each command is, and how its arguments are read; in the order of the help.
+_COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "run": ("undertow.cli.run:run", _BEFORE_A_SCRIPT),
+    "env": ("undertow.cli.environment:show_environment", {}),
+    "bench": ("undertow.cli.bench:bench", {}),
+    "bottleneck": ("undertow.cli.bottleneck:bottleneck", {}),
+    "plan": ("undertow.cli.plan:plan", _BEFORE_A_SCRIPT),
+    "lab": ("undertow.cli.lab:lab", {}),
+}
+
+
+def make_app(names: Iterable[str]) -> typer.Typer:
+    """The command line, with these commands only: all of them take three times as long to import as one."""
+    app = typer.Typer(**_LOOKS)
+    app.callback(invoke_without_command=True)(_undertow)
+    for name in names:
+        place, settings = _COMMANDS[name]
+        module, _, attribute = place.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, context_settings=settings)(command)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -45,7 +60,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _undertow(
     context: typer.Context,
     version: Annotated[
@@ -63,9 +77,12 @@ def _undertow(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of `undertow` and of `python -m undertow`."""
-    command = typer.main.get_command(app)
+    given = sys.argv[1:] if argv is None else argv
+    # Without a command, or with one that is not known, the help and the hint need all of them.
+    asked = given[:1] if given[:1] and given[0] in _COMMANDS else _COMMANDS
+    command = typer.main.get_command(make_app(asked))
     try:
-        code = command.main(argv, prog_name="undertow", standalone_mode=False)
+        code = command.main(given, prog_name="undertow", standalone_mode=False)
     except Exception as error:
         # By shape, not by class: typer has brought its own copy of these classes since it dropped click.
         explain = getattr(error, "format_message", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -22,14 +23,8 @@ from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
 from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
-from undertow.plan.profile import Profile
 from undertow.report.table import start_table
-from undertow.zoo import find_model
-from undertow.zoo.profile import profile_model
-
-# Of one core of a host, which multiplies beside the training; with 8 numbers at a time, 3 GHz, fused.
-CORE_FLOPS_PER_S = 5e10
-_FIGURES = ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s")
+from undertow.sim.subject import find_subject, read_subject, take_measured
 
 
 def plan(
@@ -45,6 +40,10 @@ def plan(
     model: Annotated[
         str | None, typer.Option("--model", help="A model of the zoo instead; `undertow bench --list` names them.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="What --save-profile wrote, instead: nothing is run.", metavar="FILE"),
+    ] = None,
     hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, with one worker each.")] = 4,
     bandwidth: Annotated[
         str, typer.Option("--bandwidth", help="Speed of every link, each way, such as 10gbit.")
@@ -56,6 +55,10 @@ def plan(
         str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
     ] = AUTO,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON, too.", metavar="FILE.json")] = None,
+    save_profile: Annotated[
+        Path | None,
+        typer.Option("--save-profile", help="Keep what was measured of SCRIPT, for --profile.", metavar="FILE"),
+    ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> int:
@@ -63,43 +66,67 @@ def plan(
 
     Example: undertow plan --model vgg19 --hosts 16 --bandwidth 10gbit --batch 32
 
-    Example: undertow plan --hosts 4 --bandwidth 1gbit train.py --epochs 3
+    Example: undertow plan --hosts 4 --bandwidth 1gbit --save-profile train.json train.py --epochs 3
+
+    Example: undertow plan --hosts 8 --bandwidth 10gbit --profile train.json
     """
     with one_line_errors("undertow plan", debug=debug):
         rate = parse_bandwidth(bandwidth)
-        if script is not None and model is None:
-            if batch is not None:
-                raise ConfigError("--batch is for models of the zoo: a script has its own")
-            measured = _measure(script, args or ())
-            title, profile, has_gates = script, measured.profile, measured.has_gates
-            figures = {name: getattr(measured, name) for name in _FIGURES}
-        elif model is not None and script is None:
-            title, profile, figures = _look_up(model, batch)
-            has_gates = True
+        args, behind = _find_save_profile(args or ())
+        save_profile = save_profile or behind
+        if sum(choice is not None for choice in (script, model, profile)) != 1:
+            raise ConfigError("give a script, or --model with the name of a model, or --profile with a file")
+        _check_options(script, model, batch=batch, save_profile=save_profile)
+        if model is not None:
+            subject = find_subject(model, batch)
+        elif profile is not None:
+            subject = read_subject(profile)
         else:
-            raise ConfigError("give a script, or --model with the name of a model")
+            subject = take_measured(str(script), _measure(str(script), args, keep=save_profile))
+        figures = dataclasses.asdict(subject.device)
         cluster = Cluster(workers=hosts, bytes_per_s=rate / 8 * PAYLOAD_SHARE, **figures)
-        made = make_plan(profile, cluster, policy=policy, has_gates=has_gates)
+        made = make_plan(subject.profile, cluster, policy=policy, has_gates=subject.has_gates)
         if out is not None:
             made.write(out)
         if is_json:
             print(made.to_json().decode())
             return 0
-        open_console().print(make_plan_table(made, title=f"{title}, {hosts} hosts, {format_bandwidth(rate)}"))
+        open_console().print(make_plan_table(made, title=f"{subject.title}, {hosts} hosts, {format_bandwidth(rate)}"))
         return 0
     raise AssertionError("one_line_errors ends the command")
 
 
-def _look_up(name: str, batch: int | None) -> tuple[str, Profile, dict[str, float]]:
-    """A model of the zoo: its title, and what was published of it and its device."""
-    if batch is not None and batch < 1:
-        raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
-    model = find_model(name)
-    figures = {"flops_per_s": model.flops_per_s, "shard_flops_per_s": CORE_FLOPS_PER_S}
-    return f"{model.title}, batch {batch or model.batch} per host", profile_model(model, batch=batch), figures
+def _check_options(script: str | None, model: str | None, *, batch: int | None, save_profile: Path | None) -> None:
+    """Now, not after the first steps of a script."""
+    if model is None and batch is not None:
+        raise ConfigError("--batch is for models of the zoo: a script, or its profile, has its own")
+    if save_profile is None:
+        return
+    if script is None:
+        raise ConfigError(f"--save-profile {save_profile} keeps what was measured of a script: give one")
+    if not save_profile.parent.is_dir():
+        raise ConfigError(f"--save-profile {save_profile}: the folder {save_profile.parent} is not there")
+    if save_profile.is_dir():
+        raise ConfigError(f"--save-profile {save_profile} is a folder: give the name of a file")
 
 
-def _measure(script: str, args: Sequence[str]) -> Measured:
+def _find_save_profile(args: Sequence[str]) -> tuple[list[str], Path | None]:
+    """People write this option behind the script as well, where all others are the script's own."""
+    rest: list[str] = []
+    found: Path | None = None
+    words = iter(args)
+    for word in words:
+        name, is_joined, value = word.partition("=")
+        if name != "--save-profile":
+            rest.append(word)
+        elif not (value := value if is_joined else next(words, "")):
+            raise ConfigError("--save-profile needs the name of a file")
+        else:
+            found = Path(value)
+    return rest, found
+
+
+def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured:
     """Run the first steps of a script; what it prints goes to stderr."""
     if not Path(script).exists():
         raise ConfigError(f"there is no script {script}")
@@ -114,7 +141,10 @@ def _measure(script: str, args: Sequence[str]) -> Measured:
                 f"{script} {ended} before its first steps were measured: it takes a model that "
                 "undertow.torch.parallelize or DistributedDataParallel has wrapped, and four steps of training"
             )
-        return read_measured(path)
+        measured = read_measured(path)
+    if keep is not None:
+        measured.write(keep)
+    return measured
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from undertow.lab.bench.series import Watch
 from undertow.launch.speech import notify
+
+if TYPE_CHECKING:  # `undertow plan` needs no bench
+    from undertow.lab.bench.series import Watch
 
 WIDE = 160
 

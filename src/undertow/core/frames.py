@@ -32,10 +32,9 @@ import zlib
 from typing import NamedTuple
 
 from undertow.core.dtypes import DType
+from undertow.core.version import MAGIC, VERSION
 from undertow.errors import UndertowError
 
-MAGIC = b"UTOW"
-VERSION = 1
 _FIELDS = struct.Struct("<4sBBBBIIIIQQQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size

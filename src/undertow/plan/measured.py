@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
+from undertow.errors import PlanError
 from undertow.plan.profile import Profile
+
+# Raised when an older undertow would misread the file, not when a field is added.
+FORMAT = 1
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,10 +20,26 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     shard_flops_per_s: float
     add_bytes_per_s: float
     has_gates: bool  # the next forward pass starts before all gradients are there
+    format: int = FORMAT
 
-    def write(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.encode(self))
+    def write(self, path: str | os.PathLike[str]) -> None:
+        try:
+            Path(path).write_bytes(msgspec.json.encode(self) + b"\n")
+        except OSError as error:
+            raise PlanError(f"cannot write the profile {os.fspath(path)}: {error.strerror}") from None
 
 
-def read_measured(path: Path) -> Measured:
-    return msgspec.json.decode(path.read_bytes(), type=Measured)
+def read_measured(path: str | os.PathLike[str]) -> Measured:
+    """A profile that was written before; `PlanError` says what is wrong with the file."""
+    name = os.fspath(path)
+    try:
+        measured = msgspec.json.decode(Path(path).read_bytes(), type=Measured)
+    except OSError as error:
+        raise PlanError(f"cannot read the profile {name}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{name} is no profile of undertow: {error}") from None
+    if measured.format != FORMAT:
+        raise PlanError(f"the profile {name} has format {measured.format}, not {FORMAT}: measure it again")
+    if not measured.profile.compute_s > 0:
+        raise PlanError(f"{name} is no profile of undertow: its layers take no time")
+    return measured

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from undertow.report.columns import show_figure
 from undertow.sim.schedules import find_schedule
 from undertow.sim.subject import find_subject
 from undertow.sim.sweep import Setting, run
@@ -59,9 +60,8 @@ class Section:
         lines = [f"### {self.title}", "", f"| | published, {self.unit} | simulated | error |", "|---|---|---|---|"]
         for figure in self.figures:
             mark = "" if figure.is_close else " (!)"
-            lines.append(
-                f"| {figure.name} | {figure.published:g} | {figure.simulated:.3g} | {figure.error:+.1%}{mark} |"
-            )
+            error = f"{round(figure.error, 3) + 0.0:+.1%}{mark}"
+            lines.append(f"| {figure.name} | {figure.published:g} | {show_figure(figure.simulated)} | {error} |")
         return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from undertow.errors import ConfigError
-from undertow.plan.measured import read_measured
+from undertow.plan.measured import Measured, read_measured
 from undertow.plan.profile import Profile
 from undertow.zoo import find_model
 from undertow.zoo.profile import profile_model
@@ -31,6 +31,7 @@ class Device:
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     name: str
+    title: str
     batch: int  # samples of one worker in one step; 1 where nobody knows
     profile: Profile
     device: Device
@@ -43,15 +44,28 @@ def find_subject(name: str, batch: int | None = None) -> Subject:
         raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
     model = find_model(name)
     device = Device(flops_per_s=model.flops_per_s)
-    return Subject(name=name, batch=batch or model.batch, profile=profile_model(model, batch=batch), device=device)
+    title = f"{model.title}, batch {batch or model.batch} per host"
+    profile = profile_model(model, batch=batch)
+    return Subject(name=name, title=title, batch=batch or model.batch, profile=profile, device=device)
 
 
 def read_subject(path: str | os.PathLike[str]) -> Subject:
     """As measured by `undertow plan --save-profile`."""
-    measured = read_measured(path)
+    return take_measured(os.fspath(path), read_measured(path))
+
+
+def take_measured(title: str, measured: Measured) -> Subject:
+    """Named after the file that it was measured of or kept in."""
     device = Device(
         flops_per_s=measured.flops_per_s,
         shard_flops_per_s=measured.shard_flops_per_s,
         add_bytes_per_s=measured.add_bytes_per_s,
     )
-    return Subject(name=Path(path).stem, batch=1, profile=measured.profile, device=device, has_gates=measured.has_gates)
+    return Subject(
+        name=Path(title).stem,
+        title=title,
+        batch=1,
+        profile=measured.profile,
+        device=device,
+        has_gates=measured.has_gates,
+    )

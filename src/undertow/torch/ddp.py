@@ -22,6 +22,7 @@ from undertow.plan.coordinator import Coordinator
 from undertow.plan.plan import Plan
 from undertow.settings import Priority
 from undertow.torch.closed import forget_gradients
+from undertow.torch.hooks import never_compiled
 from undertow.torch.join import Joining, TorchJoinHook
 from undertow.torch.overlap import Overlap
 from undertow.torch.profiling import Profiling
@@ -125,7 +126,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._synchroniser.passes.expect(outputs, synchronise=synchronises)
         return outputs
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def _flush(self) -> None:
         """Inside of a compiled wrapper no module can wait for its own."""
         if self._overlap is not None:

@@ -1,11 +1,31 @@
-"""Hooks in front of a module's forward that go neither into copies nor into files."""
+"""Hooks in front of a module's forward that go neither into copies nor into files, nor into compiled graphs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """As `torch.compiler.disable`, which imports the compiler at once: two seconds for whoever imports us.
+
+    Like torch does for its own, the compiler is imported when the function is called.
+    """
+    disabled: list[Callable[Given, Result]] = []
+
+    @functools.wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    return call
 
 
 class ForwardHook:

@@ -18,7 +18,7 @@ import torch
 from undertow.torch.closed import find_gate, guard_transforms, open_gates
 from undertow.torch.gates import Gates
 from undertow.torch.gradients import Gradients
-from undertow.torch.hooks import ForwardHook
+from undertow.torch.hooks import ForwardHook, never_compiled
 from undertow.torch.order import Order
 
 # More than any module has parameters.
@@ -84,7 +84,7 @@ class _Use(ForwardHook):
         self._overlap = weakref.ref(overlap)
         self._parameters = parameters
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         overlap = self._overlap()
         if overlap is not None and module.training:

@@ -20,7 +20,7 @@ import hmac
 import os
 import socket
 
-from undertow.core.frames import MAGIC, VERSION
+from undertow.core.version import MAGIC, VERSION
 from undertow.errors import Refused
 
 NONCE_BYTES = 16

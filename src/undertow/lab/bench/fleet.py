@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TypeVar
 
 import msgspec
@@ -30,7 +31,33 @@ CHUNK_BYTES = 1 << 16
 # How long a worker may take to end by itself, when everything went well.
 FAREWELL_S = 10.0
 
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
 Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt waits for the end of the block, or a worker could be started and nobody would know of it.
+
+    By handlers, not by a mask, which the worker would inherit.  Only the main thread is ever interrupted.
+    """
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    held = [number for number in _INTERRUPTS if callable(before[number])] if _is_main_thread() else []
+    for number in held:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number in held:
+            signal.signal(number, before[number])
+    if came:
+        signal.raise_signal(came[0])
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class _Seat:
@@ -123,7 +150,8 @@ class Fleet:
         environments = self._stack.enter_context(open_meeting(self._network, self._environ))
         for host, environment in zip(self._network.hosts, environments, strict=True):
             words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-            self._seats.append(_Seat(host, {**environment, **variables}, words))
+            with _uninterrupted():
+                self._seats.append(_Seat(host, {**environment, **variables}, words))
         for seat in self._seats:
             seat.tell(self._assignment)
 
