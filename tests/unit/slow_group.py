@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
 from undertow.errors import UndertowError
+from undertow.faults.gated_training import MEAN, Twin
 from undertow.plan.placement import Placement
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.waiting import Ticket
 from undertow.settings import Priority
 
-MEAN = 2  # of one and three
+__all__ = ["MEAN", "SlowGroup", "Twin", "slow_group"]
 
 
 class SlowGroup:
@@ -82,34 +81,3 @@ def slow_group(slice_bytes: int = 64) -> Iterator[SlowGroup]:
     group = SlowGroup(slice_bytes)
     with mock.patch("undertow.torch.synchroniser.group_for", return_value=group):
         yield group
-
-
-class Twin:
-    """A model and its optimizer twice: behind gates, and as one process would train it with the mean."""
-
-    def __init__(self, module: torch.nn.Module, make_optimizer: Callable[..., Any], **options: Any) -> None:
-        import copy
-
-        from undertow.torch import parallelize
-
-        self.plain = copy.deepcopy(module)
-        self.plain_optimizer = make_optimizer(self.plain.parameters())
-        self.module = module
-        self.model, self.optimizer = parallelize(module, make_optimizer(module.parameters()), **options)
-
-    def backward(self, *inputs: Any) -> None:
-        self.model(*inputs).sum().backward()
-        self.plain(*inputs).sum().backward()
-        for parameter in self.plain.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(MEAN)
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.plain_optimizer.step()
-
-    def train(self, *inputs: Any) -> None:
-        self.optimizer.zero_grad()
-        self.plain_optimizer.zero_grad()
-        self.backward(*inputs)
-        self.step()

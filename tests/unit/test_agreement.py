@@ -200,3 +200,23 @@ def test_a_digest_agreement_reaches_all() -> None:
 )
 def test_a_join_goes_on_where_the_last_rank_stopped(counts: list[list[int]], reply: list[object]) -> None:
     assert msgspec.msgpack.decode(latest([pack(count) for count in counts])) == reply
+
+
+def test_a_rank_comes_to_an_agreement_once_and_to_none_that_is_over() -> None:
+    made = agreements(2)
+    barrier = Arrive(1, "barrier", b"")
+    made.arrive(0, barrier)
+    assert not made.expects(0, 1)
+    assert made.expects(1, 1)
+    made.arrive(1, barrier)
+    assert not made.expects(0, 1)
+    assert not made.expects(1, 1)
+    assert made.expects(0, 2)
+
+
+def test_who_comes_after_a_mismatch_is_expected_and_hears_of_it() -> None:
+    made = agreements(3)
+    made.arrive(0, Arrive(1, "barrier", b""))
+    made.arrive(1, Arrive(1, "digest", b""))
+    assert made.expects(2, 1)
+    assert "different things" in made.arrive(2, Arrive(1, "barrier", b""))[0][1].error

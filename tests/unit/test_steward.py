@@ -18,19 +18,20 @@ from undertow.core.rounds import KeySpec, Op
 from undertow.errors import PeerLost
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
-from undertow.runtime import steward as steward_module
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import Shape
 from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
 from undertow.store.shard import Unexpected
 
+SILENCE_S = 10.0
+
 
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
@@ -75,23 +76,23 @@ class Timers:
 class House:
     """One rank's steward of three ranks, with everything around it."""
 
-    def __init__(self, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, rank: int) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(steward_module, "time", self.clock)
         shape = Shape(
             rank=rank,
             hosts=["alpha", "beta", "gamma"],
             job=7,
             sizes=Sizes(fixed=1024),
             credit_bytes=4096,
-            silence_timeout_s=10.0,
+            silence_timeout_s=SILENCE_S,
             stall_timeout_s=10.0,
         )
         self.out, self.timers = Outgoing(), Timers()
         self.exchange = Exchange(shape, self.out)
         self.exchange.learn([Slice(KeySpec(5, 4, DType.FLOAT32, Op.SUM, shard=2), (Part(0, 0, 4, 0),))])
         self.waiters = Waiters(10.0, lambda waited_s: None)
-        self.steward = Steward(shape, self.timers, self.out, self.exchange, self.waiters)  # type: ignore[arg-type]
+        loop: Any = self.timers
+        self.steward = Steward(shape, loop, self.out, self.exchange, self.waiters, self.clock)
 
     def contribute(self) -> None:
         array = np.zeros(4, np.float32)
@@ -103,14 +104,14 @@ class House:
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> House:
+def house() -> House:
     """Rank 1: neither the coordinator nor the owner of the key."""
-    return House(1, monkeypatch)
+    return House(1)
 
 
 @pytest.fixture
-def coordinator(monkeypatch: pytest.MonkeyPatch) -> House:
-    return House(0, monkeypatch)
+def coordinator() -> House:
+    return House(0)
 
 
 BARRIER = messages.Arrive(1, "barrier", b"")
@@ -130,6 +131,12 @@ def test_the_verdict_of_the_coordinator_is_heard(house: House) -> None:
     house.steward.obey(0, messages.Verdict(1, b"yes"))
     assert house.steward.agreed.is_set()
     assert house.steward.verdict == messages.Verdict(1, b"yes")
+
+
+def test_a_rank_that_comes_twice_is_not_heard_the_second_time(coordinator: House) -> None:
+    coordinator.steward.obey(2, BARRIER)
+    with pytest.raises(Unexpected, match="rank 2 comes to agreement 1 once more"):
+        coordinator.steward.obey(2, BARRIER)
 
 
 def test_the_coordinator_decides_when_all_are_there_itself_included(coordinator: House) -> None:
@@ -290,9 +297,17 @@ def test_the_goodbye_waits_for_what_was_begun_but_not_for_long(house: House) -> 
     assert house.out.messages == []
     house.timers.fire()
     assert house.out.messages == []
-    house.clock.now += GOODBYE_TIMEOUT_S
+    house.clock.now += SILENCE_S + 0.1
     house.timers.fire()
     assert (0, messages.Goodbye("")) in house.out.messages
+
+
+def test_a_peer_that_is_slow_for_less_than_the_silence_timeout_still_gets_what_it_is_owed(house: House) -> None:
+    house.contribute()
+    house.steward.leave("", lambda: None)
+    house.clock.now += SILENCE_S - 0.1
+    house.timers.fire()
+    assert house.out.messages == []
 
 
 def test_who_leaves_because_of_an_error_says_so_at_once(house: House) -> None:
@@ -315,17 +330,15 @@ def test_a_late_worker_is_asked_for_at_the_shard_and_named(house: House, caplog:
     ]
 
 
-def test_a_shard_answers_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = House(2, monkeypatch)
+def test_a_shard_answers_who_is_missing() -> None:
+    owner = House(2)
     owner.contribute()
     owner.steward.obey(1, messages.AskMissing(5, 1))
     assert owner.out.messages == [(1, messages.Missing(5, 1, [0, 1]))]
 
 
-def test_the_owner_of_the_key_knows_by_itself(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    owner = House(2, monkeypatch)
+def test_the_owner_of_the_key_knows_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    owner = House(2)
     owner.contribute()
     owner.steward.ask_who_is_missing(10.0)
     assert "rank 2 waits at step 1 for rank 0 on host alpha, 1 on host beta" in caplog.text
@@ -344,8 +357,8 @@ def test_a_list_of_missing_ranks_that_makes_no_sense_is_not_logged(
     assert caplog.messages == []
 
 
-def test_a_join_reaches_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = House(2, monkeypatch)
+def test_a_join_reaches_the_shard() -> None:
+    owner = House(2)
     owner.contribute()
     owner.steward.obey(1, messages.Joined([5], 0, False))
     assert owner.exchange.missing(5, 1) == [0]

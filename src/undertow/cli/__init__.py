@@ -33,6 +33,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bench": ("undertow.cli.bench:bench", {}),
     "bottleneck": ("undertow.cli.bottleneck:bottleneck", {}),
     "plan": ("undertow.cli.plan:plan", _BEFORE_A_SCRIPT),
+    "faults": ("undertow.cli.faults:faults", {}),
     "lab": ("undertow.cli.lab:lab", {}),
 }
 

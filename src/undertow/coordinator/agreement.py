@@ -26,6 +26,7 @@ class Agreements:
         self._size = size
         self._sizes = sizes
         self._next_key = 0
+        self._decided = 0  # the last agreement; a rank comes to the next one only after it
         self._arrivals: dict[int, dict[int, Arrive]] = {}
         self._failed: Verdict | None = None  # after a mismatch ranks are out of step for good
         self._deciders: dict[str, Decide] = {
@@ -34,6 +35,14 @@ class Agreements:
             "digest": compare_digests,
             "join": latest,
         }
+
+    def expects(self, rank: int, sequence: int) -> bool:
+        """Whether this rank may come to that agreement: not one that is over, and not twice.
+
+        After a mismatch everybody may: those who come late must hear of it, too.
+        """
+        is_new = sequence > self._decided and rank not in self._arrivals.get(sequence, ())
+        return is_new or self._failed is not None
 
     def arrive(self, rank: int, arrival: Arrive) -> list[tuple[int, Verdict]]:
         """Returns the verdict for every rank that waits, once there is one."""
@@ -48,6 +57,7 @@ class Agreements:
         if verdict is None:
             return []
         del self._arrivals[arrival.sequence]
+        self._decided = arrival.sequence
         return [(waiting, verdict) for waiting in sorted(present)]
 
     def waits_for(self, rank: int) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,9 @@ def _guarded(method: _Call) -> _Call:
 
 
 class Group:
-    def __init__(self, shape: Shape, loop: Loop, transport: Transport) -> None:
+    def __init__(
+        self, shape: Shape, loop: Loop, transport: Transport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.rank = shape.rank
         self.size = shape.size
         self.wait_free = shape.wait_free
@@ -75,8 +78,8 @@ class Group:
         self._shape = shape
         self._loop = loop
         self._transport = transport
-        self._exchange = Exchange(shape, transport)
-        self._steward = Steward(shape, loop, transport, self._exchange, self.waiters)
+        self._exchange = Exchange(shape, transport, clock=clock)
+        self._steward = Steward(shape, loop, transport, self._exchange, self.waiters, clock)
         self._placement = Placement(shape.size)
         self._agreement_lock = threading.RLock()
         self._agreement_count = 0
@@ -116,7 +119,7 @@ class Group:
         self._loop.post(self._run, functools.partial(self._exchange.learn, slices), threading.Event())
 
     def resize(self, slice_bytes: int) -> None:
-        """Most slices have this size from now on."""
+        """Slices that fit the links have this size from now on: the credit follows."""
         self._loop.post(self._run, functools.partial(self._exchange.resize, slice_bytes), threading.Event())
 
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
@@ -200,7 +203,7 @@ class Group:
     def close(self, error: str = "") -> None:
         """Say goodbye and leave.  Never hangs, never raises."""
         self._loop.post(self._leave, error)
-        self._closed.wait(GOODBYE_TIMEOUT_S + 1)
+        self._closed.wait(self._shape.silence_timeout_s + GOODBYE_TIMEOUT_S + 1)
 
     def abandon(self) -> None:
         """In a forked child: let go of the connections without a word; the parent has them."""

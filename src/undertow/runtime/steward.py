@@ -29,14 +29,21 @@ log = logging.getLogger("undertow")
 
 COORDINATOR = 0
 GOODBYE_TIMEOUT_S = 5.0
-DRAIN_TIMEOUT_S = 2.0  # the part of it that may pass before the goodbye
 GOODBYE_POLL_S = 0.005
 
 
 class Steward:
     """Owned by the engine thread, but for `verdict`, read by who waited for `agreed`."""
 
-    def __init__(self, shape: Shape, loop: Loop, transport: Transport, exchange: Exchange, waiters: Waiters) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        loop: Loop,
+        transport: Transport,
+        exchange: Exchange,
+        waiters: Waiters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.agreed = threading.Event()
         self.verdict: messages.Verdict | None = None
         self._shape = shape
@@ -44,9 +51,10 @@ class Steward:
         self._transport = transport
         self._exchange = exchange
         self._waiters = waiters
+        self._clock = clock
         self._awaiting = 0  # the agreement that this rank is at
         self._agreements = Agreements(shape.size, sizes=shape.sizes)
-        self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=time.monotonic())
+        self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
         self._farewells: set[int] = set()
 
     # Agreements
@@ -60,6 +68,8 @@ class Steward:
         self.check_departed()
 
     def _decide(self, rank: int, arrival: messages.Arrive) -> None:
+        if not self._agreements.expects(rank, arrival.sequence):
+            raise Unexpected(f"rank {rank} comes to agreement {arrival.sequence} once more")
         for waiting, verdict in self._agreements.arrive(rank, arrival):
             if waiting == self._shape.rank:
                 self._hear(verdict)
@@ -109,7 +119,7 @@ class Steward:
     # Life and loss
 
     def heard(self, peer: int) -> None:
-        self._membership.heard(peer, time.monotonic())
+        self._membership.heard(peer, self._clock())
 
     def tick(self, now: float) -> None:
         heartbeat = frames.pack(Header(Kind.HEARTBEAT, rank=self._shape.rank, job=self._shape.job))
@@ -156,22 +166,22 @@ class Steward:
 
     def leave(self, error: str, then: Callable[[], None]) -> None:
         """Let what is queued go out, say goodbye, wait until everyone has heard it."""
-        now = time.monotonic()
-        deadline = now + GOODBYE_TIMEOUT_S
 
         def say_goodbye() -> None:
             self.tell_all(messages.Goodbye(error))
             # A socket that is closed with unread bytes resets the connection and may cut off
             # what the peer has not read yet: so wait for the answers.
+            deadline = self._clock() + GOODBYE_TIMEOUT_S
             self._until(lambda: self._farewells >= self._living(), deadline, then)
 
         def is_over() -> bool:
             return bool(error) or self._waiters.error is not None or self._exchange.is_drained
 
-        self._until(is_over, now + DRAIN_TIMEOUT_S, say_goodbye)
+        # A slow peer is owed its results for as long as it does not count as lost.
+        self._until(is_over, self._clock() + self._shape.silence_timeout_s, say_goodbye)
 
     def _until(self, condition: Callable[[], bool], deadline: float, then: Callable[[], None]) -> None:
-        if condition() or time.monotonic() > deadline:
+        if condition() or self._clock() > deadline:
             then()
         else:
             self._loop.later(GOODBYE_POLL_S, lambda: self._until(condition, deadline, then))

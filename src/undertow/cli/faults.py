@@ -1,0 +1,101 @@
+"""`undertow faults`: runs seeds of the fault driver, and tells the story of one that breaks a claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from undertow.cli.errors import FAILED_RUN, one_line_errors
+from undertow.cli.progress import open_watch
+from undertow.errors import ConfigError
+from undertow.faults.scenarios import SCENARIOS, Scenario, find_scenario
+from undertow.faults.seeds import Outcome, run_seed
+
+SEEDS = 2000
+
+
+def faults(
+    seeds: Annotated[int, typer.Option("--seeds", help="How many to run.", metavar="N")] = SEEDS,
+    first: Annotated[int, typer.Option("--first", help="The first of them.", metavar="SEED")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Run this one again.", metavar="SEED")] = None,
+    scenario: Annotated[
+        str | None, typer.Option("--scenario", help="Only this one; else every seed picks its own. See --list.")
+    ] = None,
+    story: Annotated[
+        bool, typer.Option("--story", help="With --seed: tell all of it, also if nothing breaks.")
+    ] = False,
+    wants_list: Annotated[bool, typer.Option("--list", help="List the scenarios and what each claims.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> int:
+    """Let everything go wrong that can, in memory, thousands of times, and check every sum.
+
+    The real engine of up to five workers runs in one thread; a seed decides what is late, dies, stops, is cut off,
+    repeated or nonsense. Nothing is installed, opened or changed.
+
+    Example: undertow faults --seeds 20000
+
+    Example: undertow faults --seed 1234 --story
+    """
+    with one_line_errors("undertow faults", debug=debug):
+        if wants_list:
+            return _show_list()
+        chosen = find_scenario(scenario) if scenario else None
+        if seed is not None:
+            return _replay(run_seed(seed, chosen), whole=story)
+        if story:
+            raise ConfigError("--story tells the story of one seed: say which with --seed")
+        if seeds < 1:
+            raise ConfigError(f"--seeds {seeds} is not possible: run one at least")
+        return _run_all(range(first, first + seeds), chosen)
+
+
+def _run_all(seeds: range, scenario: Scenario | None) -> int:
+    """Up to the first that breaks."""
+    done: Counter[str] = Counter()
+    skipped: dict[str, str] = {}
+    with open_watch() as watch:
+        watch.expect(len(seeds))
+        watch.say(f"running {len(seeds)} seeds")
+        for seed in seeds:
+            outcome = run_seed(seed, scenario)
+            if outcome.broken:
+                break
+            if outcome.skipped:
+                skipped[outcome.scenario.name] = outcome.skipped
+            else:
+                done[outcome.scenario.name] += 1
+            watch.lap()
+    if outcome.broken:
+        return _show(outcome, whole=False)
+    for name, reason in skipped.items():
+        print(f"{name} was skipped: {reason}")
+    print(f"{done.total()} seeds, {seeds[0]} to {seeds[-1]}: everything held")
+    print(", ".join(f"{one.name} {done[one.name]}" for one in SCENARIOS if done[one.name]))
+    return 0
+
+
+def _replay(outcome: Outcome, *, whole: bool) -> int:
+    if outcome.broken or whole:
+        code = _show(outcome, whole=whole)
+        if code:
+            return code
+    if outcome.skipped:
+        print(f"seed {outcome.seed}, {outcome.scenario.name}, was skipped: {outcome.skipped}")
+    else:
+        events = len(outcome.story)
+        print(f"seed {outcome.seed}, {outcome.scenario.name}, {events} events: everything held")
+    return 0
+
+
+def _show(outcome: Outcome, *, whole: bool) -> int:
+    print("\n".join(outcome.explain(whole=whole)))
+    return FAILED_RUN if outcome.broken else 0
+
+
+def _show_list() -> int:
+    width = max(len(one.name) for one in SCENARIOS)
+    for one in SCENARIOS:
+        print(f"{one.name:<{width}}  {one.claim}")
+    return 0

@@ -1,0 +1,82 @@
+"""The network in memory, with what a real one does to a link that breaks.
+
+Frames of one link arrive in order and once, as every transport promises; a broken link delivers the first few
+that were on their way and loses the others.  What a sane worker never sends comes in through `inject`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from undertow.faults.clock import Clock
+from undertow.wire.memory import MemoryNetwork
+
+Link = tuple[int, int]  # sender, receiver
+Sent = tuple[int, int, bytes, bytes | None]  # sender, receiver, header, body
+
+
+class FaultyNetwork(MemoryNetwork):
+    def __init__(self, size: int, clock: Clock) -> None:
+        super().__init__(size)
+        self.record: list[Sent] | None = None  # if wanted, a copy of every frame
+        self._clock = clock
+        self._sent_at_s: dict[Link, deque[float]] = {link: deque() for link in self._links}
+
+    def put(self, sender: int, receiver: int, item: Any) -> None:
+        if self.record is not None and not isinstance(item, str):
+            header, body = item
+            self.record.append((sender, receiver, header, None if body is None else bytes(memoryview(body).cast("B"))))
+        self._put(sender, receiver, item)
+
+    def inject(self, sent: Sent) -> bool:
+        """A frame that no worker of this job has sent now.  False if nobody is there to hear it."""
+        sender, receiver, header, body = sent
+        is_heard = self.transports[receiver].is_connected(sender)
+        self._put(sender, receiver, (header, body))
+        return is_heard
+
+    def _put(self, sender: int, receiver: int, item: Any) -> None:
+        on_the_way = self._links[sender, receiver]
+        count = len(on_the_way)
+        super().put(sender, receiver, item)
+        if len(on_the_way) > count:
+            self._sent_at_s[sender, receiver].append(self._clock.now_s)
+
+    def deliver(self, sender: int, receiver: int) -> Any:
+        self._sent_at_s[sender, receiver].popleft()
+        return super().deliver(sender, receiver)
+
+    def forget(self, sender: int, receiver: int) -> None:
+        self._sent_at_s[sender, receiver].clear()
+        super().forget(sender, receiver)
+
+    def waiting_since_s(self, link: Link) -> float:
+        """When the oldest frame on its way there was sent; there must be one."""
+        return self._sent_at_s[link][0]
+
+    def next_body(self, link: Link) -> Any:
+        """The body of the frame that is delivered next, if it has one."""
+        item = self._links[link][0]
+        return None if isinstance(item, str) else item[1]
+
+    def frames_on(self, link: Link) -> int:
+        return len(self._links[link])
+
+    def lose_tail(self, link: Link, kept: int) -> None:
+        """All but the first so many frames on their way are lost."""
+        while len(self._links[link]) > kept:
+            self._links[link].pop()
+            self._sent_at_s[link].pop()
+
+    def end_link(self, link: Link, kept: int, reason: str) -> None:
+        """The link breaks in this direction: after the first so many frames its receiver hears of the end."""
+        self.lose_tail(link, kept)
+        self.put(*link, reason)
+
+
+def draw_prefix(dice: random.Random) -> Callable[[int], int]:
+    """Of so many frames on their way how many still arrive."""
+    return lambda frames: dice.choice([0, frames, dice.randint(0, frames)])

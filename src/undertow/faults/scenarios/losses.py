@@ -1,0 +1,119 @@
+"""Workers that die, stop, are slow or cut off, at any event of a job: nobody hangs, all name the same cause."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from undertow.faults.case import Case
+from undertow.faults.cluster import LONGEST_DELAY_S, SILENCE_S, Cluster
+from undertow.faults.life import Life, rehearse
+from undertow.faults.network import draw_prefix
+from undertow.faults.scenarios.departures import check_all_done, train_and_leave
+from undertow.faults.tables import make_tables
+from undertow.faults.worker import Worker
+
+# A worker that is stopped for this long, and heard again after a tick and the longest delay, is no loss.
+LONGEST_STOP_S = 6.0
+# From a stop to the last one's error: what was on its way, the timeout, two ticks, and the news of it.
+LATEST_ERROR_S = LONGEST_DELAY_S + SILENCE_S + 3.0 + LONGEST_DELAY_S
+
+
+def run_killed(case: Case) -> None:
+    """A worker that is killed at any event is named by all who still needed it."""
+
+    def kill(cluster: Cluster) -> set[int]:
+        culprit = case.dice.randrange(cluster.size)
+        cluster.kill(culprit, draw_prefix(case.dice))
+        return {culprit}
+
+    _strike(case, kill)
+
+
+def run_cut(case: Case) -> None:
+    """A link that is cut at any event ends the job everywhere, and all name one of its ends."""
+
+    def cut(cluster: Cluster) -> set[int]:
+        one, other = case.dice.sample(range(cluster.size), 2)
+        cluster.cut(one, other, draw_prefix(case.dice))
+        return {one, other}
+
+    _strike(case, cut)
+
+
+def run_stopped(case: Case) -> None:
+    """A worker that stops for good, its links open, is named by all who still needed it, after the timeout."""
+
+    stopped_at_s = 0.0
+
+    def stop(cluster: Cluster) -> set[int]:
+        nonlocal stopped_at_s
+        culprit, stopped_at_s = case.dice.randrange(cluster.size), cluster.clock.now_s
+        cluster.stop(culprit)
+        cluster.invariants.may_be_named = {culprit}
+        return {culprit}
+
+    cluster = _strike(case, stop)
+    for rank, failed_at_s in cluster.invariants.failed_at_s.items():
+        after_s = failed_at_s - stopped_at_s
+        cluster.check(after_s < LATEST_ERROR_S, f"rank {rank} names the silent one after {after_s:.1f} s only")
+    for worker in cluster.workers:
+        if not worker.is_running:
+            _wake(cluster, worker)
+
+
+def _wake(cluster: Cluster, worker: Worker) -> None:
+    """It runs again when all others have gone: it must come to an end, too, whomever it blames."""
+    cluster.invariants.may_be_named = set(range(cluster.size))
+    cluster.resume(worker.rank)
+    cluster.run()
+
+
+def _strike(case: Case, fault: Callable[[Cluster], set[int]]) -> Cluster:
+    """A life in which this happens at one event, each as likely as any other."""
+    events = rehearse(lambda: Life(Cluster(case, fewest_workers=2)))
+    cluster = Cluster(case, fewest_workers=2)
+    life, culprits = Life(cluster), set[int]()
+    cluster.plan(case.dice.randrange(events), lambda: culprits.update(fault(cluster)))
+    cluster.run()
+    life.check_named(culprits)
+    return cluster
+
+
+def run_slow(case: Case) -> None:
+    """Workers that are stopped for less than the silence timeout are never accused, and accuse nobody."""
+    cluster, dice = Cluster(case, fewest_workers=2), case.dice
+    cluster.time_share = 0.02
+    stop = _make_stop(cluster, dice)
+    for _ in range(dice.randint(1, 3)):
+        cluster.plan(dice.randrange(250), stop)
+    life = Life(cluster)
+    cluster.run()
+    life.check_all_well()
+
+
+def run_slow_goodbye(case: Case) -> None:
+    """One that has everything leaves only when another, stopped for a while, has what it is owed."""
+    cluster = Cluster(case, fewest_workers=2, most_credit=2)
+    cluster.slow_links()
+    stop = _make_stop(cluster, case.dice)
+    tables = make_tables(cluster, most_tensors=8)  # more than the credit allows at once
+    train_and_leave(cluster, tables, [1] * cluster.size)
+    cluster.run(until=lambda: any(worker.is_done and len(worker.outbox) for worker in cluster.workers))
+    for _ in range(case.dice.randint(1, cluster.size)):
+        stop()
+    cluster.run()
+    check_all_done(cluster, tables)
+
+
+def _make_stop(cluster: Cluster, dice: random.Random) -> Callable[[], None]:
+    """Stops one after the other, and lets it run again."""
+    fresh = dice.sample(range(cluster.size), cluster.size)  # each once: two stops in a row may be too long
+
+    def stop() -> None:
+        if fresh:
+            rank = fresh.pop()
+            cluster.stop(rank)
+            cluster.appoint(dice.uniform(0.1, LONGEST_STOP_S), lambda: cluster.resume(rank))
+
+    return stop

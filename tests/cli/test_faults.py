@@ -1,0 +1,102 @@
+"""`undertow faults`: all is well, one seed again, the story of a failure, and the mistakes a user makes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.command import Cli
+from undertow.cli import main
+from undertow.faults.scenarios import SCENARIOS
+from undertow.runtime.steward import Steward
+
+
+def test_help_has_every_option_and_an_example(cli: Cli) -> None:
+    result = cli.run("faults", "--help")
+    assert result.returncode == 0
+    assert "undertow faults --seed 1234 --story" in result.stdout
+    for option in ("--seeds", "--first", "--seed", "--scenario", "--story", "--list", "--debug"):
+        assert option in result.stdout
+
+
+def test_the_list_has_every_scenario_and_its_claim(cli: Cli) -> None:
+    result = cli.run("faults", "--list")
+    assert result.returncode == 0
+    assert result.stdout.splitlines() == [f"{one.name:<18}  {one.claim}" for one in SCENARIOS]
+
+
+def test_seeds_that_hold_are_counted(cli: Cli) -> None:
+    result = cli.run("faults", "--seeds", "12", "--first", "40", "--scenario", "killed")
+    assert (result.returncode, result.stderr) == (0, "undertow: running 12 seeds\n")
+    assert result.stdout == "12 seeds, 40 to 51: everything held\nkilled 12\n"
+
+
+def test_one_seed_says_what_it_was_and_with_story_all_of_it(cli: Cli) -> None:
+    short, long = cli.run("faults", "--seed", "5"), cli.run("faults", "--seed", "5", "--story")
+    assert (short.returncode, long.returncode) == (0, 0)
+    match = re.fullmatch(r"seed 5, \S+, (\d+) events: everything held\n", short.stdout)
+    assert match
+    assert long.stdout.endswith(short.stdout)
+    assert len(long.stdout.splitlines()) > int(match[1])
+    assert long.stdout.startswith("job 7: ")
+
+
+def test_a_story_does_not_depend_on_the_hash_seed(cli: Cli) -> None:
+    stories = set()
+    for hash_seed in ("1", "2"):
+        cli.environment["PYTHONHASHSEED"] = hash_seed
+        stories.add(cli.run("faults", "--seed", "7", "--scenario", "restart", "--story").stdout)
+    assert len(stories) == 1
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["faults", *arguments])
+    return exit_info.value.code, capsys.readouterr().out
+
+
+def test_a_failure_tells_the_claim_the_story_and_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Steward, "_mourn", lambda self, loss: None)  # nobody is told of a loss
+    code, out = run_here(capsys, "--scenario", "killed", "--seeds", "50")
+    lines = out.splitlines()
+    assert code == 1
+    match = re.fullmatch(r"seed (\d+), killed: (deadlock: rank .* waits for .*)", lines[0])
+    assert match
+    assert any("is killed; it was waiting for" in line for line in lines)
+    assert len(lines) <= 90
+    assert lines[-2] == f"broken: {match[2]}"
+    assert lines[-1].startswith(f"replay: undertow faults --seed {match[1]}")
+
+    code, again = run_here(capsys, *lines[-1].removeprefix("replay: undertow faults ").split())
+    assert (code, again) == (1, out)
+    code, whole = run_here(capsys, *lines[-1].removeprefix("replay: undertow faults ").split(), "--story")
+    assert code == 1
+    assert len(whole.splitlines()) > len(lines)
+
+
+def test_what_is_skipped_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("undertow.faults.seeds.importlib.util.find_spec", lambda name: None)
+    code, out = run_here(capsys, "--scenario", "gates", "--seeds", "3")
+    assert code == 0
+    assert out.splitlines()[:2] == ["gates was skipped: torch is not installed", "0 seeds, 0 to 2: everything held"]
+    code, out = run_here(capsys, "--scenario", "gates", "--seed", "3")
+    assert (code, out) == (0, "seed 3, gates, was skipped: torch is not installed\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "flood"], "there is no scenario 'flood'; there are schedule, credit"),
+        (["--seeds", "0"], "--seeds 0 is not possible: run one at least"),
+        (["--story"], "--story tells the story of one seed: say which with --seed"),
+        (["--seed", "many"], "--seed"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(cli: Cli, arguments: list[str], words: str) -> None:
+    result = cli.run("faults", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1

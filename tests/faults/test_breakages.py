@@ -1,0 +1,419 @@
+"""For each claim of the driver an engine, or a driver, that breaks it: the claim is seen failing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from undertow.coordinator import agreement
+from undertow.coordinator.agreement import Agreements
+from undertow.core import rounds
+from undertow.core.frames import Kind
+from undertow.core.membership import Loss, Membership
+from undertow.core.outbox import Outbox
+from undertow.core.rounds import Round
+from undertow.errors import MismatchError, PeerLost
+from undertow.faults import cluster as cluster_module
+from undertow.faults import worker as worker_module
+from undertow.faults.invariants import Invariants
+from undertow.faults.scenarios import find_scenario
+from undertow.faults.seeds import Outcome, run_seed
+from undertow.faults.sums import Asker
+from undertow.runtime import steward as steward_module
+from undertow.runtime.exchange import Exchange
+from undertow.runtime.group import Group
+from undertow.runtime.steward import Steward
+from undertow.runtime.waiting import Ticket
+from undertow.store.gathering import Gathering
+from undertow.store.shard import Shard, Unexpected
+from undertow.torch.gates import Gate
+
+SEEDS = 200  # most are found in the first few
+Patch = pytest.MonkeyPatch
+Break = Callable[[Patch], None]
+
+
+def find_broken(scenario: str, claim: str) -> Outcome:
+    """The first seed of this scenario that breaks this claim."""
+    others = set()
+    for seed in range(SEEDS):
+        outcome = run_seed(seed, find_scenario(scenario))
+        if re.search(claim, outcome.broken):
+            return outcome
+        others.add(outcome.broken)
+    raise AssertionError(f"not found in {SEEDS} seeds: {claim!r}, but {others}")
+
+
+def wrap(patch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a method by what `make` makes of it."""
+    patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+# Sums
+
+
+def add_in_order_of_arrival(patch: Patch) -> None:
+    patch.setattr(rounds, "sorted", list, raising=False)
+
+
+def tell_nobody_who_was_absent(patch: Patch) -> None:
+    wrap(
+        patch, Exchange, "_accept", lambda real: lambda self, item, present, absent: real(self, item, present, absent=0)
+    )
+
+
+def hand_pieces_out_in_reverse(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def contribute(self: Gathering, *arguments: Any) -> Any:
+            pieces = real(self, *arguments)
+            return pieces and pieces[::-1]
+
+        return contribute
+
+    wrap(patch, Gathering, "contribute", make)
+
+
+def forget_that_pieces_are_complete(patch: Patch) -> None:
+    wrap(patch, Gathering, "contribute", lambda real: lambda self, *arguments: real(self, *arguments) and None)
+    patch.setattr(Asker, "wait", lambda self: iter(()))
+
+
+def publish_zeros(patch: Patch) -> None:
+    wrap(patch, Shard, "publish", lambda real: lambda self, *a, **o: [_emptied(one) for one in real(self, *a, **o)])
+
+
+def _emptied(answer: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(answer, array=None if answer.array is None else answer.array * 0)
+
+
+# Answers
+
+
+def answer_twice(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def accept(self: Exchange, item: Any, present: int, *, absent: bool) -> None:
+            real(self, item, present, absent=absent)
+            item.on_result(item)
+
+        return accept
+
+    wrap(patch, Exchange, "_accept", make)
+
+
+def send_results_twice(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def put(self: Exchange, peer: int, header: Any, *rest: Any) -> None:
+            for _ in range(1 + (header.kind is Kind.RESULT)):
+                real(self, peer, header, *rest)
+
+        return put
+
+    wrap(patch, Exchange, "_put", make)
+
+
+def never_answer(patch: Patch) -> None:
+    wrap(patch, Shard, "_finish_if_complete", lambda real: lambda self, key: real(self, key)[:-1])
+
+
+def count_no_answers(patch: Patch) -> None:
+    def count(self: Asker, look: Any, answers: Any) -> Any:
+        def on_result(item: Any) -> None:
+            answers.left -= 1
+            answers.ticket.answer(item)
+
+        return on_result
+
+    patch.setattr(Asker, "_count", count)
+
+
+def count_every_answer(patch: Patch) -> None:
+    """So that what is not answered does not show first."""
+    patch.setattr("undertow.faults.scenarios.departures.check_all_answered", lambda cluster, tables: None)
+
+
+def drain_never(patch: Patch) -> None:
+    patch.setattr(Exchange, "is_drained", property(lambda self: False))
+
+
+def wait_for_more(patch: Patch) -> None:
+    patch.setattr(Exchange, "pending", lambda self: ("a key", 1))
+
+
+# Credit
+
+
+def return_credit_twice(patch: Patch) -> None:
+    def acknowledge(self: Outbox, peer: int, received_bytes: int) -> bool:
+        self.in_flight_bytes -= received_bytes
+        return True
+
+    patch.setattr(Outbox, "acknowledge", acknowledge)
+
+
+def ignore_the_credit(patch: Patch) -> None:
+    wrap(patch, Outbox, "__init__", lambda real: lambda self, credit_bytes: real(self, 100 * credit_bytes))
+
+
+def never_return_credit(patch: Patch) -> None:
+    patch.setattr(Outbox, "acknowledge", lambda self, peer, received_bytes: True)
+
+
+# Gates
+
+
+def open_tickets_early(patch: Patch) -> None:
+    patch.setattr(Ticket, "is_done", property(lambda self: self._left <= 1))
+
+
+def close_no_gate(patch: Patch) -> None:
+    patch.setattr(Gate, "close", lambda self: None)
+
+
+def land_nothing(patch: Patch) -> None:
+    wrap(patch, Gate, "land", lambda real: lambda self: real(self) if self.update is None else self._forget())
+    patch.setattr(Gate, "_forget", _restore_value, raising=False)
+
+
+def _restore_value(gate: Any) -> None:
+    if gate._value is not None:
+        gate.parameter.data, gate._value = gate._value * 2, None
+
+
+def answer_no_ticket(patch: Patch) -> None:
+    patch.setattr(Ticket, "answer", lambda self, contribution: None)
+
+
+# Losses
+
+
+def mourn_in_silence(patch: Patch) -> None:
+    patch.setattr(Steward, "_mourn", lambda self, loss: None)
+
+
+def lose_the_wrong_one(patch: Patch) -> None:
+    def lose(self: Steward, rank: int, reason: str) -> None:
+        wrong = (rank + 1) % self._shape.size
+        self._mourn(self._membership.lose(wrong, reason))
+
+    patch.setattr(Steward, "lose", lose)
+
+
+def see_no_slander(patch: Patch) -> None:
+    lose_the_wrong_one(patch)
+    patch.setattr(Invariants, "_check_error", lambda self, worker: None)
+
+
+def lose_who_is_only_slow(patch: Patch) -> None:
+    _stretch_silence(patch, 0.3)
+
+
+def lose_far_too_late(patch: Patch) -> None:
+    _stretch_silence(patch, 3.0)
+
+
+def see_no_impatience(patch: Patch) -> None:
+    _stretch_silence(patch, 0.01)
+    patch.setattr(Invariants, "_check_error", lambda self, worker: None)
+
+
+def _stretch_silence(patch: Patch, times: float) -> None:
+    def make(real: Any) -> Any:
+        return lambda self, rank, hosts, *, silence_s, now: real(
+            self, rank, hosts, silence_s=times * silence_s, now=now
+        )
+
+    wrap(patch, Membership, "__init__", make)
+
+
+def leave_in_a_hurry(patch: Patch) -> None:
+    """As it was before: two seconds for whatever is owed to a slow peer."""
+    wrap(
+        patch,
+        Steward,
+        "_until",
+        lambda real: lambda self, condition, deadline, then: _hurry(real, self, condition, deadline, then),
+    )
+
+
+def _hurry(real: Any, steward: Any, condition: Any, deadline: float, then: Any) -> None:
+    if "say_goodbye" in then.__name__ and deadline > steward._clock() + 8.0:
+        deadline = steward._clock() + 2.0
+    real(steward, condition, deadline, then)
+
+
+def say_not_where(patch: Patch) -> None:
+    patch.setattr(steward_module, "PeerLost", lambda text: PeerLost(text.partition("; ")[0]))
+
+
+def accuse_rank_0(patch: Patch) -> None:
+    patch.setattr(Steward, "check_departed", lambda self: self._mourn(Loss(0, "host0", "so it seems")))
+
+
+def see_no_accusation(patch: Patch) -> None:
+    accuse_rank_0(patch)
+    patch.setattr(Invariants, "_check_error", lambda self, worker: None)
+    count_every_answer(patch)
+
+
+def go_on_without_one(patch: Patch) -> None:
+    patch.setattr(Round, "is_complete", lambda self, absent=frozenset(): len(self._heard) >= self._size - 1)
+    patch.setattr(Round, "missing", lambda self, absent=frozenset(): [])
+    patch.setattr(Steward, "check_departed", lambda self: None)
+    count_no_answers(patch)
+
+
+# Nonsense
+
+
+def drop_what_is_meant(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def expects(self: Shard, rank: int, key: int, step: int) -> Any:
+            if step == 2:
+                raise Unexpected("I do not like this round")
+            return real(self, rank, key, step)
+
+        return expects
+
+    wrap(patch, Shard, "expects", make)
+
+
+def count_no_drops(patch: Patch) -> None:
+    patch.setattr(Group, "_drop", lambda self, peer, header, reason: None)
+
+
+def believe_every_job(patch: Patch) -> None:
+    patch.setattr(Group, "_check_sender", lambda self, peer, header: None)
+
+
+def come_twice_to_an_agreement(patch: Patch) -> None:
+    patch.setattr(Agreements, "expects", lambda self, rank, sequence: True)
+
+
+def fail_in_the_engine(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def handle(self: Exchange, peer: int, header: Any, body: Any) -> None:
+            if header.kind is Kind.RESULT and header.step == 2:
+                raise KeyError("a defect")
+            real(self, peer, header, body)
+
+        return handle
+
+    wrap(patch, Exchange, "handle", make)
+
+
+def raise_outside_of_the_engine(patch: Patch) -> None:
+    def explode(self: Group, slices: Any) -> int:
+        raise ZeroDivisionError("nobody keeps this one")
+
+    patch.setattr(Group, "resume", lambda self, slices, rounds_done: explode(self, slices))
+
+
+# Agreements
+
+
+def cut_by_rank(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        return lambda tensors, *a, **o: [
+            one for one in real(tensors, *a, **o) if one.spec.shard != o["placement"].shards - 1
+        ]
+
+    calls = iter(range(10**6))
+    real = worker_module.cut
+    patch.setattr(worker_module, "cut", lambda *a, **o: make(real)(*a, **o) if next(calls) % 2 else real(*a, **o))
+
+
+def disagree(patch: Patch) -> None:
+    def refuse(tables: Any) -> None:
+        raise MismatchError("these are not the same")
+
+    patch.setattr(agreement, "compare_tables", refuse)
+
+
+def see_drift(patch: Patch) -> None:
+    patch.setattr(agreement, "compare_digests", lambda payloads: b"weight")
+
+
+def expect_nobody_after_a_mismatch(patch: Patch) -> None:
+    patch.setattr(Agreements, "expects", lambda self, rank, sequence: sequence > self._decided)
+
+
+def agree_with_everything(patch: Patch) -> None:
+    patch.setattr(agreement, "compare_tables", lambda tables: None)
+
+
+def fail_before_the_verdict(patch: Patch) -> None:
+    patch.setattr(Steward, "arrive", lambda self, arrival: self._mourn(Loss(0, "host0", "so it seems")))
+
+
+# The driver
+
+
+def have_no_patience(patch: Patch) -> None:
+    patch.setattr(cluster_module, "MOST_EVENTS", 20)
+
+
+@pytest.mark.parametrize(
+    ("broken", "scenario", "claim"),
+    [
+        (add_in_order_of_arrival, "schedule", r"^sum: rank \d key \d+ step \d: got .* expected"),
+        (add_in_order_of_arrival, "killed", "^sum: "),
+        (tell_nobody_who_was_absent, "join", "absent 0, expected"),
+        (hand_pieces_out_in_reverse, "gathering", "^pieces: rank"),
+        (forget_that_pieces_are_complete, "gathering", r"\d+ answers of \d+"),
+        (publish_zeros, "killed", "^sum: .*: rows"),
+        (answer_twice, "schedule", "is answered 2 times"),
+        (send_results_twice, "credit", "its RESULT of key .* twice"),
+        (never_answer, "schedule", r"^deadlock: .*rank \d waits for its answers \(key \d+ round \d of shard \d"),
+        (count_no_answers, "schedule", "answers per contribution at the end"),
+        (drain_never, "schedule", "still sends"),
+        (wait_for_more, "schedule", "still waits for"),
+        (return_credit_twice, "schedule", "^credit: rank . has -"),
+        (ignore_the_credit, "schedule", "^credit: rank . has .* of .* allowed"),
+        (never_return_credit, "credit", "^deadlock: .* bytes in flight"),
+        (open_tickets_early, "schedule", "^a gate is open early: slices of step"),
+        (open_tickets_early, "gates", "^a gate is open early: . answers are still missing"),
+        (close_no_gate, "gates", "^a gate is open early: that of"),
+        (land_nothing, "gates", "^gates: the .* differs"),
+        (answer_no_ticket, "gates", "waits at a gate that never opens"),
+        (mourn_in_silence, "killed", "^deadlock"),
+        (mourn_in_silence, "stopped", "^deadlock"),
+        (mourn_in_silence, "early", "^deadlock"),
+        (lose_the_wrong_one, "killed", "which has done nothing"),
+        (see_no_slander, "killed", "not naming"),
+        (see_no_slander, "endless", "does not name"),
+        (lose_who_is_only_slow, "slow", "which has done nothing"),
+        (lose_far_too_late, "stopped", "names the silent one after"),
+        (see_no_impatience, "slow", "ended with PeerLost"),
+        (see_no_accusation, "orderly", "ended with PeerLost"),
+        (leave_in_a_hurry, "slow-goodbye", "which has done nothing"),
+        (say_not_where, "killed", "does not say where it is"),
+        (accuse_rank_0, "early", "left in order and hears"),
+        (go_on_without_one, "early", "was done, but nobody can be"),
+        (drop_what_is_meant, "schedule", "but nobody speaks nonsense"),
+        (count_no_drops, "nonsense", r"^nonsense: \d+ frames were said, 0 dropped"),
+        (count_no_drops, "restart", r"^late frames: \d+ came, 0 were dropped"),
+        (believe_every_job, "restart", "^sum: |^pieces: "),
+        (come_twice_to_an_agreement, "repeats", "which has done nothing"),
+        (lose_the_wrong_one, "nonsense-and-death", "which has done nothing"),
+        (fail_in_the_engine, "schedule", "failed by itself: the engine failed: KeyError"),
+        (raise_outside_of_the_engine, "join", "something else was raised: ZeroDivisionError"),
+        (cut_by_rank, "killed", "cuts other slices"),
+        (disagree, "killed", "hears at 'tensors': these are not the same"),
+        (see_drift, "killed", "hears of drift"),
+        (expect_nobody_after_a_mismatch, "disagree", "but nobody speaks nonsense"),
+        (agree_with_everything, "disagree", "is not told that rank . differs"),
+        (fail_before_the_verdict, "disagree", "^only 0 ranks are told"),
+        (have_no_patience, "schedule", "there is no end"),
+    ],
+)
+def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, scenario: str, claim: str) -> None:
+    broken(monkeypatch)
+    outcome = find_broken(scenario, claim)
+    told = outcome.explain()
+    assert len(outcome.story) > 1
+    assert told[-2:] == [f"broken: {outcome.broken}", f"replay: {outcome.replay}"]
