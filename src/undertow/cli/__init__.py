@@ -33,6 +33,8 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bench": ("undertow.cli.bench:bench", {}),
     "bottleneck": ("undertow.cli.bottleneck:bottleneck", {}),
     "plan": ("undertow.cli.plan:plan", _BEFORE_A_SCRIPT),
+    "papers": ("undertow.cli.papers:papers", {}),
+    "simulate": ("undertow.cli.simulate:simulate", {}),
     "faults": ("undertow.cli.faults:faults", {}),
     "lab": ("undertow.cli.lab:lab", {}),
 }

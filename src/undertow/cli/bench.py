@@ -16,6 +16,7 @@ import typer
 
 from undertow.cli.errors import FAILED_RUN, one_line_errors
 from undertow.cli.progress import open_console, open_watch
+from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
 from undertow.lab.bench.bench import BrokenOff, run_bench
@@ -27,10 +28,7 @@ from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.systems import find_system, list_systems
 from undertow.launch.speech import notify, say
 from undertow.report.compare import compare, list_differences, make_comparison_table
-from undertow.report.page import make_page
-from undertow.report.picture import draw_png
-from undertow.report.points import Results, read_results, write_results
-from undertow.report.table import make_table
+from undertow.report.points import read_results
 from undertow.zoo import MODELS
 
 
@@ -91,13 +89,13 @@ def bench(
         if files:
             raise ConfigError(f"{files[0]!r} is not an option; two files go with --compare")
         links = [rate / GIGA for rate in parse_bandwidths(bandwidth)]
-        common = {"systems": _split(systems), "batch": batch, "rounds": rounds, "lap_s": lap, "slowdown": slowdown}
-        asked = itertools.product(_split(model), _read_counts(hosts))
+        common = {"systems": split_names(systems), "batch": batch, "rounds": rounds, "lap_s": lap, "slowdown": slowdown}
+        asked = itertools.product(split_names(model), read_counts(hosts))
         plan = find_preset(preset) if preset else _make_plan(asked, links, scale, **common)
         if unshaped:
             plan = [dataclasses.replace(series, bandwidths_gbit=(None,)) for series in plan]
         _check_systems(plan)
-        _check_file(out)
+        check_file(out)
         return _run(plan, out, is_unshaped=unshaped)
     raise AssertionError("one_line_errors ends the command")
 
@@ -135,7 +133,7 @@ def _measure(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> 
             results = run_bench(plan, environ=os.environ, open_network=open_hosts, watch=watch, command=command)
         except BrokenOff as error:
             results, reason, code = error.results, str(error), FAILED_RUN
-    _show(results, out)
+    show_results(results, out)
     if reason:
         say(f"undertow bench: {reason}")
     return code
@@ -143,28 +141,6 @@ def _measure(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> 
 
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _show(results: Results, out: Path | None) -> None:
-    console = open_console()
-    if results.points:
-        console.print(make_table(results.points))
-    for note in results.notes:
-        console.print(note, markup=False)
-    noisy = [point for point in results.points if point.is_noisy]
-    if noisy:
-        notify(f"this machine was too noisy for {len(noisy)} of {len(results.points)} points: do not trust those")
-    if out is None or not results.points:
-        return
-    write_results(results, out)
-    written = [out, out.with_suffix(".html")]
-    written[1].write_text(make_page(results))
-    try:
-        draw_png(results.points, out.with_suffix(".png"))
-        written.append(out.with_suffix(".png"))
-    except ConfigError as error:
-        notify(str(error))
-    notify(f"written: {', '.join(map(str, written))}")
 
 
 def _compare(files: Sequence[str]) -> int:
@@ -200,30 +176,7 @@ def choose_scale(model: str, given: float | None) -> float:
     return given if given is not None else 1.0 if model in REAL_NAMES else 10.0
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _read_counts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in _split(text)]
-    except ValueError:
-        raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8") from None
-
-
 def _check_systems(plan: Sequence[Series]) -> None:
     for name in dict.fromkeys(name for series in plan for name in series.systems):
         if obstacle := find_system(name).find_obstacle():
             raise ConfigError(f"system {name!r} cannot run here: {obstacle}")
-
-
-def _check_file(out: Path | None) -> None:
-    """Now, not after an hour."""
-    if out is None:
-        return
-    if out.suffix != ".json":
-        raise ConfigError(f"--out {out}: give it the ending .json; the picture and the page take its name")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} is not there")
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder: give the name of a file")

@@ -146,6 +146,12 @@ COLUMNS = (
         shown=Shown.ALWAYS,
     ),
     Column(
+        heading="exposed ms",
+        definition="What the network adds to a step: its time without that of its forward and backward pass.",
+        show=lambda point: show_ms(round(point.exposed_s, 6) + 0.0) if point.origin == "simulated" else ABSENT,
+        shown=Shown.WHEN_KNOWN,
+    ),
+    Column(
         heading="speed-up",
         definition="Throughput of all hosts divided by that of one worker alone, which has no network to wait for; "
         "linear speed-up is the number of hosts.",

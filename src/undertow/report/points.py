@@ -80,6 +80,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return self.iteration_s / self.compute_s
 
     @property
+    def exposed_s(self) -> float:
+        """What communication adds to compute."""
+        return self.iteration_s - self.compute_s
+
+    @property
     def of_bound(self) -> float:
         """The lower bound as a fraction of the step; 1 means that no schedule could be faster."""
         return self.bound_s / self.iteration_s

@@ -1,0 +1,303 @@
+"""`undertow simulate`: what a cluster would do that is not there."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from undertow.cli.errors import one_line_errors
+from undertow.cli.progress import open_console, open_watch
+from undertow.cli.quantities import parse_share, parse_time
+from undertow.cli.results import check_file, read_counts, show_results, split_names
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import format_bandwidth, parse_bandwidths
+from undertow.report.columns import show_bandwidth, show_ms
+from undertow.report.points import Point, Results, describe_machine, list_versions, read_results
+from undertow.report.table import start_table
+from undertow.sim.against import Pair, can_predict, describe, predict_points
+from undertow.sim.cluster_file import read_topology
+from undertow.sim.noise import Noise
+from undertow.sim.schedules import Schedule, find_schedule, list_schedules
+from undertow.sim.subject import Subject, find_subject, read_subject
+from undertow.sim.sweep import Setting, make_points
+from undertow.sim.topology import LATENCY_S, Topology, make_topology
+from undertow.sim.whatif import FASTEST_BITS_PER_S, SLOWEST_BITS_PER_S, find_bandwidth, find_hosts
+
+
+def simulate(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model of the zoo; `undertow bench --list` names them.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            help="Your own instead: what `undertow plan script.py --save-profile FILE` wrote.",
+            metavar="FILE",
+        ),
+    ] = None,
+    hosts: Annotated[str, typer.Option("--hosts", help="Numbers of hosts, such as 4 or 1,2,4,8.")] = "1,2,4,8",
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", help="Speeds of every link, each way, such as 10gbit or 1,2,4gbit.")
+    ] = "10gbit",
+    latency: Annotated[
+        str, typer.Option("--latency", help="From one host to another, one way.")
+    ] = f"{LATENCY_S * 1e6:g}us",
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster",
+            help="Instead of --hosts and --bandwidth: unequal links, slow hosts, racks; see docs/simulator.md.",
+            metavar="FILE.json",
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
+    systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
+    jitter: Annotated[
+        str, typer.Option("--jitter", help="How much the time of a step varies from worker to worker, such as 5%.")
+    ] = "0",
+    stragglers: Annotated[
+        str, typer.Option("--stragglers", help="How often a worker straggles, such as 1% of its steps.")
+    ] = "0",
+    straggle: Annotated[float, typer.Option("--straggle", help="How many times longer a straggler takes.")] = 2.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of jitter and stragglers: the same seed, the same steps.")] = 0,
+    steps: Annotated[int | None, typer.Option("--steps", help="How many steps to simulate and count.")] = None,
+    efficiency: Annotated[
+        str | None,
+        typer.Option(
+            "--find-bandwidth", help="What bandwidth is needed for so much of linear speed-up?", metavar="90%"
+        ),
+    ] = None,
+    worth: Annotated[
+        str | None,
+        typer.Option(
+            "--find-hosts",
+            help="How many hosts are worth it, if each added one must bring so much of a host?",
+            metavar="50%",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Predict every point that `undertow bench` has measured.", metavar="FILE.json"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the results as JSON, a picture and a page beside it.", metavar="FILE.json"),
+    ] = None,
+    wants_list: Annotated[bool, typer.Option("--list", help="List the systems.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> int:
+    """Predict a cluster that is not there: undertow's own planner, slicer and engine on a virtual clock and network.
+
+    Example: undertow simulate --model vgg19-22k --hosts 1,2,4,8,16,32 --bandwidth 10gbit --systems ps,wfbp,ddp,undertow
+
+    Example: undertow simulate --profile mine.json --hosts 8 --find-bandwidth 90%
+    """
+    with one_line_errors("undertow simulate", debug=debug):
+        if wants_list:
+            return _show_list()
+        if against is not None:
+            return _check_against(against, None if profile is None else read_subject(profile))
+        subject = _find_subject(model, profile, batch)
+        names = split_names(systems)
+        schedules = [find_schedule(name) for name in names]
+        if not schedules:
+            raise ConfigError("--systems is empty: name one at least, such as undertow")
+        noise = Noise(
+            jitter=parse_share(jitter, "--jitter"),
+            straggler_share=parse_share(stragglers, "--stragglers"),
+            straggler_factor=straggle,
+            seed=seed,
+        )
+        if steps is not None and steps < 1:
+            raise ConfigError(f"--steps {steps} is not possible: at least one is needed")
+        setting = Setting(noise=noise, steps=steps)
+        links = parse_bandwidths(bandwidth)
+        if efficiency is not None:
+            return _find_bandwidths(
+                subject, read_counts(hosts), schedules, parse_share(efficiency, "--find-bandwidth"), setting
+            )
+        if worth is not None:
+            return _find_hosts(subject, links, schedules, parse_share(worth, "--find-hosts"), setting)
+        check_file(out)
+        if cluster is not None:
+            topologies = [read_topology(cluster)]
+        else:
+            latency_s = parse_time(latency, "--latency")
+            topologies = [
+                make_topology(count, rate, latency_s=latency_s) for count in read_counts(hosts) for rate in links
+            ]
+        points = _simulate(subject, topologies, names, setting)
+        show_results(_make_results(points, _make_notes(subject, cluster)), out)
+        return 0
+    raise AssertionError("one_line_errors ends the command")
+
+
+def _find_subject(model: str | None, profile: Path | None, batch: int | None) -> Subject:
+    if (model is None) == (profile is None):
+        raise ConfigError("give --model with the name of a model, or --profile with a file")
+    if model is not None:
+        return find_subject(model, batch)
+    if batch is not None:
+        raise ConfigError("--batch is for models of the zoo: a profile has the batch that it was measured with")
+    assert profile is not None
+    return read_subject(profile)
+
+
+def _simulate(
+    subject: Subject, topologies: Sequence[Topology], systems: Sequence[str], setting: Setting
+) -> list[Point]:
+    points: list[Point] = []
+    with open_watch() as watch:
+        watch.expect(len(topologies) * len({*systems, "ddp"}))
+        for topology in topologies:
+            title = f"{subject.name}, {len(topology.hosts)} hosts"
+
+            def tell(system: str, title: str = title) -> None:
+                watch.say(f"{title}: {system}")
+                watch.lap()
+
+            points += make_points(subject, topology, systems, setting=setting, on_run=tell)
+    return points
+
+
+def _make_results(points: list[Point], notes: list[str]) -> Results:
+    return Results(
+        machine=describe_machine(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=list_versions(),
+        command=shlex.join(["undertow", *sys.argv[1:]]),
+        points=points,
+        notes=notes,
+    )
+
+
+def _make_notes(subject: Subject, cluster: Path | None) -> list[str]:
+    notes = []
+    if not subject.has_gates:
+        notes.append(
+            "The profile is of a script that uses DistributedDataParallel, whose backward waits for all gradients: it "
+            "gets what `undertow-no-gate` promises, and with parallelize() what `undertow` does."
+        )
+    if cluster is not None:
+        notes.append(f"The cluster is that of {cluster.name}; Gbit/s are those of its slowest link.")
+    return notes
+
+
+# What if
+
+
+def _find_bandwidths(
+    subject: Subject, hosts: Sequence[int], schedules: Sequence[Schedule], efficiency: float, setting: Setting
+) -> int:
+    table = start_table(
+        f"{subject.name}: bandwidth of every link for {efficiency:.0%} of linear speed-up",
+        "the least that is enough, each way, to within 3 %",
+    )
+    for heading in ("hosts", *(schedule.name for schedule in schedules)):
+        table.add_column(Text(heading), justify="right")
+    with open_watch() as watch:
+        for count in hosts:
+            cells = [
+                _show_need(
+                    find_bandwidth(subject, count, schedule, efficiency=efficiency, setting=setting, on_run=watch.say)
+                )
+                for schedule in schedules
+            ]
+            table.add_row(Text(str(count)), *map(Text, cells))
+    open_console().print(table)
+    return 0
+
+
+def _show_need(bits_per_s: float | None) -> str:
+    if bits_per_s is None:
+        return f"more than {format_bandwidth(FASTEST_BITS_PER_S)}"
+    if bits_per_s <= SLOWEST_BITS_PER_S:
+        return f"{format_bandwidth(bits_per_s)} or less"
+    return format_bandwidth(bits_per_s)
+
+
+def _find_hosts(
+    subject: Subject, links: Sequence[float], schedules: Sequence[Schedule], worth: float, setting: Setting
+) -> int:
+    table = start_table(
+        f"{subject.name}: hosts that are worth it, and their speed-up",
+        f"so many that each of the last that were added still brings {worth:.0%} of a host; up to 256 were tried",
+    )
+    for heading in ("link", *(schedule.name for schedule in schedules)):
+        table.add_column(Text(heading), justify="right")
+    with open_watch() as watch:
+        for rate in links:
+            found = [
+                find_hosts(subject, rate, schedule, worth=worth, setting=setting, on_run=watch.say)
+                for schedule in schedules
+            ]
+            cells = (f"{count} ({speedup:.1f} x)" for count, speedup in found)
+            table.add_row(Text(format_bandwidth(rate)), *map(Text, cells))
+    open_console().print(table)
+    return 0
+
+
+# Against
+
+
+def _check_against(path: Path, subject: Subject | None) -> int:
+    points = read_results(path).points
+    with open_watch() as watch:
+        pairs = list(predict_points(points, subject, on_run=watch.say))
+    if not pairs:
+        raise ConfigError(
+            f"{path} has no point that can be predicted: it takes a model of the zoo (or --profile), a system of "
+            "`undertow simulate --list`, and links that were held to a bandwidth"
+        )
+    console = open_console()
+    console.print(make_pair_table(pairs))
+    left_out = sum(not can_predict(point, subject) for point in points)
+    if left_out:
+        console.print(f"{left_out} points are left out: their model or their system is not known here")
+    return 0
+
+
+def make_pair_table(pairs: Sequence[Pair]) -> Table:
+    """Measured and predicted side by side."""
+    table = start_table("", describe(pairs))
+    for heading, justify in _PAIR_COLUMNS:
+        table.add_column(Text(heading), justify=justify)  # type: ignore[arg-type]
+    for pair in pairs:
+        point = pair.measured
+        cells = (
+            point.model,
+            str(point.hosts),
+            show_bandwidth(point),
+            point.system,
+            f"{'~' if point.is_noisy else ''}{show_ms(point.iteration_s)}",
+            show_ms(pair.predicted_s),
+            f"{pair.error:+.1%}",
+        )
+        table.add_row(*(Text(cell, "" if pair.is_close else "yellow") for cell in cells))
+    return table
+
+
+_PAIR_COLUMNS = (
+    ("model", "left"),
+    ("hosts", "right"),
+    ("Gbit/s", "right"),
+    ("system", "left"),
+    ("measured ms", "right"),
+    ("predicted ms", "right"),
+    ("error", "right"),
+)
+
+
+def _show_list() -> int:
+    for name in list_schedules():
+        print(f"  {name:<22} {find_schedule(name).about}")
+    return 0
