@@ -13,6 +13,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+# With so many of the largest parcels coming and going a link is never idle for want of credit.
+MANY = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -78,10 +81,13 @@ class Outbox:
         """Whether this parcel, which was just taken, asks for a receipt at once.
 
         Others wait until some frame comes back that carries it along.  Of what is in flight, all peers
-        together, no more than half of the credit may wait so, and two of the largest parcels less than all
-        of it: so once all that was asked for has come, the next parcel fits, and credit can never run dry.
+        together, no more than half of the credit may wait so, or all but many of the largest parcels, if that
+        is more, and two of them less than all of it: so once all that was asked for has come, the next parcel
+        fits, and credit can never run dry.
         """
-        if self._unasked_bytes <= min(self.credit_bytes / 2, self.credit_bytes - 2 * self._largest_bytes):
+        credit_bytes, largest_bytes = self.credit_bytes, self._largest_bytes
+        may_wait_bytes = max(credit_bytes / 2, credit_bytes - MANY * largest_bytes)
+        if self._unasked_bytes <= min(may_wait_bytes, credit_bytes - 2 * largest_bytes):
             return False
         self._cover(parcel.peer, self._taken[parcel.peer])
         return True

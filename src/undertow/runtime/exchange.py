@@ -279,23 +279,28 @@ class Exchange:
         return item
 
     def _answer(self, answers: Sequence[Answer], kind: Kind = Kind.RESULT) -> None:
+        like: Answer | None = None
         for answer in sorted(answers, key=lambda answer: self._shape.distance(answer.rank)):
             if answer.rank == self._rank:
                 self._answer_self(answer)
                 continue
-            spec = self._shard.spec(answer.key)
-            header = Header(
-                kind,
-                answer.key,
-                answer.step,
-                self._rank,
-                answer.present,
-                0 if answer.array is None else spec.size_bytes,
-                spec.dtype,
-                ABSENT if answer.absent else 0,
-                self._shape.job,
-            )
+            if like is None or like.array is not answer.array or like.key != answer.key:
+                like, header = answer, self._answer_header(kind, answer)  # the same for most
             self._put(answer.rank, header, answer.array, self._priorities.get(answer.key, 0))
+
+    def _answer_header(self, kind: Kind, answer: Answer) -> Header:
+        spec = self._shard.spec(answer.key)
+        return Header(
+            kind,
+            answer.key,
+            answer.step,
+            self._rank,
+            answer.present,
+            0 if answer.array is None else spec.size_bytes,
+            spec.dtype,
+            ABSENT if answer.absent else 0,
+            self._shape.job,
+        )
 
     def _answer_self(self, answer: Answer) -> None:
         item = self._flow.awaited(answer.key, answer.step)

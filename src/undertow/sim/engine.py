@@ -6,6 +6,7 @@ The engine is one thread: each frame that it sends or receives costs it some tim
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Engine:
             shape, self, clock=lambda: clock.now_s, memory=Nowhere(), make_round=CountedRound, pack=keep_header
         )
         self._busy_until_s = 0.0
+        self._last_s = array("d", bytes(8 * shape.size))  # of each peer: when its last frame is handled
         self._expected: deque[tuple[float, tuple[int, Header, Any]]] = deque()  # frames, and when each is handled
 
     def learn(self, slices: Sequence[Slice], credited_bytes: int) -> None:
@@ -71,9 +73,15 @@ class Engine:
 
     def expect(self, arrival_s: float, frame: tuple[int, Header, Any]) -> None:
         """A frame will be there at this time, and be handled when its turn comes."""
-        cost_s = self._costs.message_s + frame[1].length * self._costs.byte_s
+        sender, header, _ = frame
+        if not header.length:  # it need not wait for those that are still coming in, but for its sender's
+            self._spend(self._costs.message_s)
+            self._last_s[sender] = max(arrival_s, self._last_s[sender]) + self._costs.message_s
+            self._clock.at(self._last_s[sender], self._exchange.handle, *frame)
+            return
+        cost_s = self._costs.message_s + header.length * self._costs.byte_s
         start_s = self._busy_until_s if self._busy_until_s > arrival_s else arrival_s
-        self._busy_until_s = start_s + cost_s
+        self._busy_until_s = self._last_s[sender] = start_s + cost_s
         # Only the first of them is with the clock, which is quicker the less it has to sort.
         self._expected.append((self._busy_until_s, frame))
         if len(self._expected) == 1:

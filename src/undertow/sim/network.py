@@ -16,6 +16,7 @@ from undertow.sim.clock import Clock
 
 # Streams that meet take turns after so many seconds of the link.
 GRAIN_S = 0.0005
+FEW_BYTES = 1500  # one packet
 
 
 class Link:
@@ -64,6 +65,16 @@ class Port:
         self._active: set[int] = set()  # the streams of these
         self._waiting: dict[int, deque[Message]] = {}  # the further ones of a stream; none is empty
         self._is_due = False  # a turn
+
+    def lets_pass(self, stream: int, size_bytes: int) -> float | None:
+        """When a few bytes are there that need not queue: a fair share of any link is enough for them.
+
+        None, if there are too many of them, or others of their stream before them.
+        """
+        if size_bytes > FEW_BYTES or stream in self._active:
+            return None
+        self.link.carried_bytes += size_bytes
+        return self._clock.now_s + self._latency_s + size_bytes * self.link.seconds_per_byte
 
     def send(self, message: Message) -> None:
         stream = message.stream

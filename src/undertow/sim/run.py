@@ -5,8 +5,10 @@ In: a profile, a topology, a schedule.  Out: how long a step takes, and what it 
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -114,7 +116,8 @@ class _Run:
         slices = self._join_ring(workers) if self._layout.schedule.is_ring else self._join_engines(workers)
         for worker in workers:
             self._clock.at(0.0, worker.start)
-        self._clock.run()
+        with _no_collection():
+            self._clock.run()
         return Outcome(
             steps_s=_find_steps([worker.ends_s for worker in workers]),
             bytes_out=[sent / steps for sent in self._fabric.bytes_out],
@@ -149,6 +152,18 @@ class _Run:
 
     def _make_ring(self, workers: int, sizes_bytes: dict[int, int]) -> Ring:
         return Ring(self._clock, self._fabric, workers, sizes_bytes, self._topology.latency_s)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing here goes round in circles while it runs, and to look for that takes as long as the run itself."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _find_steps(ends_s: Sequence[Sequence[float]]) -> list[float]:

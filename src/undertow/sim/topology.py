@@ -107,11 +107,15 @@ class Fabric:
         if start == end:
             arrive(self._clock.now_s + LOCAL_LATENCY_S + size_bytes / LOCAL_BYTES_PER_S, item)
             return
+        workers, port = len(self._places), self._ports[start]
+        stream = (channel * workers + sender) * workers + receiver
+        arrival_s = port.lets_pass(stream, size_bytes)
+        if arrival_s is not None:
+            arrive(arrival_s, item)
+            return
         rack = self._racks[start]
         path = self._paths.get((rack, end)) or self._find_path(rack, end)
-        workers = len(self._places)
-        stream = (channel * workers + sender) * workers + receiver
-        self._ports[start].send(Message(stream, size_bytes, path, arrive, item))
+        port.send(Message(stream, size_bytes, path, arrive, item))
 
     def _find_path(self, source: str, end: int) -> list[Link]:
         """Behind the sender's own link."""
