@@ -80,7 +80,7 @@ def test_the_list_has_every_model_task_and_system(cli: Cli) -> None:
         ("--hosts many", "--hosts 'many' is not a number of hosts, such as 4 or 2,4,8"),
         ("--hosts 2.5", "--hosts '2.5' is not a number of hosts"),
         ("--hosts 2,300", "300 hosts are not possible: the lab has 1 to 250"),
-        ("--hosts ,", "nothing to measure"),
+        ("--hosts ,", "is not a number of hosts"),
         ("--hosts 2 4", "'4' is not an option; two files go with --compare"),
         ("--bandwidth fast", "'fast' is not a bandwidth: write it as 1gbit"),
         ("--bandwidth 1,,2gbit", "'gbit' is not a bandwidth"),

@@ -33,6 +33,56 @@ def test_a_small_model_gives_every_shard_a_share(rate: float | None) -> None:
     assert Sizes().choose(10, shards=4, bytes_per_s=rate) == 64 << 10
 
 
+RESNET = 102_228_128  # bytes
+
+
+@pytest.mark.parametrize("shards", [2, 8, 16, 64])
+@pytest.mark.parametrize("gbit", [1, 10, 40])
+def test_every_shard_has_at_least_four_slices(shards: int, gbit: float) -> None:
+    size = Sizes().choose(RESNET, shards=shards, bytes_per_s=gbit * GIGABIT)
+    too_fine = gbit * GIGABIT * 0.002 / 8
+    assert RESNET / size >= 3.99 * shards or size <= 1.001 * too_fine
+
+
+def test_a_few_slices_per_shard_are_smaller_than_the_link_asks_for() -> None:
+    assert Sizes().choose(RESNET, shards=64, bytes_per_s=10 * GIGABIT) == 399_344  # a 256th, rounded up
+    assert Sizes().fit_link(10 * GIGABIT) == 2_500_000
+
+
+@pytest.mark.parametrize("shards", [96, 128, 256, 1024])
+@pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])
+def test_balance_alone_never_makes_more_than_about_384_slices(shards: int, gbit: float) -> None:
+    size = Sizes().choose(RESNET, shards=shards, bytes_per_s=gbit * GIGABIT)
+    asked_for = Sizes().fit_link(gbit * GIGABIT)
+    assert RESNET / size <= max(384, RESNET / asked_for)
+
+
+def test_slices_are_at_most_eight_times_finer_than_the_link_asks_for() -> None:
+    for shards in (16, 64, 256):
+        size = Sizes().choose(20_000_000, shards=shards, bytes_per_s=10 * GIGABIT)
+        assert size >= min(2_500_000 // 8 - 16, 20_000_000 // shards)
+
+
+@pytest.mark.parametrize("shards", [4, 16, 64])
+def test_a_small_model_on_a_fast_link_has_one_slice_per_shard(shards: int) -> None:
+    share = 100_000
+    assert Sizes().choose(shards * share, shards=shards, bytes_per_s=10 * GIGABIT) == share
+
+
+def test_more_shards_never_make_slices_larger() -> None:
+    for gbit in (1, 10, 40):
+        found = [Sizes().choose(RESNET, shards=2**power, bytes_per_s=gbit * GIGABIT) for power in range(1, 9)]
+        assert found == sorted(found, reverse=True)
+
+
+def test_a_link_alone_asks_for_two_milliseconds_within_the_limits() -> None:
+    assert Sizes().fit_link(GIGABIT) == 250_000
+    assert Sizes().fit_link(1000) == 64 << 10
+    assert Sizes().fit_link(1e12) == 4 << 20
+    assert Sizes(fixed=1040).fit_link(GIGABIT) == 1040
+    assert Sizes(smallest=1024, time_s=0.001).fit_link(GIGABIT) == 125_000 // 16 * 16
+
+
 @pytest.mark.parametrize("total", [0, 1, 999_999, 123_456_789])
 @pytest.mark.parametrize("rate", [None, 1.0, 33_333_333.3, 1e12])
 def test_every_size_is_whole_and_within_the_limits(total: int, rate: float | None) -> None:

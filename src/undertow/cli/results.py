@@ -41,9 +41,12 @@ def split_names(text: str) -> tuple[str, ...]:
 
 def read_counts(text: str) -> list[int]:
     try:
-        return [int(part) for part in split_names(text)]
+        counts = [int(part) for part in split_names(text)]
     except ValueError:
-        raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8") from None
+        counts = []
+    if not counts:
+        raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8")
+    return counts
 
 
 def check_file(out: Path | None) -> None:

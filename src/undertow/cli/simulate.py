@@ -16,20 +16,20 @@ from rich.text import Text
 from undertow.cli.errors import one_line_errors
 from undertow.cli.progress import open_console, open_watch
 from undertow.cli.quantities import parse_share, parse_time
+from undertow.cli.questions import show_bandwidths, show_hosts
 from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.errors import ConfigError
-from undertow.lab.bandwidth import format_bandwidth, parse_bandwidths
+from undertow.lab.bandwidth import parse_bandwidths
 from undertow.report.columns import show_bandwidth, show_ms
 from undertow.report.points import Point, Results, describe_machine, list_versions, read_results
 from undertow.report.table import start_table
 from undertow.sim.against import Pair, can_predict, describe, predict_points
 from undertow.sim.cluster_file import read_topology
 from undertow.sim.noise import Noise
-from undertow.sim.schedules import Schedule, find_schedule, list_schedules
+from undertow.sim.schedules import find_schedule, list_schedules
 from undertow.sim.subject import Subject, find_subject, read_subject
 from undertow.sim.sweep import Setting, make_points
 from undertow.sim.topology import LATENCY_S, Topology, make_topology
-from undertow.sim.whatif import FASTEST_BITS_PER_S, SLOWEST_BITS_PER_S, find_bandwidth, find_hosts
 
 
 def simulate(
@@ -119,22 +119,20 @@ def simulate(
         )
         if steps is not None and steps < 1:
             raise ConfigError(f"--steps {steps} is not possible: at least one is needed")
-        setting = Setting(noise=noise, steps=steps)
-        links = parse_bandwidths(bandwidth)
-        if efficiency is not None:
-            return _find_bandwidths(
-                subject, read_counts(hosts), schedules, parse_share(efficiency, "--find-bandwidth"), setting
+        setting = Setting(latency_s=parse_time(latency, "--latency"), noise=noise, steps=steps)
+        counts, links = read_counts(hosts), parse_bandwidths(bandwidth)
+        if (efficiency, worth) != (None, None) and (cluster, out) != (None, None):
+            raise ConfigError(
+                "--find-bandwidth and --find-hosts are for equal hosts, and print one table: leave the rest"
             )
+        if efficiency is not None:
+            return show_bandwidths(subject, counts, schedules, parse_share(efficiency, "--find-bandwidth"), setting)
         if worth is not None:
-            return _find_hosts(subject, links, schedules, parse_share(worth, "--find-hosts"), setting)
+            return show_hosts(subject, links, schedules, parse_share(worth, "--find-hosts"), setting)
         check_file(out)
+        topologies = [make_topology(count, rate, latency_s=setting.latency_s) for count in counts for rate in links]
         if cluster is not None:
             topologies = [read_topology(cluster)]
-        else:
-            latency_s = parse_time(latency, "--latency")
-            topologies = [
-                make_topology(count, rate, latency_s=latency_s) for count in read_counts(hosts) for rate in links
-            ]
         points = _simulate(subject, topologies, names, setting)
         show_results(_make_results(points, _make_notes(subject, cluster)), out)
         return 0
@@ -159,7 +157,7 @@ def _simulate(
     with open_watch() as watch:
         watch.expect(len(topologies) * len({*systems, "ddp"}))
         for topology in topologies:
-            title = f"{subject.name}, {len(topology.hosts)} hosts"
+            title = f"{subject.name}, hosts {len(topology.hosts)}"
 
             def tell(system: str, title: str = title) -> None:
                 watch.say(f"{title}: {system}")
@@ -192,60 +190,6 @@ def _make_notes(subject: Subject, cluster: Path | None) -> list[str]:
     return notes
 
 
-# What if
-
-
-def _find_bandwidths(
-    subject: Subject, hosts: Sequence[int], schedules: Sequence[Schedule], efficiency: float, setting: Setting
-) -> int:
-    table = start_table(
-        f"{subject.name}: bandwidth of every link for {efficiency:.0%} of linear speed-up",
-        "the least that is enough, each way, to within 3 %",
-    )
-    for heading in ("hosts", *(schedule.name for schedule in schedules)):
-        table.add_column(Text(heading), justify="right")
-    with open_watch() as watch:
-        for count in hosts:
-            cells = [
-                _show_need(
-                    find_bandwidth(subject, count, schedule, efficiency=efficiency, setting=setting, on_run=watch.say)
-                )
-                for schedule in schedules
-            ]
-            table.add_row(Text(str(count)), *map(Text, cells))
-    open_console().print(table)
-    return 0
-
-
-def _show_need(bits_per_s: float | None) -> str:
-    if bits_per_s is None:
-        return f"more than {format_bandwidth(FASTEST_BITS_PER_S)}"
-    if bits_per_s <= SLOWEST_BITS_PER_S:
-        return f"{format_bandwidth(bits_per_s)} or less"
-    return format_bandwidth(bits_per_s)
-
-
-def _find_hosts(
-    subject: Subject, links: Sequence[float], schedules: Sequence[Schedule], worth: float, setting: Setting
-) -> int:
-    table = start_table(
-        f"{subject.name}: hosts that are worth it, and their speed-up",
-        f"so many that each of the last that were added still brings {worth:.0%} of a host; up to 256 were tried",
-    )
-    for heading in ("link", *(schedule.name for schedule in schedules)):
-        table.add_column(Text(heading), justify="right")
-    with open_watch() as watch:
-        for rate in links:
-            found = [
-                find_hosts(subject, rate, schedule, worth=worth, setting=setting, on_run=watch.say)
-                for schedule in schedules
-            ]
-            cells = (f"{count} ({speedup:.1f} x)" for count, speedup in found)
-            table.add_row(Text(format_bandwidth(rate)), *map(Text, cells))
-    open_console().print(table)
-    return 0
-
-
 # Against
 
 
@@ -262,7 +206,7 @@ def _check_against(path: Path, subject: Subject | None) -> int:
     console.print(make_pair_table(pairs))
     left_out = sum(not can_predict(point, subject) for point in points)
     if left_out:
-        console.print(f"{left_out} points are left out: their model or their system is not known here")
+        console.print(f"left out, because model, system or link is not known here: {left_out}")
     return 0
 
 

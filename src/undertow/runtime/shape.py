@@ -32,7 +32,9 @@ class Shape:
         """How many slices may be in flight, unless their bytes are given."""
         # Four per peer: of two links that both carry data all the time, one slice waits in each direction, and one
         # is on its way.  With half of it a link of 2 to 4 Gbit/s stands still for a tenth of the time.
-        return min(max(8, 4 * (self.size - 1)), 16)
+        # More than twelve in all only let an urgent slice wait longer: in the simulator VGG19-22K on 32 hosts at 10
+        # Gbit/s takes 1009 ms with twelve and 1084 with sixteen.
+        return min(max(8, 4 * (self.size - 1)), 12)
 
     @functools.cached_property
     def peers(self) -> list[int]:

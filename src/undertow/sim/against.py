@@ -14,7 +14,7 @@ from undertow.sim.engine import Costs
 from undertow.sim.schedules import find_schedule, list_schedules
 from undertow.sim.subject import Subject, find_subject
 from undertow.sim.sweep import Setting, run
-from undertow.sim.topology import make_topology
+from undertow.sim.topology import Host, Topology
 from undertow.zoo import MODELS
 
 # What a prediction may miss by.
@@ -50,7 +50,11 @@ def predict_points(
         trained = find_subject(point.model, point.batch) if point.model in MODELS else subject
         assert trained is not None
         assert point.bandwidth_gbit is not None
-        topology = make_topology(point.hosts, point.bandwidth_gbit * 1e9)
+        # As fast as the device was in that run.
+        host = Host(
+            bandwidth_bits_per_s=point.bandwidth_gbit * 1e9, slowdown=point.compute_s / trained.profile.compute_s
+        )
+        topology = Topology(hosts=(host,) * point.hosts)
         outcome = run(trained, topology, find_schedule(point.system), Setting(costs=_scale_costs(point)))
         yield Pair(point, outcome.iteration_s)
 

@@ -56,15 +56,22 @@ def read_topology(path: str | os.PathLike[str]) -> Topology:
 
 def _make(read: _File) -> Topology:
     hosts: list[Host] = []
-    for kind in read.hosts:
-        if kind.count < 0:
-            raise ConfigError(f"{kind.count} hosts are not possible")
-        host = Host(
-            bandwidth_bits_per_s=parse_bandwidth(kind.bandwidth),
-            slowdown=kind.slowdown,
-            workers=kind.workers,
-            rack=kind.rack,
-        )
-        hosts += [host] * kind.count
+    for number, kind in enumerate(read.hosts):
+        try:
+            hosts += _make_hosts(kind)
+        except ConfigError as error:
+            raise ConfigError(f"hosts[{number}]: {error}") from None
     uplinks = {rack: parse_bandwidth(text) for rack, text in read.racks.items()}
     return Topology(hosts=tuple(hosts), latency_s=read.latency_us / 1e6, uplinks_bits_per_s=uplinks)
+
+
+def _make_hosts(kind: _Hosts) -> list[Host]:
+    if kind.count < 0:
+        raise ConfigError(f"{kind.count} hosts are not possible")
+    host = Host(
+        bandwidth_bits_per_s=parse_bandwidth(kind.bandwidth),
+        slowdown=kind.slowdown,
+        workers=kind.workers,
+        rack=kind.rack,
+    )
+    return [host] * kind.count

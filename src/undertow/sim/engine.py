@@ -6,8 +6,9 @@ The engine is one thread: each frame that it sends or receives costs it some tim
 
 from __future__ import annotations
 
+import heapq
+import math
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,11 @@ class Engine:
             shape, self, clock=lambda: clock.now_s, memory=Nowhere(), make_round=CountedRound, pack=keep_header
         )
         self._busy_until_s = 0.0
-        self._last_s = array("d", bytes(8 * shape.size))  # of each peer: when its last frame is handled
-        self._expected: deque[tuple[float, tuple[int, Header, Any]]] = deque()  # frames, and when each is handled
+        self._coming: list[tuple[float, int, tuple[int, Header, Any]]] = []  # a heap: when, and which frame
+        self._count = 0  # breaks ties
+        self._last_s = array("d", bytes(8 * shape.size))  # when the last frame of each peer arrives
+        self._current: tuple[int, Header, Any] | None = None
+        self._wakes_s = math.inf
 
     def learn(self, slices: Sequence[Slice], credited_bytes: int) -> None:
         self._exchange.learn(slices)
@@ -69,29 +73,46 @@ class Engine:
 
     def abandon(self) -> None: ...
 
-    # Inside
+    # Inside: one frame after the other, in the order in which they arrive
 
     def expect(self, arrival_s: float, frame: tuple[int, Header, Any]) -> None:
-        """A frame will be there at this time, and be handled when its turn comes."""
-        sender, header, _ = frame
-        if not header.length:  # it need not wait for those that are still coming in, but for its sender's
-            self._spend(self._costs.message_s)
-            self._last_s[sender] = max(arrival_s, self._last_s[sender]) + self._costs.message_s
-            self._clock.at(self._last_s[sender], self._exchange.handle, *frame)
-            return
-        cost_s = self._costs.message_s + header.length * self._costs.byte_s
-        start_s = self._busy_until_s if self._busy_until_s > arrival_s else arrival_s
-        self._busy_until_s = self._last_s[sender] = start_s + cost_s
-        # Only the first of them is with the clock, which is quicker the less it has to sort.
-        self._expected.append((self._busy_until_s, frame))
-        if len(self._expected) == 1:
-            self._clock.at(self._busy_until_s, self._handle)
+        """A frame will be there at this time.  Those of one sender stay in order, whatever way they took."""
+        sender = frame[0]
+        if arrival_s <= self._last_s[sender]:
+            arrival_s = math.nextafter(self._last_s[sender], math.inf)
+        self._last_s[sender] = arrival_s
+        self._count += 1
+        heapq.heappush(self._coming, (arrival_s, self._count, frame))
+        if self._current is None:
+            self._wake_at(arrival_s)
 
-    def _handle(self) -> None:
-        _, frame = self._expected.popleft()
-        if self._expected:
-            self._clock.at(self._expected[0][0], self._handle)
+    def _wake_at(self, time_s: float) -> None:
+        time_s = max(time_s, self._busy_until_s)
+        if time_s < self._wakes_s:
+            self._wakes_s = time_s
+            self._clock.at(time_s, self._wake)
+
+    def _wake(self) -> None:
+        if self._clock.now_s == self._wakes_s and self._current is None:  # else somebody has woken it earlier
+            self._wakes_s = math.inf
+            self._begin()
+
+    def _begin(self) -> None:
+        """The first frame is there."""
+        _, _, self._current = heapq.heappop(self._coming)
+        self._spend(self._costs.message_s + self._current[1].length * self._costs.byte_s)
+        self._clock.at(self._busy_until_s, self._end)
+
+    def _end(self) -> None:
+        assert self._current is not None
+        frame, self._current = self._current, None
         self._exchange.handle(*frame)
+        if not self._coming:
+            return
+        if self._coming[0][0] <= self._clock.now_s:
+            self._begin()
+        else:
+            self._wake_at(self._coming[0][0])
 
     def _spend(self, seconds: float) -> None:
         now_s = self._clock.now_s

@@ -52,7 +52,7 @@ class Ring:
         sizes = [sum(sizes_bytes[tensor] for tensor in bucket) for bucket in self.buckets]
         steps = 2 * (workers - 1)
         self._stream_bytes = [max(1, round(size * steps / workers)) for size in sizes]
-        self._overhead_s = BUCKET_S + steps * (latency_s + STEP_S)
+        self._overhead_s = BUCKET_S + steps * STEP_S + max(0, steps - 1) * latency_s  # one is the stream's own
         self._members: list[Member] = []
         self._launched = [0] * len(self.buckets)  # by so many workers
         self._streams = [0] * len(self.buckets)  # that are still under way

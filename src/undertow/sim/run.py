@@ -17,20 +17,17 @@ from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Plan
 from undertow.plan.planner import make_plan
 from undertow.plan.predict import find_extra_s
-from undertow.plan.profile import LayerProfile, Profile, TensorProfile
+from undertow.plan.profile import LayerProfile, Profile
 from undertow.runtime.shape import Shape
 from undertow.sim.clock import Clock
 from undertow.sim.delivery import Delivery, Mixed
 from undertow.sim.engine import Costs, Engine
 from undertow.sim.layout import Layout
 from undertow.sim.ring import Ring
-from undertow.sim.schedules import SCHEDULES, Schedule
+from undertow.sim.schedules import Schedule, find_schedule
 from undertow.sim.subject import Device
 from undertow.sim.topology import Fabric, Topology
 from undertow.sim.worker import Layer, Worker
-
-# How long a sum of a probe takes about, on a link that carries nothing else.
-PROBE_S = 0.1
 
 Pace = Callable[[int, int], float]
 
@@ -62,13 +59,13 @@ def simulate(
     pace: Pace = lambda rank, step: 1.0,
 ) -> Outcome:
     """So many steps; the first starts with all workers at once, and nothing on its way."""
-    cluster = find_cluster(topology, device, costs or Costs())
+    cluster = find_cluster(profile, topology, device, costs or Costs())
     run = _Run(profile, topology, schedule, cluster, costs or Costs())
     return run.run(steps, pace)
 
 
-def find_cluster(topology: Topology, device: Device, costs: Costs) -> Cluster:
-    """As the planner sees it: with rates that are measured, where they are not plain to see."""
+def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Costs) -> Cluster:
+    """As the planner sees it: with rates that are measured while gradients travel, where they are not plain to see."""
     known = Cluster(
         workers=len(topology.places),
         bytes_per_s=topology.slowest_bits_per_s / 8 * topology.goodput,
@@ -77,18 +74,20 @@ def find_cluster(topology: Topology, device: Device, costs: Costs) -> Cluster:
         shard_flops_per_s=device.shard_flops_per_s,
         add_bytes_per_s=device.add_bytes_per_s,
     )
-    if topology.is_uniform:
+    if topology.has_equal_links:
         return known  # a ring carries no more than a link does
-    ours, torchs = (_probe(topology, known, SCHEDULES[name], costs) for name in ("wfbp", "ddp"))
+    layer = LayerProfile(name="all", tensors=tuple(profile.tensors), forward_s=0.0, backward_s=0.0)
+    ours, torchs = (
+        _measure(layer, topology, known, find_schedule(name), costs) for name in ("undertow-no-hybrid", "ddp")
+    )
     return msgspec.structs.replace(known, bytes_per_s=ours, allreduce_bytes_per_s=torchs)
 
 
-def _probe(topology: Topology, cluster: Cluster, schedule: Schedule, costs: Costs) -> float:
-    """What a link carries while everybody sums, as workers measure it when they start."""
-    tensor = TensorProfile(name="probe", shape=(max(1, int(cluster.bytes_per_s * PROBE_S / 4)),))
-    profile = Profile(layers=(LayerProfile(name="probe", tensors=(tensor,), forward_s=0.0, backward_s=0.0),))
-    outcome = _Run(profile, topology, schedule, cluster, costs).run(1, lambda rank, step: 1.0)
-    return 2 * tensor.size_bytes * (cluster.workers - 1) / cluster.workers / outcome.iteration_s
+def _measure(layer: LayerProfile, topology: Topology, cluster: Cluster, schedule: Schedule, costs: Costs) -> float:
+    """Bytes per second that a worker sends while all gradients travel whole, and nobody computes."""
+    outcome = _Run(Profile(layers=(layer,)), topology, schedule, cluster, costs).run(1, lambda rank, step: 1.0)
+    size_bytes = sum(tensor.size_bytes for tensor in layer.tensors)
+    return 2 * size_bytes * (cluster.workers - 1) / cluster.workers / outcome.iteration_s
 
 
 class _Run:
@@ -187,4 +186,5 @@ def _make_shape(rank: int, names: list[str], schedule: Schedule) -> Shape:
 def _make_layer(layer: LayerProfile, tensors: Sequence[int], plan: Plan, cluster: Cluster) -> Layer:
     """What the schemes save is saved in backward, and what they cost is paid before forward, as in `predict`."""
     extra_s = sum(find_extra_s(tensor, plan.schemes[tensor.name], cluster) for tensor in layer.tensors)
-    return Layer(layer.forward_s + max(0.0, extra_s), layer.backward_s + min(0.0, extra_s), tensors)
+    backward_s = max(0.0, layer.backward_s + min(0.0, extra_s))
+    return Layer(layer.forward_s + max(0.0, extra_s), backward_s, tensors)

@@ -15,7 +15,7 @@ from undertow.sim.noise import Noise
 from undertow.sim.run import Outcome, simulate
 from undertow.sim.schedules import Schedule, find_schedule
 from undertow.sim.subject import Subject
-from undertow.sim.topology import Topology
+from undertow.sim.topology import LATENCY_S, Topology
 
 REFERENCE = "ddp"
 # The first step starts with all workers at once: in the second each starts where it has come to.
@@ -29,6 +29,7 @@ NOISY_STEPS = 24
 class Setting:
     """How closely to look, and how quiet it is there."""
 
+    latency_s: float = LATENCY_S
     noise: Noise = field(default_factory=Noise)
     steps: int | None = None  # to be counted; None: as many as it takes
     costs: Costs = field(default_factory=Costs)

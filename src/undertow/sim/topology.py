@@ -48,6 +48,8 @@ class Topology:
     def __post_init__(self) -> None:
         if not self.hosts:
             raise ConfigError("a cluster without hosts is not possible")
+        if not self.latency_s >= 0:
+            raise ConfigError(f"a latency of {self.latency_s * 1e6:g} us is not possible")
         for host in self.hosts:
             if host.rack and host.rack not in self.uplinks_bits_per_s:
                 raise ConfigError(f"a host is in rack {host.rack!r}, whose uplink is not given")
@@ -62,8 +64,12 @@ class Topology:
     @property
     def is_uniform(self) -> bool:
         """Whether all hosts are alike, so that all workers do the same at the same time."""
-        kinds = {(host.bandwidth_bits_per_s, host.slowdown, host.workers) for host in self.hosts}
-        return len(kinds) == 1 and len(self.uplinks_bits_per_s) <= 1
+        return self.has_equal_links and len({host.slowdown for host in self.hosts}) == 1
+
+    @property
+    def has_equal_links(self) -> bool:
+        links = {(host.bandwidth_bits_per_s, host.workers) for host in self.hosts}
+        return len(links) == 1 and len(self.uplinks_bits_per_s) <= 1
 
     @property
     def slowest_bits_per_s(self) -> float:
@@ -88,6 +94,7 @@ class Fabric:
         rates = [host.bandwidth_bits_per_s / 8 * topology.goodput for host in topology.hosts]
         self._ports = [Port(clock, Link(rate), topology.latency_s) for rate in rates]
         self._ways_in = [Link(rate) for rate in rates]
+        self._memory = [Link(LOCAL_BYTES_PER_S) for _ in rates]
         uplinks = {rack: bits / 8 * topology.goodput for rack, bits in topology.uplinks_bits_per_s.items()}
         self._out_of_rack = {rack: Link(rate) for rack, rate in uplinks.items()}
         self._into_rack = {rack: Link(rate) for rack, rate in uplinks.items()}
@@ -102,10 +109,13 @@ class Fabric:
         item: Any,
         channel: int = 0,
     ) -> None:
-        """`arrive(time_s, item)` is told when the last byte will be there; messages of one channel stay in order."""
+        """`arrive(time_s, item)` is told when the last byte will be there.
+
+        Messages of one channel stay in order, but for a few bytes, which may overtake what waits for a link further on.
+        """
         start, end = self._places[sender], self._places[receiver]
         if start == end:
-            arrive(self._clock.now_s + LOCAL_LATENCY_S + size_bytes / LOCAL_BYTES_PER_S, item)
+            arrive(self._memory[start].carry(self._clock.now_s + LOCAL_LATENCY_S, size_bytes), item)
             return
         workers, port = len(self._places), self._ports[start]
         stream = (channel * workers + sender) * workers + receiver

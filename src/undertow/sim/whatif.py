@@ -13,7 +13,7 @@ from undertow.sim.subject import Subject
 from undertow.sim.sweep import Setting, run
 from undertow.sim.topology import make_topology
 
-SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e7, 8e11
+SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
 # Where the answer is known to this factor it is known well enough.
 PRECISION = 1.03
 MOST_HOSTS = 256
@@ -35,7 +35,7 @@ def find_bandwidth(
 
     def is_enough(bits_per_s: float) -> bool:
         on_run(f"{schedule.name} on {hosts} hosts at {bits_per_s / 1e9:.3g} Gbit/s")
-        outcome = run(subject, make_topology(hosts, bits_per_s), schedule, setting)
+        outcome = run(subject, make_topology(hosts, bits_per_s, latency_s=setting.latency_s), schedule, setting)
         return subject.profile.compute_s / outcome.iteration_s >= efficiency
 
     low, high = SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S
@@ -60,18 +60,25 @@ def find_hosts(
 ) -> tuple[int, float]:
     """So many hosts that each of the last that were added still brings `worth` of a host; and the speed-up of all.
 
-    Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...): as people do, and up to 256.
+    Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...), as people do, up to 256.  The first step from
+    one host to two pays for the whole network at once, so it takes two that are not worth it in a row to give up.
     """
     _check_share(worth)
-    best, speedup = 1, 1.0
+    best, best_speedup = 1, 1.0
+    before, speedup, failures = 1, 1.0, 0
     for hosts in _list_hosts():
         on_run(f"{schedule.name} on {hosts} hosts")
-        outcome = run(subject, make_topology(hosts, bandwidth_bits_per_s), schedule, setting)
+        topology = make_topology(hosts, bandwidth_bits_per_s, latency_s=setting.latency_s)
+        outcome = run(subject, topology, schedule, setting)
         reached = hosts * subject.profile.compute_s / outcome.iteration_s
-        if reached - speedup < worth * (hosts - best):
+        is_worth_it = reached - speedup >= worth * (hosts - before)
+        failures = 0 if is_worth_it else failures + 1
+        if failures == 2:
             break
-        best, speedup = hosts, reached
-    return best, speedup
+        if is_worth_it and reached > best_speedup:
+            best, best_speedup = hosts, reached
+        before, speedup = hosts, reached
+    return best, best_speedup
 
 
 def _list_hosts() -> list[int]:
