@@ -43,8 +43,8 @@ class Flow:
     def __init__(self) -> None:
         self._specs: dict[int, KeySpec] = {}
         self._steps: dict[int, int] = {}
-        # Invariant: the first of each queue is on its way, the others wait; no queue is empty.
-        self._queues: dict[int, deque[Contribution]] = {}
+        self._sent: dict[int, Contribution] = {}  # of each key the one that is on its way
+        self._waiting: dict[int, deque[Contribution]] = {}  # and those after it; none is empty
 
     def add(self, specs: Iterable[KeySpec]) -> None:
         for spec in specs:
@@ -56,34 +56,34 @@ class Flow:
 
     def contribute(self, contribution: Contribution) -> Contribution | None:
         """Queue it.  Returns what to send now: itself, or None if its turn comes later."""
-        queue = self._queues.get(contribution.key)
-        if queue is not None:
-            queue.append(contribution)
+        if contribution.key in self._sent:
+            self._waiting.setdefault(contribution.key, deque()).append(contribution)
             return None
-        self._queues[contribution.key] = deque([contribution])
-        return self._start(contribution.key)
+        return self._start(contribution)
 
     def awaited(self, key: int, step: int) -> Contribution | None:
         """The contribution that a result of this key and step would answer."""
-        queue = self._queues.get(key)
-        return queue[0] if queue and queue[0].step == step else None
+        sent = self._sent.get(key)
+        return sent if sent is not None and sent.step == step else None
 
     def answer(self, key: int) -> Contribution | None:
         """The key's first contribution is answered.  Returns the next one, to be sent now."""
-        queue = self._queues[key]
-        queue.popleft()
-        if queue:
-            return self._start(key)
-        del self._queues[key]
-        return None
+        del self._sent[key]
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return None
+        following = waiting.popleft()
+        if not waiting:
+            del self._waiting[key]
+        return self._start(following)
 
     def pending(self) -> Contribution | None:
         """Some contribution that still waits for its answer, to say what is missing."""
-        return next((queue[0] for queue in self._queues.values()), None)
+        return next(iter(self._sent.values()), None)
 
     def pending_at(self, shards: Container[int]) -> int | None:
         """One of these shards, if an answer of it is still to come."""
-        owners = (self._specs[key].shard for key in self._queues)
+        owners = (self._specs[key].shard for key in self._sent)
         return next((shard for shard in owners if shard in shards), None)
 
     def step(self, key: int) -> int:
@@ -92,11 +92,12 @@ class Flow:
     def resume(self, keys: Iterable[int], step: int) -> None:
         """After a join: all workers go on together after round `step`."""
         for key in keys:
-            assert key not in self._queues, f"key {key} is in the middle of round {self._steps[key]}"
+            assert key not in self._sent, f"key {key} is in the middle of round {self._steps[key]}"
             self._steps[key] = step
 
-    def _start(self, key: int) -> Contribution:
-        contribution = self._queues[key][0]
+    def _start(self, contribution: Contribution) -> Contribution:
+        key = contribution.key
         self._steps[key] += not contribution.is_pull
         contribution.step = self._steps[key]
+        self._sent[key] = contribution
         return contribution

@@ -27,6 +27,15 @@ class Parcel:
     size_bytes: int
 
 
+@dataclass(slots=True)
+class _Account:
+    """What one peer was sent, in bytes so far."""
+
+    taken: int = 0
+    received: int = 0
+    covered: int = 0  # by a receipt that came or was asked for
+
+
 class Outbox:
     """Strict (priority, sequence) order under a credit of bytes in flight.
 
@@ -42,9 +51,7 @@ class Outbox:
         self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
         self._unasked_bytes = 0  # of these, what no receipt was asked for: the sum of taken minus covered
         self.received_bytes = 0  # by all peers, so far
-        self._taken: defaultdict[int, int] = defaultdict(int)
-        self._received: defaultdict[int, int] = defaultdict(int)
-        self._covered: defaultdict[int, int] = defaultdict(int)  # by a receipt that came or was asked for
+        self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
         self._heap: list[tuple[int, int, Parcel]] = []
         self._sequence = 0  # breaks ties, so that parcels themselves are never compared
 
@@ -66,7 +73,7 @@ class Outbox:
         if self.in_flight_bytes and self.in_flight_bytes + parcel.size_bytes > self.credit_bytes:
             return None
         heapq.heappop(self._heap)
-        self._taken[parcel.peer] += parcel.size_bytes
+        self._accounts[parcel.peer].taken += parcel.size_bytes
         self.in_flight_bytes += parcel.size_bytes
         self._unasked_bytes += parcel.size_bytes
         return parcel
@@ -74,8 +81,8 @@ class Outbox:
     def resize(self, credit_bytes: int, largest_bytes: int) -> None:
         """Another credit, and parcels of at most so many bytes.  A receipt must be asked of every peer now."""
         self.credit_bytes, self._largest_bytes = credit_bytes, largest_bytes
-        for peer, taken_bytes in self._taken.items():
-            self._cover(peer, taken_bytes)
+        for account in self._accounts.values():
+            self._cover(account, account.taken)
 
     def wants_receipt(self, parcel: Parcel) -> bool:
         """Whether this parcel, which was just taken, asks for a receipt at once.
@@ -89,21 +96,24 @@ class Outbox:
         may_wait_bytes = max(credit_bytes / 2, credit_bytes - MANY * largest_bytes)
         if self._unasked_bytes <= min(may_wait_bytes, credit_bytes - 2 * largest_bytes):
             return False
-        self._cover(parcel.peer, self._taken[parcel.peer])
+        account = self._accounts[parcel.peer]
+        self._cover(account, account.taken)
         return True
 
     def acknowledge(self, peer: int, received_bytes: int) -> bool:
         """The peer has received that many bytes in all.  False if that cannot be true."""
-        if not self._received[peer] <= received_bytes <= self._taken[peer]:
+        account = self._accounts[peer]
+        if not account.received <= received_bytes <= account.taken:
             return False
-        self.in_flight_bytes -= received_bytes - self._received[peer]
-        self.received_bytes += received_bytes - self._received[peer]
-        self._received[peer] = received_bytes
-        self._cover(peer, received_bytes)
+        if received_bytes > account.received:
+            self.in_flight_bytes -= received_bytes - account.received
+            self.received_bytes += received_bytes - account.received
+            account.received = received_bytes
+            self._cover(account, received_bytes)
         return True
 
-    def _cover(self, peer: int, taken_bytes: int) -> None:
+    def _cover(self, account: _Account, taken_bytes: int) -> None:
         """A receipt for the first so many bytes to this peer came or is sure to come."""
-        if taken_bytes > self._covered[peer]:
-            self._unasked_bytes -= taken_bytes - self._covered[peer]
-            self._covered[peer] = taken_bytes
+        if taken_bytes > account.covered:
+            self._unasked_bytes -= taken_bytes - account.covered
+            account.covered = taken_bytes
