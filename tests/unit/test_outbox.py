@@ -31,6 +31,20 @@ def test_the_lower_number_goes_first() -> None:
     assert drain(outbox) == ["p0", "p1", "p2", "p3"]
 
 
+def test_parcels_that_come_together_leave_in_their_order_and_let_a_more_urgent_one_pass() -> None:
+    outbox = Outbox(1000)
+    outbox.put(parcel("before"), 5)
+    outbox.put_all([parcel("a", peer=1), parcel("b", peer=2), parcel("c", peer=3)], 5)
+    outbox.put_all([], 0)
+    outbox.put(parcel("after"), 5)
+    assert len(outbox) == 5
+    assert [taken.header for taken in (outbox.take(), outbox.take()) if taken] == ["before", "a"]
+    outbox.put(parcel("urgent"), 4)
+    assert len(outbox) == 4
+    assert drain(outbox) == ["urgent", "b", "c", "after"]
+    assert len(outbox) == 0
+
+
 def test_equal_numbers_leave_in_the_order_they_came() -> None:
     outbox = Outbox(10_000)
     names = [f"slice {number}" for number in range(200)]

@@ -9,7 +9,7 @@ bounds how long an urgent slice can wait.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +27,6 @@ class Parcel:
     size_bytes: int
 
 
-@dataclass(slots=True)
-class _Account:
-    """What one peer was sent, in bytes so far."""
-
-    taken: int = 0
-    received: int = 0
-    covered: int = 0  # by a receipt that came or was asked for
-
-
 class Outbox:
     """Strict (priority, sequence) order under a credit of bytes in flight.
 
@@ -45,22 +36,32 @@ class Outbox:
     and waiting for it could block for ever.
     """
 
-    def __init__(self, credit_bytes: int) -> None:
+    def __init__(self, credit_bytes: int, peers: int = 64) -> None:
         self.credit_bytes = credit_bytes
         self._largest_bytes = 0  # of all parcels that may come
         self.in_flight_bytes = 0  # invariant: the sum of taken minus received, never negative
         self._unasked_bytes = 0  # of these, what no receipt was asked for: the sum of taken minus covered
         self.received_bytes = 0  # by all peers, so far
-        self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
-        self._heap: list[tuple[int, int, Parcel]] = []
+        # Of each peer, in bytes so far.
+        self._taken, self._received = count_for(peers), count_for(peers)
+        self._covered = count_for(peers)  # by a receipt that came or was asked for
+        # Parcels that came together are one entry, the last of them first; none is empty.
+        self._heap: list[tuple[int, int, list[Parcel]]] = []
         self._sequence = 0  # breaks ties, so that parcels themselves are never compared
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._count
 
     def put(self, parcel: Parcel, priority: int = 0) -> None:
-        heapq.heappush(self._heap, (priority, self._sequence, parcel))
-        self._sequence += 1
+        self.put_all([parcel], priority)
+
+    def put_all(self, parcels: list[Parcel], priority: int = 0) -> None:
+        """Several that are equally urgent, in this order: to many peers that is quicker than one by one."""
+        if parcels:
+            heapq.heappush(self._heap, (priority, self._sequence, parcels[::-1]))
+            self._sequence += 1
+            self._count += len(parcels)
 
     def take(self) -> Parcel | None:
         """The most urgent parcel, if the credit allows it; a smaller one never passes it by.
@@ -69,11 +70,15 @@ class Outbox:
         """
         if not self._heap:
             return None
-        parcel = self._heap[0][2]
+        together = self._heap[0][2]
+        parcel = together[-1]
         if self.in_flight_bytes and self.in_flight_bytes + parcel.size_bytes > self.credit_bytes:
             return None
-        heapq.heappop(self._heap)
-        self._accounts[parcel.peer].taken += parcel.size_bytes
+        together.pop()
+        if not together:
+            heapq.heappop(self._heap)
+        self._count -= 1
+        self._taken[parcel.peer] += parcel.size_bytes
         self.in_flight_bytes += parcel.size_bytes
         self._unasked_bytes += parcel.size_bytes
         return parcel
@@ -81,8 +86,8 @@ class Outbox:
     def resize(self, credit_bytes: int, largest_bytes: int) -> None:
         """Another credit, and parcels of at most so many bytes.  A receipt must be asked of every peer now."""
         self.credit_bytes, self._largest_bytes = credit_bytes, largest_bytes
-        for account in self._accounts.values():
-            self._cover(account, account.taken)
+        for peer, taken_bytes in enumerate(self._taken):
+            self._cover(peer, taken_bytes)
 
     def wants_receipt(self, parcel: Parcel) -> bool:
         """Whether this parcel, which was just taken, asks for a receipt at once.
@@ -96,24 +101,29 @@ class Outbox:
         may_wait_bytes = max(credit_bytes / 2, credit_bytes - MANY * largest_bytes)
         if self._unasked_bytes <= min(may_wait_bytes, credit_bytes - 2 * largest_bytes):
             return False
-        account = self._accounts[parcel.peer]
-        self._cover(account, account.taken)
+        self._cover(parcel.peer, self._taken[parcel.peer])
         return True
 
     def acknowledge(self, peer: int, received_bytes: int) -> bool:
         """The peer has received that many bytes in all.  False if that cannot be true."""
-        account = self._accounts[peer]
-        if not account.received <= received_bytes <= account.taken:
+        before = self._received[peer]
+        if not before <= received_bytes <= self._taken[peer]:
             return False
-        if received_bytes > account.received:
-            self.in_flight_bytes -= received_bytes - account.received
-            self.received_bytes += received_bytes - account.received
-            account.received = received_bytes
-            self._cover(account, received_bytes)
+        if received_bytes > before:
+            self.in_flight_bytes -= received_bytes - before
+            self.received_bytes += received_bytes - before
+            self._received[peer] = received_bytes
+            self._cover(peer, received_bytes)
         return True
 
-    def _cover(self, account: _Account, taken_bytes: int) -> None:
+    def _cover(self, peer: int, taken_bytes: int) -> None:
         """A receipt for the first so many bytes to this peer came or is sure to come."""
-        if taken_bytes > account.covered:
-            self._unasked_bytes -= taken_bytes - account.covered
-            account.covered = taken_bytes
+        covered = self._covered[peer]
+        if taken_bytes > covered:
+            self._unasked_bytes -= taken_bytes - covered
+            self._covered[peer] = taken_bytes
+
+
+def count_for(peers: int) -> array[int]:
+    """A count for each peer: close together, for there may be a thousand of them, of a thousand workers."""
+    return array("q", bytes(8 * peers))

@@ -17,7 +17,7 @@ from undertow import trace
 from undertow.core import frames
 from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
-from undertow.core.outbox import Outbox, Parcel
+from undertow.core.outbox import Outbox, Parcel, count_for
 from undertow.core.rate import Rate
 from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round
 from undertow.plan.slicing import Slice
@@ -60,12 +60,12 @@ class Exchange:
         self._clock = clock
         self._largest_bytes = 0  # of all slices ever
         credit_bytes = shape.credit_bytes or shape.credit_slices * shape.sizes.start
-        self._outbox = Outbox(credit_bytes)
+        self._outbox = Outbox(credit_bytes, shape.size)
         self._priorities: dict[int, int] = {}
         self._receipt = Header(Kind.RECEIVED, rank=shape.rank, job=shape.job)
         # Of each peer.
-        self._received_bytes = [0] * shape.size
-        self._acknowledged_bytes = [0] * shape.size
+        self._received_bytes = count_for(shape.size)
+        self._acknowledged_bytes = count_for(shape.size)
 
     # What this worker wants
 
@@ -214,7 +214,7 @@ class Exchange:
                 self._answer(self._shard.publish(self._rank, item.key, item.step, item.source, present=item.present))
         elif spec.shard != self._rank:
             header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
-            self._put(spec.shard, header, item.source, item.priority)
+            self._outbox.put(_make_parcel(spec.shard, header, item.source), item.priority)
         elif item.is_pull:
             self._answer([self._shard.pull(self._rank, item.key, item.step)])
         else:
@@ -227,9 +227,9 @@ class Exchange:
     def _push_piece(self, item: Contribution, spec: KeySpec) -> None:
         header = self._push_header(Kind.PUSH, item, spec)
         self._expect_size(header.length)  # nothing else tells
-        for peer in self._shape.peers if spec.shard == EVERYONE else [spec.shard]:
-            if peer != self._rank:
-                self._put(peer, header, item.source, item.priority)
+        peers = self._shape.peers if spec.shard == EVERYONE else [spec.shard]
+        parcels = [_make_parcel(peer, header, item.source) for peer in peers if peer != self._rank]
+        self._outbox.put_all(parcels, item.priority)
         if spec.shard in (self._rank, EVERYONE):
             self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
 
@@ -254,8 +254,7 @@ class Exchange:
         assert item is not None, f"key {key} is complete without this worker's own piece"
         if self._flow.spec(key).shard != EVERYONE:
             done = Header(Kind.RESULT, key, step, self._rank, job=self._shape.job)
-            for peer in self._shape.peers:
-                self._put(peer, done, None, self._priorities.get(key, 0))
+            self._put_all([_make_parcel(peer, done, None) for peer in self._shape.peers])
         item.pieces = pieces
         self._accept(item, item.present, absent=False)
 
@@ -279,6 +278,8 @@ class Exchange:
         return item
 
     def _answer(self, answers: Sequence[Answer], kind: Kind = Kind.RESULT) -> None:
+        """To everybody of one round, or to one."""
+        parcels: list[Parcel] = []
         like: Answer | None = None
         for answer in sorted(answers, key=lambda answer: self._shape.distance(answer.rank)):
             if answer.rank == self._rank:
@@ -286,7 +287,11 @@ class Exchange:
                 continue
             if like is None or like.array is not answer.array or like.key != answer.key:
                 like, header = answer, self._answer_header(kind, answer)  # the same for most
-            self._put(answer.rank, header, answer.array, self._priorities.get(answer.key, 0))
+            if parcels and parcels[-1].header.key != answer.key:
+                self._put_all(parcels)
+                parcels = []
+            parcels.append(_make_parcel(answer.rank, header, answer.array))
+        self._put_all(parcels)
 
     def _answer_header(self, kind: Kind, answer: Answer) -> Header:
         spec = self._shard.spec(answer.key)
@@ -318,9 +323,14 @@ class Exchange:
         if following is not None:
             self._push(following)
 
-    def _put(self, peer: int, header: Header, body: Array | None, priority: int) -> None:
-        raw = None if body is None else _raw(body)
-        self._outbox.put(Parcel(peer, header, raw, header.length), priority)
+    def _put_all(self, answers: list[Parcel]) -> None:
+        """As urgent as this worker's own contribution to the same key."""
+        if answers:
+            self._outbox.put_all(answers, self._priorities.get(answers[0].header.key, 0))
+
+
+def _make_parcel(peer: int, header: Header, body: Array | None) -> Parcel:
+    return Parcel(peer, header, None if body is None else _raw(body), header.length)
 
 
 def _raw(array: Array) -> Array:
