@@ -83,34 +83,36 @@ class Round:
         self.present = 0
         self._size = size
         self._release = release
-        self._heard: set[int] = set()
+        self._heard = bytearray(size)  # of each rank whether it has contributed
+        self._count = 0  # of those that have
         self._waiting: dict[int, Held | None] = {}  # heard, not yet folded
         self._next_rank = 0  # invariant: all ranks below are folded
         self._sum: Array | None = None
 
     def has(self, rank: int) -> bool:
-        return rank in self._heard
+        return bool(self._heard[rank])
 
     def add(self, rank: int, array: Array | None, present: int = 0, *, is_owned: bool = False) -> None:
-        assert rank not in self._heard, f"rank {rank} contributed twice to key {self.spec.key}"
-        self._heard.add(rank)
+        assert not self._heard[rank], f"rank {rank} contributed twice to key {self.spec.key}"
+        self._heard[rank] = True
+        self._count += 1
         self._waiting[rank] = None if array is None else Held(array, is_owned)
         self.present |= present
-        if len(self._waiting) >= FOLD_AT and len(self._heard) < self._size:
+        if len(self._waiting) >= FOLD_AT and self._count < self._size:
             self._fold(self._take_run())
 
     def is_complete(self, absent: frozenset[int] = frozenset()) -> bool:
-        return len(self._heard) + len(absent - self._heard) == self._size
+        return self._count + self._count_away(absent) == self._size
 
     def missing(self, absent: frozenset[int] = frozenset()) -> list[int]:
-        return [rank for rank in range(self._size) if rank not in self._heard and rank not in absent]
+        return [rank for rank in range(self._size) if not self._heard[rank] and rank not in absent]
 
     @QUIET
     def finish(
         self, absent: frozenset[int] = frozenset(), *, divide_by_active: bool = False, into: Array | None = None
     ) -> Outcome:
         """The result, and a copy of it `into` that memory; only when the round is complete."""
-        away = len(absent - self._heard)
+        away = self._count_away(absent)
         divisor = self._size - (away if divide_by_active else 0)
         self._fold([self._waiting.pop(rank) for rank in sorted(self._waiting)], divisor=divisor, into=into)
         if self._sum is None:
@@ -120,6 +122,9 @@ class Round:
             if into is not None:
                 np.copyto(into, self._sum)
         return Outcome(self._sum, self.present, away)
+
+    def _count_away(self, absent: frozenset[int]) -> int:
+        return sum(not self._heard[rank] for rank in absent)
 
     def _take_run(self) -> list[Held | None]:
         """The unbroken run of contributions from the next rank on, if it is long enough."""

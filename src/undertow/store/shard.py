@@ -39,7 +39,7 @@ class _Open:
     """A round in progress and who wants its result."""
 
     round: Round
-    wants: set[int]
+    wants: bytearray  # of each rank whether it does
     contributors: list[int]
     into: Array | None = None  # the memory of the worker next to this shard
 
@@ -88,7 +88,7 @@ class Shard:
         """Another worker's part in a round; the array is ours from now on."""
         opened = self._enter(rank, key, step)
         if wants:
-            opened.wants.add(rank)
+            opened.wants[rank] = True
         opened.round.add(rank, array, present, is_owned=True)
         return self._finish_if_complete(key)
 
@@ -160,7 +160,9 @@ class Shard:
         spec = self.expects(rank, key, step)
         opened = self._open.get(key)
         if opened is None:
-            opened = self._open[key] = _Open(self._make_round(spec, self._size, self._release), set(), [])
+            opened = self._open[key] = _Open(
+                self._make_round(spec, self._size, self._release), bytearray(self._size), []
+            )
         opened.contributors.append(rank)
         return opened
 
@@ -175,6 +177,6 @@ class Shard:
         if self._specs[key].keep and outcome.array is not None:
             self._values[key] = (outcome.array, outcome.present)
         return [
-            Answer(rank, key, step, outcome.present, outcome.absent, outcome.array if rank in opened.wants else None)
+            Answer(rank, key, step, outcome.present, outcome.absent, outcome.array if opened.wants[rank] else None)
             for rank in sorted(opened.contributors)
         ]
