@@ -101,7 +101,8 @@ def _show_points(points: Sequence[Point]) -> tuple[str, ...]:
 
 _ALT = "Throughput of every system; the table below has the figures."
 _CAPTION = """Throughput of all hosts together. Linear speed-up (dashed) is that of one worker alone, times the hosts;
-the bound (thin) is what a step allows whose network and computation hide each other completely. Bars reach over half of
+the bound (thin) is what a step allows whose network and computation hide each other completely, of the system that
+sends the fewest bytes. Bars reach over half of
 the steps."""
 
 

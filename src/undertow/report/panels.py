@@ -102,8 +102,8 @@ def _make_panel(points: Sequence[Point], axis: Axis, title: str) -> Panel:
         title=title,
         axis=axis,
         lines=_make_lines(points, place, is_split=is_split),
-        linear=_follow(points, place, lambda point: point.compute_s, limits),
-        bound=_follow(shaped, place, lambda point: point.bound_s, limits),
+        linear=_follow(points, place, lambda point: point.compute_s, limits, statistics.median),
+        bound=_follow(shaped, place, lambda point: point.bound_s, limits, max),
         limits=limits,
         ticks=_choose_ticks(points, place, axis, limits),
         apart=_find_split(points, place) if is_split else None,
@@ -151,8 +151,9 @@ def _follow(
     place: Callable[[Point], float],
     time_s: Callable[[Point], float],
     limits: tuple[float, float],
+    choose: Callable[[list[float]], float],
 ) -> tuple[tuple[float, float], ...]:
-    """A line of reference; systems may have taken slightly different times for it, so their median.
+    """A line of reference.  Systems may have taken slightly different times for it, or send different bytes.
 
     It joins its points straight, as the systems' lines do: a bound that is exact in between would run
     below a straight line that joins two points on it.
@@ -160,7 +161,7 @@ def _follow(
     heights: dict[float, list[float]] = {}
     for point in points:
         heights.setdefault(place(point), []).append(_throughput(point, time_s(point)))
-    line = [(x, statistics.median(heights[x])) for x in sorted(heights)]
+    line = [(x, choose(heights[x])) for x in sorted(heights)]
     if len(line) == 1:  # one place makes no line: across the panel
         line = [(x, line[0][1]) for x in limits]
     return tuple(line)
