@@ -13,7 +13,7 @@ from undertow.coordinator.agreement import Agreements
 from undertow.core import rounds
 from undertow.core.frames import Kind
 from undertow.core.membership import Loss, Membership
-from undertow.core.outbox import Outbox
+from undertow.core.outbox import Outbox, Parcel
 from undertow.core.rounds import Round
 from undertow.errors import MismatchError, PeerLost
 from undertow.faults import cluster as cluster_module
@@ -107,13 +107,13 @@ def answer_twice(patch: Patch) -> None:
 
 def send_results_twice(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def put(self: Exchange, peer: int, header: Any, *rest: Any) -> None:
-            for _ in range(1 + (header.kind is Kind.RESULT)):
-                real(self, peer, header, *rest)
+        def put_all(self: Outbox, parcels: list[Parcel], *rest: Any) -> None:
+            for _ in range(1 + any(parcel.header.kind is Kind.RESULT for parcel in parcels)):
+                real(self, parcels, *rest)
 
-        return put
+        return put_all
 
-    wrap(patch, Exchange, "_put", make)
+    wrap(patch, Outbox, "put_all", make)
 
 
 def never_answer(patch: Patch) -> None:
@@ -156,7 +156,9 @@ def return_credit_twice(patch: Patch) -> None:
 
 
 def ignore_the_credit(patch: Patch) -> None:
-    wrap(patch, Outbox, "__init__", lambda real: lambda self, credit_bytes: real(self, 100 * credit_bytes))
+    wrap(
+        patch, Outbox, "__init__", lambda real: lambda self, credit_bytes, *rest: real(self, 100 * credit_bytes, *rest)
+    )
 
 
 def never_return_credit(patch: Patch) -> None:
