@@ -25,7 +25,7 @@ from undertow.sim.topology import Fabric
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of one engine thread, as measured on the machines of the lab."""
+    """Seconds of one engine thread: a frame as measured in the lab, a byte as estimated."""
 
     message_s: float = 0.00006  # for each frame, either way
     byte_s: float = 1 / 4e9  # of each byte received: read, added, answered
