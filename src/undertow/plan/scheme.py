@@ -25,6 +25,10 @@ class Scheme(enum.Enum):
     ALLREDUCE = "allreduce"  # torch's own process group
 
 
+# These leave as something else than the gradient.
+IN_PARTS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
+
+
 class Traffic(msgspec.Struct, frozen=True):
     """What one host sends for a tensor in a step: first its own part, then what its shard answers."""
 

@@ -16,6 +16,7 @@ ALIGNMENT = 16  # bytes: a whole number of any element
 SLICES_PER_SHARD = 4
 MOST_FINER = 8  # than what the link asks for, to have so many
 MOST_SLICES = 384
+UNSLICED_BYTES = 1 << 36  # larger than any tensor: every tensor travels whole
 
 
 class Sizes(msgspec.Struct, frozen=True):

@@ -15,12 +15,10 @@ from undertow.plan.cluster import Cluster
 from undertow.plan.placement import Placement
 from undertow.plan.plan import Plan
 from undertow.plan.profile import Profile
-from undertow.plan.scheme import Scheme
+from undertow.plan.scheme import IN_PARTS, Scheme
 from undertow.plan.slicing import Cut, Slice, TensorSpec, Way, choose_way, cut
 from undertow.sim.carriers import Carrier, make_carriers
 from undertow.sim.schedules import Schedule
-
-IN_PARTS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
 
 
 @dataclass(frozen=True)

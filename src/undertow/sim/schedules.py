@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from undertow.errors import ConfigError
 from undertow.plan.planner import AUTO, POSEIDON
 from undertow.plan.scheme import Scheme
-from undertow.plan.sizing import Sizes
+from undertow.plan.sizing import UNSLICED_BYTES, Sizes
 from undertow.settings import Priority
 
-UNSLICED_BYTES = 1 << 36
 UNLIMITED_BYTES = 1 << 60
 _WITHOUT = "-no-"
 # Of engines in C++: an estimate.

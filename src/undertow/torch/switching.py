@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from undertow.plan.scheme import Scheme
+from undertow.plan.scheme import IN_PARTS, Scheme
 from undertow.plan.slicing import TensorSpec, Way, choose_way
 from undertow.runtime.group import Group
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer
 from undertow.torch.sources import Source
-
-IN_PARTS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
 
 
 @dataclass(frozen=True)

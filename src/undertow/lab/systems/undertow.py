@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from undertow.lab.systems.system import find_missing
-from undertow.plan.sizing import Sizes, align
+from undertow.plan.sizing import UNSLICED_BYTES, Sizes, align
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
-
-# Larger than any tensor: every tensor travels whole.
-UNSLICED_BYTES = 1 << 36
 
 _LIMITS = ((Sizes().smallest, 1024), (Sizes().largest, 4096))
 
