@@ -7,9 +7,12 @@ Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
 from __future__ import annotations
 
 import enum
+import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from undertow.errors import ConfigError
@@ -22,6 +25,17 @@ class Priority(enum.Enum):
     BOTH = "both"
     PUSH = "push"  # to the shards; their answers leave in the order in which they are ready
     OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How a job takes turns with others."""
+
+    name: str
+    weight: float
+    is_urgent: bool
+    socket: str  # where the arbiter is; empty: where it always is
+    is_spokesman: bool  # the first worker on its host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +122,23 @@ class Settings:
             "help": "file for what the first steps show of the model; the script ends then (`undertow plan` sets it)",
         },
     )
+    share: bool = field(
+        default=False,
+        metadata={"env": "UNDERTOW_SHARE", "help": "take turns on the device with other jobs that do (undertow share)"},
+    )
+    share_name: str = field(
+        default="", metadata={"env": "UNDERTOW_SHARE_NAME", "help": "what the job is called there; default: its script"}
+    )
+    share_weight: float = field(
+        default=1.0, metadata={"env": "UNDERTOW_SHARE_WEIGHT", "help": "how many times an equal share of device time"}
+    )
+    share_urgent: bool = field(
+        default=False, metadata={"env": "UNDERTOW_SHARE_URGENT", "help": "the others fill this job's gaps only"}
+    )
+    share_socket: str = field(
+        default="",
+        metadata={"env": "UNDERTOW_SHARE_SOCKET", "help": "where the arbiter is; default: one per user and host"},
+    )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
     )
@@ -133,6 +164,8 @@ class Settings:
                 f"a credit of {self.credit_bytes} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT, "
                 "or lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"
             )
+        if not 0 < self.share_weight < math.inf:
+            raise ConfigError(f"a weight of {self.share_weight:g} is not possible: give a number above 0")
         for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s", "slice_time_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
@@ -141,6 +174,19 @@ class Settings:
     def sizes(self) -> Sizes:
         """What slices may be."""
         return Sizes(self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes, self.slice_time_s)
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """None: the job has its devices for itself."""
+        if not self.share:
+            return None
+        return Sharing(
+            name=self.share_name or Path(sys.argv[0]).stem or "python",
+            weight=self.share_weight,
+            is_urgent=self.share_urgent,
+            socket=self.share_socket,
+            is_spokesman=self.local_rank == 0,
+        )
 
 
 def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:

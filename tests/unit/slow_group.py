@@ -33,6 +33,7 @@ class SlowGroup:
     priority = Priority.BOTH
     plan = "auto"
     profile = ""
+    sharing = None
 
     def __init__(self, slice_bytes: int = 64) -> None:
         self.waiters = self

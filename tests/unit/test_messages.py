@@ -18,6 +18,8 @@ ALL = [
     messages.Joined([1, 2, 3], 17, True),
     messages.AskMissing(4, 5),
     messages.Missing(4, 5, [0, 2]),
+    messages.Standing(7, 12.5, 0.25),
+    messages.Behind(3.5),
 ]
 
 

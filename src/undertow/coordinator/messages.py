@@ -62,7 +62,21 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
     ranks: list[int]
 
 
-Message = Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing
+class Standing(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: the device time per weight that this job has had after a step, and what one costs."""
+
+    step: int
+    virtual_s: float
+    cost_s: float
+
+
+class Behind(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0: on this worker's device the job is behind all others by so much."""
+
+    by_s: float
+
+
+Message = Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing | Standing | Behind
 
 
 class Table(msgspec.Struct, frozen=True):

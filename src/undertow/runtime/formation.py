@@ -7,6 +7,7 @@ routes to the coordinator.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import secrets
@@ -68,6 +69,8 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             plan=settings.plan,
             profile=settings.profile,
             priority=settings.priority,
+            identity=hashlib.sha256(cards[0].token.encode()).hexdigest()[:12],
+            sharing=settings.sharing,
         )
         group = Group(shape, loop, transport)
         transport.admit(token, job)

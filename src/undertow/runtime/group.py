@@ -31,7 +31,7 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.exchange import SLICE_KINDS, Exchange
 from undertow.runtime.shape import Shape
-from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
+from undertow.runtime.steward import COORDINATOR, GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
 from undertow.store.gathering import Piece
 from undertow.store.shard import Unexpected
@@ -71,6 +71,8 @@ class Group:
         self.wait_free = shape.wait_free
         self.plan = shape.plan
         self.profile = shape.profile
+        self.identity = shape.identity
+        self.sharing = shape.sharing
         self.priority = shape.priority
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.all_connected = threading.Event()
@@ -165,6 +167,15 @@ class Group:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.agree("barrier")
+
+    def share(self, hear: Callable[[int, messages.Standing | messages.Behind], None]) -> None:
+        """From now on `hear` is told, in the engine thread, what peers say of turns on devices."""
+        self._call(lambda: setattr(self._steward, "on_turns", hear))
+
+    def tell(self, message: messages.Standing | messages.Behind) -> None:
+        """Say something of turns: the first rank to all others, the others to the first."""
+        say = self._steward.tell_all if self.rank == 0 else functools.partial(self._steward.tell, COORDINATOR)
+        self._loop.post(self._run, functools.partial(say, message), threading.Event())
 
     def join(self, slices: Sequence[Slice], *, divide_by_active: bool) -> None:
         """This worker has no more input: rounds of these slices go on without it."""

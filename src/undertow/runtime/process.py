@@ -17,7 +17,7 @@ from typing import Any
 from undertow import trace
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost
-from undertow.runtime import formation
+from undertow.runtime import formation, sharing
 from undertow.runtime.group import Group
 from undertow.settings import Settings, read_settings
 from undertow.wire.loop import Loop
@@ -89,6 +89,7 @@ def shutdown(error: str = "") -> None:
         _groups.clear()
         for group in groups:
             group.close(error)
+        sharing.close_all()
         if _loop is not None:
             _loop.stop()
             _loop = None
@@ -200,5 +201,6 @@ def _after_fork() -> None:
         group.abandon()
     if _loop is not None:
         _loop.abandon()
+    sharing.abandon_all()
     _groups.clear()
     _loop = None

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from undertow.plan.sizing import Sizes
-from undertow.settings import Priority
+from undertow.settings import Priority, Sharing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,8 @@ class Shape:
     priority: Priority = Priority.BOTH
     plan: str = "auto"
     profile: str = ""
+    identity: str = ""  # of the job: no other has the same
+    sharing: Sharing | None = None  # who takes turns with others
 
     @property
     def size(self) -> int:

@@ -46,6 +46,7 @@ class Steward:
     ) -> None:
         self.agreed = threading.Event()
         self.verdict: messages.Verdict | None = None
+        self.on_turns: Callable[[int, messages.Standing | messages.Behind], None] = lambda peer, message: None
         self._shape = shape
         self._loop = loop
         self._transport = transport
@@ -105,6 +106,8 @@ class Steward:
                 self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
             case messages.Missing(_, step, ranks):
                 self._name_missing(step, ranks)
+            case messages.Standing() | messages.Behind():
+                self.on_turns(peer, message)
         self.check_departed()
 
     def tell(self, peer: int, message: messages.Message) -> None:

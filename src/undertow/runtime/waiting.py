@@ -9,12 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from undertow.core.flow import Contribution
 from undertow.errors import UndertowError
 
 # Later than the silence timeout: until then nobody can be called alive.
 FIRST_NOTICE_S = 20.0
+
+
+# To hand the device over and get it back takes about as long.
+KEEP_TURN_S = 0.0005
+
+
+class Pausing(Protocol):
+    """Who knows what else the device could do."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Inside of the block the device is free; afterwards it is as before."""
 
 
 class Waiters:
@@ -26,6 +39,7 @@ class Waiters:
         self._lock = threading.Lock()
         self._error: UndertowError | None = None
         self._events: set[threading.Event] = set()
+        self._turn: Pausing | None = None
 
     @property
     def error(self) -> UndertowError | None:
@@ -55,6 +69,10 @@ class Waiters:
         if not ticket.is_done or self._error is not None:
             self.wait(ticket.done)
 
+    def share(self, turn: Pausing) -> None:
+        """From now on whoever waits does not keep the device meanwhile."""
+        self._turn = turn
+
     def wait(self, event: threading.Event) -> None:
         """Return when the event is set; raise the group's error if it fails first."""
         if event.is_set() and self._error is None:
@@ -64,7 +82,11 @@ class Waiters:
                 self._events.add(event)
         try:
             self.check()
-            self._wait(event)
+            if self._turn is None:
+                self._wait(event)
+            elif not event.wait(KEEP_TURN_S):
+                with self._turn.waiting():
+                    self._wait(event)
         finally:
             with self._lock:
                 self._events.discard(event)

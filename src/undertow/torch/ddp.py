@@ -118,8 +118,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         # A forward that needs nobody connects to nobody: one rank alone may evaluate a copy.
         if synchronises or self.will_sync_module_buffers():
             self._prepare(self._connect(), synchronises)
+        taking = None if self._synchroniser is None else self._synchroniser.taking
+        if taking is not None:
+            taking.begin_forward()
         inputs, kwargs = self._move(inputs, kwargs)
         outputs = self.module(*inputs, **kwargs)
+        if taking is not None:
+            taking.end_forward(outputs)
         # As torch has it: buffers follow the next time if this forward trained.
         self.require_forward_param_sync = synchronises
         if self._synchroniser is not None:

@@ -9,7 +9,9 @@ Nothing here has run on hardware so far: the logic is tested with stand-ins.
 from __future__ import annotations
 
 import functools
+import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,3 +102,33 @@ def synchronise(device: torch.device) -> None:
     """Return when the device has done all that it was given: only then do clocks tell the truth."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
+
+
+def name_device(device: torch.device) -> str:
+    """What all processes of this host call it, whichever devices each of them sees."""
+    if device.type == "cpu":
+        return _name_cores()
+    module = torch.get_device_module(device)
+    index = device.index if device.index is not None else module.current_device()
+    identity = getattr(module.get_device_properties(index), "uuid", None)
+    return f"{device.type} {identity or index}"
+
+
+def _name_cores() -> str:
+    """Who was given some of the cores shares them with those who were given the same."""
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not own or len(own) == os.cpu_count():
+        return "cpu"
+    return f"cpu {','.join(map(str, own))}"
+
+
+def find_free_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody has."""
+    if device.type != "cpu":
+        free_bytes: int = torch.get_device_module(device).mem_get_info(device)[0]
+        return free_bytes
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from undertow.crossover.client import Turn
 from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
 from undertow.torch.overlap import Overlap
@@ -48,6 +49,7 @@ class Passes:
         self._is_joining = is_joining
         self._planning: Planning | Profiling | None = None
         self._overlap: Overlap | None = None
+        self._turn: Turn | None = None
         self._wait_free = wait_free  # else nothing leaves before the end of backward
         self._gradients: list[Gradients] = []
         self._parameters: set[torch.Tensor] = set()
@@ -80,6 +82,10 @@ class Passes:
         nodes = iter(self._nodes)
         for gradients in self._gradients:
             overlap.gates.watch(gradients, list(itertools.islice(nodes, len(gradients.parameters))))
+
+    def share(self, turn: Turn) -> None:
+        """From now on other jobs compute while a pass waits for its results."""
+        self._turn = turn
 
     def plan_with(self, planning: Planning | Profiling) -> None:
         """From now on somebody else decides how gradients travel."""
@@ -131,6 +137,8 @@ class Passes:
         elif self._wait_free and not self._is_late:
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # it is where a graph of the graph is made
                 self._gradients[table].send(index, added)
+        if self._turn is not None:
+            self._turn.make_way()
 
     def ask(self, table: int, index: int) -> Ask:
         """What the backward that runs now wants of a layer that could hand over parts of this gradient."""
@@ -185,6 +193,8 @@ class Passes:
                 self._planning.end()
             for one in gradients:
                 one.send_rest()
+            if self._turn is not None:
+                self._turn.end_step()
             for passes in together:
                 passes._wait()
             absent = False

@@ -24,6 +24,7 @@ from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
 from undertow.torch.profiling import Profiling
 from undertow.torch.reduced import find_process_group
+from undertow.torch.turns import share_device
 
 if TYPE_CHECKING:
     from undertow.torch.ddp import DistributedDataParallel
@@ -35,8 +36,11 @@ class Synchroniser:
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.group = group_for(wrapper.process_group)
         self._process_group = find_process_group(wrapper.process_group, self.group)
+        self.taking = share_device(self.group, wrapper.module)
         owner = _Owner(wrapper)
         self.passes = Passes(owner.end_of_backward, wait_free=self.group.wait_free, is_joining=owner.is_joining)
+        if self.taking is not None:
+            self.passes.share(self.taking.turn)
         self._module = wrapper.module
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__

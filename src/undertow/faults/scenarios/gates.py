@@ -29,6 +29,7 @@ class EchoGroup:
     wait_free = True
     plan = "auto"
     profile = ""
+    sharing = None
     priority = Priority.BOTH
 
     def __init__(self, cluster: Cluster, times: int) -> None:

@@ -1,0 +1,1 @@
+"""Crossover: several jobs share the same devices, and one computes while another waits for the network."""

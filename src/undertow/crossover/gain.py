@@ -1,0 +1,56 @@
+"""What sharing is worth: the step of several jobs together against one after the other.
+
+In: of each job how long a step computes, and how long it then waits for the network, alone.
+Out: a prediction, and the words for a pair that cannot gain.
+With computing times c and exposed communication m, all jobs make one step each in
+max(sum c, max(c + m), sum m): the device, the longest job or the network is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Less than this is not worth the words.
+WORTH = 1.02
+
+
+@dataclass(frozen=True)
+class Load:
+    """One step of one job when nobody else is there."""
+
+    compute_s: float
+    exposed_s: float  # communication that no computation of its own covers
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+
+def predict_step_s(loads: Sequence[Load]) -> float:
+    """How long one step of each takes, when they share."""
+    return max(
+        sum(load.compute_s for load in loads),
+        max(load.step_s for load in loads),
+        sum(load.exposed_s for load in loads),
+    )
+
+
+def predict_gain(loads: Sequence[Load]) -> float:
+    """How much more they do together than one after the other; 1 is nothing."""
+    together_s = predict_step_s(loads)
+    return sum(load.step_s for load in loads) / together_s if together_s > 0 else 1.0
+
+
+def explain_no_gain(names: Sequence[str], loads: Sequence[Load]) -> str | None:
+    """Why these jobs had better run one after the other, in words; None if sharing helps."""
+    gain = predict_gain(loads)
+    if len(loads) < 2 or gain >= WORTH:
+        return None
+    who = " and ".join(names)
+    exposed_s, compute_s = sum(load.exposed_s for load in loads), sum(load.compute_s for load in loads)
+    if exposed_s > compute_s:
+        why = f"the network is busy all the time (it is waited for {exposed_s * 1e3:.0f} ms in a step of each)"
+    else:
+        why = f"they hardly wait for the network ({exposed_s * 1e3:.0f} ms in steps of {compute_s * 1e3:.0f} ms)"
+    return f"{who} gain nothing from sharing a device: {why}. They would be done as soon one after the other"

@@ -1,0 +1,41 @@
+"""Where the arbiter of this host and user is found.
+
+In: a path that the user has chosen, or nothing.  Out: the socket's path, in a folder that nobody
+else can look into.
+Not in the folder of the login session, nor in TMPDIR: what a scheduler, a cron job and a terminal start must find
+the same place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from undertow.errors import ConfigError
+
+LONGEST_PATH = 100  # the kernel takes 107 bytes
+
+
+def find_socket(chosen: str = "") -> Path:
+    path = Path(chosen) if chosen else Path("/tmp") / f"undertow-{os.getuid()}" / "share.sock"
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ConfigError(f"{path} is too long for a socket: choose one of at most {LONGEST_PATH} bytes")
+    return path
+
+
+def prepare_folder(path: Path) -> None:
+    """Make the socket's folder; refuse one that others could change."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raises `ConfigError` if somebody else may have put the socket there."""
+    found = path.parent.lstat()
+    is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or is_open:
+        raise ConfigError(
+            f"{path.parent} is not a folder of this user alone, so it is not used: remove it, or choose another place "
+            "for the arbiter's socket with UNDERTOW_SHARE_SOCKET"
+        )
