@@ -67,6 +67,10 @@ class Turn:
         """How long this worker has waited for the turn so far."""
         return self._part.waited_s
 
+    def read_clock(self) -> float:
+        """Seconds that pass while this worker does not wait for the turn: how long its own work takes."""
+        return time.perf_counter() - self.waited_s
+
     # For training threads
 
     def start(self) -> None:

@@ -10,8 +10,9 @@ the new slices known to its engine; in the pass after that they are used.
 from __future__ import annotations
 
 import logging
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -59,12 +60,14 @@ class Planning:
         module: torch.nn.Module,
         policy: str | Plan,
         process_group: Any = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.coordinator: Coordinator | None = None  # since there is a plan
         self._group = group
         self._module = module
         self._process_group = process_group
         self._policy = policy
+        self._clock = clock
         if policy == Scheme.ALLREDUCE.value and process_group is None:
             raise PlanError(NO_PROCESS_GROUP)
         self._outlook = None
@@ -109,7 +112,7 @@ class Planning:
                 log.warning("the gradient of %r travels whole: %s", names[parameter], reason)
         if self._outlook is not None and names:
             measure_cluster(self._group, gradients.parameters[0].device, self._process_group)
-            self._survey = Survey(self._module)
+            self._survey = Survey(self._module, self._clock)
 
     def start_forward(self) -> bool:
         """A forward pass begins whose backward will be synchronised.  Whether nothing must be on its way in it."""

@@ -5,6 +5,7 @@ In: a wrapper.  Out: gradients, weights and buffers that are the same on all ran
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ class Synchroniser:
             policy = Scheme.DENSE.value
         if self.group.size == 1:
             return None
-        return Planning(self.group, self._module, policy, self._process_group)
+        clock = time.perf_counter if self.taking is None else self.taking.turn.read_clock
+        return Planning(self.group, self._module, policy, self._process_group, clock)
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
