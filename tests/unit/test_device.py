@@ -17,7 +17,7 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
-from undertow.torch.device import DeviceCopier, HostCopier, copier_for, host_memory
+from undertow.torch.device import DeviceCopier, HostCopier, copier_for, find_free_bytes, host_memory, name_device
 
 DEVICE = torch.device("cuda", 1)
 
@@ -221,3 +221,40 @@ def test_without_a_copy_it_leaves_at_once() -> None:
     make_group(loop).contribute([Contribution(0, memory, memory, 1, results.append)])
     assert len(results) == 1
     assert not loop.later_calls
+
+
+def test_the_cores_of_a_host_are_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert name_device(torch.device("cpu")) == "cpu"
+
+
+def test_workers_with_cores_of_their_own_share_them_with_their_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 2})
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert name_device(torch.device("cpu")) == "cpu 2,3"
+
+
+class Properties:
+    def __init__(self, uuid: str | None) -> None:
+        if uuid is not None:
+            self.uuid = uuid
+
+
+@pytest.mark.parametrize(("uuid", "name"), [("GPU-12ab", "cuda GPU-12ab"), (None, "cuda 1")])
+def test_a_device_has_the_name_that_all_processes_know(
+    monkeypatch: pytest.MonkeyPatch, uuid: str | None, name: str
+) -> None:
+    module = type("Module", (), {"get_device_properties": lambda self, index: Properties(uuid)})()
+    monkeypatch.setattr("torch.get_device_module", lambda device: module)
+    assert name_device(DEVICE) == name
+
+
+def test_free_memory_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("Module", (), {"mem_get_info": lambda self, device: (5, 8)})()
+    monkeypatch.setattr("torch.get_device_module", lambda device: module)
+    assert find_free_bytes(DEVICE) == 5
+
+
+def test_free_memory_of_the_host_is_a_number_of_bytes() -> None:
+    assert find_free_bytes(torch.device("cpu")) > 1 << 20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,12 +59,26 @@ def test_empty_variable_counts_as_not_set() -> None:
         ({"UNDERTOW_SMALLEST_SLICE": "0"}, "slice of 0 bytes"),
         ({"UNDERTOW_CREDIT": "1048576"}, "two slices of 4194304: .* lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"),
         ({"UNDERTOW_WAIT_FREE": "maybe"}, "UNDERTOW_WAIT_FREE='maybe' is not a valid bool"),
+        ({"UNDERTOW_SHARE_WEIGHT": "0"}, "a weight of 0 is not possible"),
+        ({"UNDERTOW_SHARE_WEIGHT": "inf"}, "a weight of inf is not possible"),
         ({"UNDERTOW_PRIORITY": "no"}, "UNDERTOW_PRIORITY='no' is not valid for priority: use one of both, push, off"),
     ],
 )
 def test_impossible_values_are_refused_in_words(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_settings(variables)
+
+
+def test_a_job_shares_only_if_it_is_told_to() -> None:
+    assert read_settings({}).sharing is None
+    assert read_settings({"UNDERTOW_SHARE": "0"}, share_weight=2.0).sharing is None
+
+
+def test_a_job_that_shares_has_a_name_and_one_worker_of_a_host_that_speaks() -> None:
+    given = read_settings({"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_NAME": "night", "LOCAL_RANK": "1"}).sharing
+    assert given is not None and (given.name, given.is_spokesman) == ("night", False)
+    by_itself = read_settings({}, share=True).sharing
+    assert by_itself is not None and by_itself.name == Path(sys.argv[0]).stem and by_itself.is_spokesman
 
 
 def test_unknown_argument_is_refused_with_the_known_ones() -> None:
