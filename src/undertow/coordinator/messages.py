@@ -71,9 +71,9 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True):
-    """To rank 0: on this worker's device the job is behind all others by so much."""
+    """To rank 0: on this worker's device the job is far behind all others; let it count as having had so much."""
 
-    by_s: float
+    to_s: float
 
 
 Message = Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing | Standing | Behind

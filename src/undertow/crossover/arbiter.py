@@ -137,6 +137,8 @@ class Arbiter:
             self._dismiss(visitor)
             return
         for line in visitor.lines.feed(data):
+            if visitor.number not in self._visitors:
+                return  # dismissed for what came before: a Hello now would be of nobody
             message = messages.decode_to_arbiter(line)
             now = time.monotonic()
             if isinstance(message, messages.Query):
@@ -191,7 +193,7 @@ class Arbiter:
 
 def _claim(path: Path) -> IO[bytes]:
     """Be the only one at this socket, for as long as the result is open."""
-    lock = path.with_suffix(".lock").open("ab")
+    lock = path.with_name(f"{path.name}.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -201,7 +203,8 @@ def _claim(path: Path) -> IO[bytes]:
 
 
 def _listen(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)  # of an arbiter that was killed: the lock says that nobody lives there
+    if path.is_socket():
+        path.unlink()  # of an arbiter that was killed: the lock says that nobody lives there
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:

@@ -35,7 +35,7 @@ CHUNK_BYTES = 1 << 16
 class Turn:
     """The turn of one device.  Any thread of the worker may use it; the worker holds it as a whole.
 
-    `tell` is called with the job's standing in the first worker, `lift` with how far it is behind in any.
+    `tell` is called with the job's standing in the first worker, `lift` with what it should have had by now in any.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Turn:
         path: Path,
         *,
         tell: Callable[[int, Place], None] = lambda step, place: None,
-        lift: Callable[[float], None] = lambda by_s: None,
+        lift: Callable[[float], None] = lambda to_s: None,
         synchronise: Callable[[], None] = lambda: None,
         speaks: bool = True,
     ) -> None:
@@ -61,6 +61,11 @@ class Turn:
     @property
     def mode(self) -> Mode:
         return self._part.mode
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker computes."""
+        return self._part.is_computing
 
     @property
     def waited_s(self) -> float:
@@ -85,14 +90,18 @@ class Turn:
     def take(self) -> None:
         """Return when this worker may compute."""
         with self._changed:
-            self._send(self._part.take(time.monotonic()))
             began_s = time.monotonic()
             try:
-                while not self._part.is_computing:
+                while True:
+                    # Again each time: another thread may have given back what this one waited for.
+                    self._send(self._part.take(time.monotonic()))
+                    if self._part.is_computing:
+                        return
                     if not self._changed.wait(ASK_EVERY_S):
                         self._ask_for_a_sign(began_s)
             except BaseException:  # interrupted: nobody will use the turn
                 self._send(self._part.give(time.monotonic()))
+                self._changed.notify_all()  # other threads ask for themselves
                 raise
 
     def give(self) -> None:
@@ -132,10 +141,10 @@ class Turn:
         with self._changed:
             self._part.standings.hear(step, place)
 
-    def raise_standing(self, by_s: float) -> None:
-        """In the first worker: on another host the job is behind by so much."""
+    def raise_standing(self, to_s: float) -> None:
+        """In the first worker: on another host the job is far behind, and should count as having had so much."""
         with self._changed:
-            self._send([messages.Lift(by_s)])
+            self._send([messages.Lift(to_s)])
 
     def close(self) -> None:
         """Leave.  What is computed from now on needs no turn."""
@@ -169,9 +178,13 @@ class Turn:
     def _send(self, said: list[ToArbiter]) -> None:
         if self._connection is None or not said:
             return
+        words = b"".join(map(messages.encode, said))
         try:
-            self._connection.sendall(b"".join(map(messages.encode, said)))
+            # Never wait for one that does not read: some kilobytes unread are minutes of silence.
+            is_sent = self._connection.send(words, socket.MSG_DONTWAIT) == len(words)
         except OSError:
+            is_sent = False
+        if not is_sent:
             self._lose_arbiter()
 
     def _lose_arbiter(self) -> None:
@@ -199,6 +212,7 @@ class Turn:
             except ConfigError as error:
                 self._say_that_it_is_loose(str(error))
                 return
+        self._part_with_arbiter()  # that was met when it had just been closed
 
     def _hear_all(self, connection: socket.socket, lines: Lines) -> None:
         with contextlib.suppress(OSError, ValueError):

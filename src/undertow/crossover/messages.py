@@ -7,33 +7,41 @@ with `Status`; `Stop` ends the arbiter.
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import msgspec
 
 VERSION = 1
 MOST_BYTES = 1 << 20  # of one line
+
+# What a worker says is looked at before anybody counts with it: one that has gone mad must not spoil the others' turns.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]  # all cores of a large host have a long name
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A worker that wants to take part."""
 
     version: int
-    job: str
-    name: str
-    rank: int
-    world_size: int
-    pid: int
-    device: str
+    job: Text
+    name: Text
+    rank: Number
+    world_size: Number
+    pid: Number
+    device: Text
     weight: float = 1.0
     is_urgent: bool = False
-    growth_bytes: int = 0  # memory that it will still take
-    free_bytes: int = 0  # memory of the device that nobody has
+    growth_bytes: Number = 0  # memory that it will still take
+    free_bytes: Number = 0  # memory of the device that nobody has
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """May I compute?  With the job's place in the order of all jobs, if it is known."""
 
-    virtual_s: float | None = None
-    cost_s: float = 0.0
+    virtual_s: Seconds | None = None
+    cost_s: Seconds = 0.0
 
 
 class Give(msgspec.Struct, frozen=True, tag=True):
@@ -43,17 +51,17 @@ class Give(msgspec.Struct, frozen=True, tag=True):
 class EndStep(msgspec.Struct, frozen=True, tag=True):
     """One more step is done, or several since the last word; what they took, as the worker itself has seen it."""
 
-    step: int  # the last of them
-    steps: int
-    compute_s: float
-    network_s: float  # that it waited for the network
+    step: Number  # the last of them
+    steps: Number
+    compute_s: Seconds
+    network_s: Seconds  # that it waited for the network
     is_alone: bool = False  # nobody counted the device time for it
 
 
 class Lift(msgspec.Struct, frozen=True, tag=True):
-    """From a job's first worker: on another host the job is behind by so much."""
+    """From a job's first worker: on another host the job is far behind, and should count as having had so much."""
 
-    by_s: float
+    to_s: Seconds
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):

@@ -68,8 +68,8 @@ class Office:
                 return self._carry_out(device.give(member, now), device)
             case messages.EndStep():
                 return self._end_step(member, guest, message, now)
-            case messages.Lift(by_s):
-                device.lift(member, by_s)
+            case messages.Lift(to_s):
+                device.lift(member, to_s)
                 return []
         raise ValueError(f"a {type(message).__name__} from a worker")
 
@@ -148,8 +148,10 @@ class Office:
         if message.is_alone:
             device.report(member, message.compute_s)
         letters: Letters = []
-        if guest.hello.rank == 0:
-            letters = self._carry_out(device.end_step(member, message.step, now), device)
+        if guest.hello.rank != 0:
+            device.mark_step(member, now)
+        else:
+            letters = self._carry_out(device.end_step(member, message.step, now, steps=message.steps), device)
             letters += self._say_who_cannot_gain(device, guest.hello.job)
         return letters
 

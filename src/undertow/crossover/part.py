@@ -74,9 +74,7 @@ class Part:
         self._step += 1
         self._steps += 1
         if self.mode is Mode.SHARED or now - self._word_s > WORD_EVERY_S:
-            is_uncounted = self.mode is not Mode.SHARED
-            said += [messages.EndStep(self._step, self._steps, self._compute_s, self._network_s, is_uncounted)]
-            self._steps, self._compute_s, self._network_s, self._word_s = 0, 0.0, 0.0, now
+            said += self._tell_steps(now)
         return said
 
     def note_network(self, seconds: float) -> None:
@@ -103,13 +101,21 @@ class Part:
             case messages.Recall():
                 self.is_recalled = self.is_granted
             case messages.Company():
+                said = self._tell_steps(now) if self._steps else []  # those that nobody counted
                 self.mode, self.is_granted = Mode.SHARED, self.is_computing
-                return [] if self.is_computing else [messages.Give()]
+                return said if self.is_computing else [*said, messages.Give()]
             case messages.Solitude():
                 self._be_free(Mode.ALONE, now)
             case messages.Standing(step, virtual_s, cost_s):
                 self.standings.hear(step, Place(virtual_s, cost_s))
         return []
+
+    def _tell_steps(self, now: float) -> list[ToArbiter]:
+        """All since the last word."""
+        is_uncounted = self.mode is not Mode.SHARED
+        said = messages.EndStep(self._step, self._steps, self._compute_s, self._network_s, is_uncounted)
+        self._steps, self._compute_s, self._network_s, self._word_s = 0, 0.0, 0.0, now
+        return [said]
 
     def _be_free(self, mode: Mode, now: float) -> None:
         self.mode = mode

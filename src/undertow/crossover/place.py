@@ -26,7 +26,15 @@ def find_socket(chosen: str = "") -> Path:
 
 def prepare_folder(path: Path) -> None:
     """Make the socket's folder; refuse one that others could change."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        pass  # it is no folder: refused below
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent} cannot be made ({error.strerror}): choose another place for the arbiter's socket with "
+            "UNDERTOW_SHARE_SOCKET"
+        ) from None
     check_folder(path)
 
 

@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 LEASE_S = 30.0
-# A turn that has lasted for less than this part of a step is as good as not begun: hosts that saw two jobs come in
-# different orders set it right, or one of them would compute A while the other computes B for ever.
+# A step of which less than this part is computed is as good as not begun: hosts that saw two jobs come in different
+# orders set it right, or one of them would compute A while the other computes B for ever.
 YOUNG = 0.1
 # A job is far behind if it has had less than the other by this part of a step: else it can wait until that one
-# waits for the network, which happens once in a step.
+# waits for the network, which happens once in a step.  So it can if that one is nearer to its end: whose communication
+# could begin first goes first, and then both are busy.
 FAR = 0.5
 # The most that a job saves up by not computing, in seconds of device time per weight.
 CREDIT_S = 2.0
@@ -46,7 +47,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Grant:
-    """The worker may compute.  Its job is behind the others' times by `lift_s`, which its first worker should hear."""
+    """The worker may compute.  If its job is far behind the others' counts, its first worker should hear of
+    `lift_s`: the least that the job counts as having had."""
 
     member: int
     lift_s: float = 0.0
@@ -108,6 +110,7 @@ class Account:
     turns: int = 0
     cost_s: float = 0.0  # of the last step, per weight
     step_virtual_s: float = 0.0  # `virtual_s` when that ended
+    step_used_s: float = 0.0  # `used_s` when a step last ended here
 
     @property
     def key_s(self) -> float:
@@ -119,9 +122,25 @@ class Account:
         return self.cost_s if self.place is None else self.place.cost_s
 
     @property
+    def begun_s(self) -> float:
+        """What it has computed of its step."""
+        return self.used_s - self.step_used_s
+
+    @property
+    def rest_s(self) -> float:
+        """What is left of its step, by what a step costs."""
+        return self.step_s * self.terms.weight - self.begun_s
+
+    @property
     def rank(self) -> tuple[bool, float, str]:
         """The lower one goes first; of equals always the same one."""
         return not self.terms.is_urgent, self.key_s, self.terms.job
+
+    def raise_to(self, virtual_s: float) -> None:
+        """It counts as having had so much at least, which is no cost of a step."""
+        missing_s = max(0.0, virtual_s - self.virtual_s)
+        self.virtual_s += missing_s
+        self.step_virtual_s += missing_s
 
 
 @dataclass
@@ -142,6 +161,7 @@ class Turns:
         self.accounts: dict[str, Account] = {}
         self.turn: Turn | None = None
         self._jobs: dict[int, str] = {}
+        self._unsettled: set[int] = set()  # members that were told of company and have not given back since
         self._charged_s = 0.0  # up to when the turn's time is on its account
         self._virtual_s = 0.0  # how far the job is that was served last: newcomers begin here
 
@@ -160,6 +180,7 @@ class Turns:
             return []
         # Until now the other job computed without asking: perhaps it does at this moment.
         self.turn = Turn(before[0], now, set(before[0].members))
+        self._unsettled = set(before[0].members)
         self._charged_s = now
         return [Company(other) for other in sorted(before[0].members)]
 
@@ -182,6 +203,8 @@ class Turns:
         account = self._account_of(member)
         if self.is_alone:
             return [Grant(member)]
+        if member in self._unsettled:
+            return []  # from before it was alone: by now it may compute, and gives back before it asks again
         self._drop(member, now)
         account.place = place if place is not None else account.place
         account.waiting[member] = now
@@ -193,22 +216,27 @@ class Turns:
         self._drop(member, now)
         return self._decide(now)
 
-    def end_step(self, member: int, step: int, now: float) -> list[Instruction]:
-        """A job's first worker has ended a step."""
+    def mark_step(self, member: int, now: float) -> None:
+        """A worker has ended a step."""
         self._charge(now)
+        account = self._account_of(member)
+        account.step_used_s = account.used_s
+
+    def end_step(self, member: int, step: int, now: float, *, steps: int = 1) -> list[Instruction]:
+        """The same of a job's first worker, or several steps since the last word."""
+        self.mark_step(member, now)
         account = self._account_of(member)
         # Who waits for the network more than for the device has a low count for good: it must not become a debt
         # that the others would have to pay for minutes.
-        account.virtual_s = max(account.virtual_s, self._virtual_s - CREDIT_S)
-        account.cost_s = max(0.0, account.virtual_s - account.step_virtual_s)
+        account.raise_to(self._virtual_s - CREDIT_S)
+        account.cost_s = max(0.0, account.virtual_s - account.step_virtual_s) / steps
         account.step_virtual_s = account.virtual_s
         return [Standing(member, step, account.virtual_s, account.cost_s)]
 
-    def lift(self, member: int, by_s: float) -> None:
+    def lift(self, member: int, to_s: float) -> None:
         """The job is behind on another host, where longer jobs are: it must not make up for their past."""
-        account = self._account_of(member)
-        account.virtual_s += max(0.0, by_s)
-        account.step_virtual_s += max(0.0, by_s)
+        # To where, not by how much: every host says it, in every turn, until the new count has come round.
+        self._account_of(member).raise_to(to_s)
 
     def report(self, member: int, used_s: float) -> None:
         """A worker that was alone has computed for so long."""
@@ -248,6 +276,7 @@ class Turns:
     def _drop(self, member: int, now: float) -> None:
         """It neither waits nor computes any more."""
         account = self._account_of(member)
+        self._unsettled.discard(member)
         since_s = account.waiting.pop(member, None)
         if since_s is not None:
             account.waited_s += (now - since_s) / len(account.members)
@@ -273,14 +302,15 @@ class Turns:
             first.turns += 1
         if first is self.turn.account:
             return [] if self.turn.is_recalled else list(self._let_in(self.turn, now))
-        if not self.turn.is_recalled and self._goes_before(first, self.turn, now):
+        if not self.turn.is_recalled and _goes_before(first, self.turn.account):
             self.turn.is_recalled = True
             return [Recall(member) for member in sorted(self.turn.computing)]
         return []
 
     def _let_in(self, turn: Turn, now: float) -> Iterator[Grant]:
         account = turn.account
-        lift_s = max(0.0, self._virtual_s - CREDIT_S - account.key_s)
+        least_s = self._virtual_s - CREDIT_S
+        lift_s = least_s if account.key_s < least_s else 0.0
         for member, since_s in list(account.waiting.items()):
             account.waited_s += (now - since_s) / len(account.members)
             turn.computing.add(member)
@@ -288,21 +318,23 @@ class Turns:
         account.waiting.clear()
         self._virtual_s = max(self._virtual_s, account.key_s)
 
-    def _goes_before(self, first: Account, turn: Turn, now: float) -> bool:
-        """Whether this job does not wait until the turn ends by itself."""
-        holder = turn.account
-        if first.rank > holder.rank:
-            return False
-        if first.terms.is_urgent is not holder.terms.is_urgent:
-            return True
-        is_young = now - turn.since_s < YOUNG * holder.step_s * holder.terms.weight
-        is_far = first.key_s + FAR * min(first.step_s, holder.step_s) < holder.key_s
-        return is_young or is_far
-
     def _free(self, now: float) -> list[Instruction]:
         """One job is left, or none: there are no turns any more."""
         for account in self.accounts.values():
             for member in list(account.waiting):
                 self._drop(member, now)
+            account.place = None  # it is not counted on other hosts any more
         self.turn = None
+        self._unsettled.clear()
         return [Solitude(member) for account in self.accounts.values() for member in sorted(account.members)]
+
+
+def _goes_before(first: Account, holder: Account) -> bool:
+    """Whether this job does not wait until the other one's turn ends by itself."""
+    if first.rank > holder.rank:
+        return False
+    if first.terms.is_urgent is not holder.terms.is_urgent:
+        return True
+    is_young = holder.begun_s < YOUNG * holder.step_s * holder.terms.weight
+    is_far = first.key_s + FAR * min(first.step_s, holder.step_s) < holder.key_s
+    return is_young or (is_far and first.rest_s < holder.rest_s)

@@ -87,9 +87,9 @@ def shutdown(error: str = "") -> None:
     with _lock:
         groups, _settings = list(_groups.values()), None
         _groups.clear()
+        sharing.close_all()  # first: to say goodbye may take long, and needs no device
         for group in groups:
             group.close(error)
-        sharing.close_all()
         if _loop is not None:
             _loop.stop()
             _loop = None

@@ -84,7 +84,7 @@ def _make_turn(group: Group, device: SharedDevice) -> Turn:
         hello,
         find_socket(sharing.socket),
         tell=lambda step, place: group.tell(messages.Standing(step, place.virtual_s, place.cost_s)),
-        lift=lambda by_s: _lift(group, device.name, by_s),
+        lift=lambda to_s: _lift(group, device.name, to_s),
         synchronise=device.synchronise,
         speaks=sharing.is_spokesman,
     )
@@ -92,16 +92,16 @@ def _make_turn(group: Group, device: SharedDevice) -> Turn:
 
 def _hear(turn: Turn, group: Group, peer: int, message: messages.Standing | messages.Behind) -> None:
     if isinstance(message, messages.Behind) and group.rank == COORDINATOR:
-        turn.raise_standing(message.by_s)
+        turn.raise_standing(message.to_s)
     elif isinstance(message, messages.Standing) and peer == COORDINATOR:
         if not math.isfinite(message.virtual_s + message.cost_s):
             raise Unexpected(f"rank {peer} says that the job has had {message.virtual_s} s")
         turn.hear_standing(message.step, Place(message.virtual_s, message.cost_s))
 
 
-def _lift(group: Group, device: str, by_s: float) -> None:
+def _lift(group: Group, device: str, to_s: float) -> None:
     turn = find_turn(device)
     if group.rank != COORDINATOR:
-        group.tell(messages.Behind(by_s))
+        group.tell(messages.Behind(to_s))
     elif turn is not None:
-        turn.raise_standing(by_s)
+        turn.raise_standing(to_s)

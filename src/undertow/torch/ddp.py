@@ -122,9 +122,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if taking is not None:
             taking.begin_forward()
         inputs, kwargs = self._move(inputs, kwargs)
-        outputs = self.module(*inputs, **kwargs)
-        if taking is not None:
-            taking.end_forward(outputs)
+        outputs = self.module(*inputs, **kwargs) if taking is None else taking.compute(self.module, inputs, kwargs)
         # As torch has it: buffers follow the next time if this forward trained.
         self.require_forward_param_sync = synchronises
         if self._synchroniser is not None:

@@ -22,6 +22,8 @@ from undertow.torch.hooks import ForwardHook, never_compiled
 from undertow.torch.overlap import find_readers
 from undertow.torch.passes import find_tensors
 
+# Taken for an optimizer's step.
+_stepping: set[Turn] = set()
 # Of a job that trains: a gradient and two moments for every parameter, which are there already.
 GROWTH = 3
 
@@ -40,8 +42,23 @@ class Taking:
     def begin_forward(self) -> None:
         self.turn.take()
 
+    def compute(self, module: torch.nn.Module, inputs: Any, kwargs: Any) -> Any:
+        """The forward pass itself."""
+        try:
+            outputs = module(*inputs, **kwargs)
+        except BaseException:
+            self._give_up()
+            raise
+        self._end_forward(outputs)
+        return outputs
+
     @never_compiled
-    def end_forward(self, outputs: Any) -> None:
+    def _give_up(self) -> None:
+        """Nobody knows what a script does that has caught this: others need not wait for it."""
+        self.turn.give()
+
+    @never_compiled
+    def _end_forward(self, outputs: Any) -> None:
         """If a backward pass follows it goes on with the turn."""
         leads_on = False
         for tensor in find_tensors(outputs):
@@ -53,7 +70,21 @@ class Taking:
 
     def _begin_backward(self, gradient: torch.Tensor) -> None:
         self.turn.take()
-        torch.autograd.Variable._execution_engine.queue_callback(self.turn.give)
+        torch.autograd.Variable._execution_engine.queue_callback(_End(self.turn))
+
+
+class _End:
+    """Of a backward pass.  Autograd does not call it if the pass fails, but lets go of it."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn: Turn | None = turn
+
+    def __call__(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.give()
+
+    __del__ = __call__
 
 
 def share_device(group: Group, module: torch.nn.Module) -> Taking | None:
@@ -94,13 +125,15 @@ def _watch_optimizers() -> None:
 
 def _take(optimizer: torch.optim.Optimizer) -> None:
     turn = _find_turn(optimizer)
-    if turn is not None:
+    if turn is not None and not turn.is_held:  # else it is somebody's who gives it back, such as a backward pass
         turn.take()
+        _stepping.add(turn)
 
 
 def _give(optimizer: torch.optim.Optimizer) -> None:
     turn = _find_turn(optimizer)
-    if turn is not None:
+    if turn is not None and turn in _stepping:
+        _stepping.discard(turn)
         turn.give()
 
 
