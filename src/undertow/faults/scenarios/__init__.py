@@ -14,6 +14,8 @@ from undertow.faults.scenarios.losses import run_cut, run_killed, run_slow, run_
 from undertow.faults.scenarios.nonsense import run_babble_and_death, run_nonsense, run_repeats
 from undertow.faults.scenarios.restarts import run_restart
 from undertow.faults.scenarios.schedules import run_credit, run_gathering, run_join, run_schedule
+from undertow.faults.scenarios.turn_order import run_turns_killed, run_turns_order, run_turns_shares
+from undertow.faults.scenarios.turns import run_turns, run_turns_faults
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ SCENARIOS = [
     Scenario("restart", 5, run_restart),
     Scenario("disagree", 4, run_disagree),
     Scenario("slow-goodbye", 4, run_slow_goodbye),
+    Scenario("turns", 5, run_turns),
+    Scenario("turns-faults", 5, run_turns_faults),
+    Scenario("turns-order", 4, run_turns_order),
+    Scenario("turns-shares", 4, run_turns_shares),
+    Scenario("turns-killed", 4, run_turns_killed),
 ]
 
 

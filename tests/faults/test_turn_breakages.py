@@ -1,0 +1,225 @@
+"""The same for jobs that share devices: for each claim a policy, an arbiter or a worker that breaks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.faults.test_breakages import Break, Patch, find_broken, wrap
+from undertow.crossover import standing
+from undertow.crossover.messages import Recall, Solitude
+from undertow.crossover.part import Part
+from undertow.crossover.standing import Standings
+from undertow.crossover.turns import Account, Grant, Turns
+
+# Who goes first
+
+
+def order_by_what_each_host_counts(patch: Patch) -> None:
+    patch.setattr(Standings, "place_for", lambda self, step: None)
+
+
+def place_by_the_latest_count(patch: Patch) -> None:
+    """Whatever has come already, which is not the same on all hosts."""
+    patch.setattr(standing, "LAG", 0)
+
+
+def serve_who_has_had_most(patch: Patch) -> None:
+    patch.setattr(Account, "rank", property(lambda self: (not self.terms.is_urgent, -self.key_s, self.terms.job)))
+
+
+def serve_in_order_of_arrival(patch: Patch) -> None:
+    def rank(self: Account) -> tuple[bool, float, str]:
+        return not self.terms.is_urgent, min(self.waiting.values(), default=0.0), self.terms.job
+
+    patch.setattr(Account, "rank", property(rank))
+    patch.setattr(Turns, "_goes_before", lambda *_: False)
+
+
+def forget_weights(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def join(self: Turns, member: int, terms: Any, now: float) -> Any:
+            return real(self, member, replace(terms, weight=1.0), now)
+
+        return join
+
+    wrap(patch, Turns, "join", make)
+
+
+def know_no_urgency(patch: Patch) -> None:
+    patch.setattr(Account, "rank", property(lambda self: (False, self.key_s, self.terms.job)))
+
+
+def recall_nobody(patch: Patch) -> None:
+    patch.setattr(Turns, "_goes_before", lambda *_: False)
+
+
+def hear_no_recall(patch: Patch) -> None:
+    wrap(
+        patch,
+        Part,
+        "hear",
+        lambda real: lambda self, message, now: [] if isinstance(message, Recall) else real(self, message, now),
+    )
+
+
+# Counts
+
+
+def count_nothing(patch: Patch) -> None:
+    patch.setattr(Turns, "_charge", lambda self, now: None)
+
+
+def count_every_lift(patch: Patch) -> None:
+    """By how much, not to where: it is said by every host and in every turn."""
+
+    def lift(self: Turns, member: int, to_s: float) -> None:
+        account = self._account_of(member)
+        account.virtual_s += max(0.0, to_s - account.key_s)
+
+    patch.setattr(Turns, "lift", lift)
+
+
+# One at a time
+
+
+def let_everybody_in(patch: Patch) -> None:
+    patch.setattr(Turns, "ask", lambda self, member, now, place=None: [Grant(member)])
+
+
+def let_one_in_too_many(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def ask(self: Turns, member: int, now: float, place: Any = None) -> Any:
+            answer = real(self, member, now, place)
+            return answer if answer or self.turn is None or self.turn.is_recalled else [Grant(member)]
+
+        return ask
+
+    wrap(patch, Turns, "ask", make)
+
+
+def say_nothing_of_company(patch: Patch) -> None:
+    wrap(patch, Turns, "join", lambda real: lambda self, *rest: real(self, *rest)[:0])
+
+
+def start_with_a_free_turn(patch: Patch) -> None:
+    """Whoever was alone does not hold the turn when somebody comes."""
+
+    def make(real: Any) -> Any:
+        def join(self: Turns, *rest: Any) -> Any:
+            told = real(self, *rest)
+            self.turn = None
+            return told
+
+        return join
+
+    wrap(patch, Turns, "join", make)
+
+
+def believe_old_words(patch: Patch) -> None:
+    wrap(patch, Turns, "ask", lambda real: lambda self, *rest: self._unsettled.clear() or real(self, *rest))
+
+
+# Nobody is forgotten
+
+
+def have_no_lease(patch: Patch) -> None:
+    patch.setattr(Turns, "deadline_s", None)
+
+
+def have_a_short_lease(patch: Patch) -> None:
+    """Shorter than a step."""
+    wrap(patch, Turns, "__init__", lambda real: lambda self, lease_s: real(self, 0.001))
+
+
+def keep_the_turn_of_who_has_left(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def leave(self: Turns, member: int, now: float) -> Any:
+            turn = self.turn
+            told = real(self, member, now)
+            self.turn = turn or self.turn
+            return told[:0]
+
+        return leave
+
+    wrap(patch, Turns, "leave", make)
+
+
+def tell_nobody_who_is_left(patch: Patch) -> None:
+    wrap(patch, Turns, "_free", lambda real: lambda self, now: real(self, now)[:0])
+
+
+def grant_only_the_first_of_a_job(patch: Patch) -> None:
+    wrap(patch, Turns, "_let_in", lambda real: lambda self, *rest: list(real(self, *rest))[:1])
+
+
+def decide_nothing_after_a_give(patch: Patch) -> None:
+    patch.setattr(Turns, "give", lambda self, member, now: self._charge(now) or self._drop(member, now) or [])
+
+
+def never_give_back(patch: Patch) -> None:
+    def give(self: Part, now: float) -> list[Any]:
+        self._stop(now)
+        return []
+
+    patch.setattr(Part, "give", give)
+
+
+def wait_for_an_arbiter_that_is_gone(patch: Patch) -> None:
+    patch.setattr(Part, "lose", lambda self, now: None)
+
+
+def stay_alone_for_ever(patch: Patch) -> None:
+    """Even when there is company again."""
+
+    def make(real: Any) -> Any:
+        def hear(self: Part, message: Any, now: float) -> Any:
+            said = real(self, message, now)
+            self.is_alone_for_good = getattr(self, "is_alone_for_good", False) or isinstance(message, Solitude)
+            if self.is_alone_for_good:
+                self.mode = type(self.mode).ALONE
+            return said
+
+        return hear
+
+    wrap(patch, Part, "hear", make)
+
+
+@pytest.mark.parametrize(
+    ("broken", "scenario", "claim"),
+    [
+        (order_by_what_each_host_counts, "turns-order", "^convoy"),
+        (serve_who_has_had_most, "turns-shares", "^shares: . has hardly begun"),
+        (serve_in_order_of_arrival, "turns-shares", "^shares"),
+        (forget_weights, "turns-shares", "^shares"),
+        (recall_nobody, "turns-shares", "^shares"),
+        (recall_nobody, "turns", "is urgent and has waited"),
+        (know_no_urgency, "turns", "is urgent and has waited"),
+        (hear_no_recall, "turns", "is urgent and has waited"),
+        (count_nothing, "turns-shares", "^shares"),
+        (let_everybody_in, "turns", "^two jobs compute at a time"),
+        (let_one_in_too_many, "turns", "^two jobs compute at a time"),
+        (say_nothing_of_company, "turns", "believes that"),
+        (start_with_a_free_turn, "turns", "disagree on whether it has the turn"),
+        (believe_old_words, "turns", "disagree on whether it waits"),
+        (have_no_lease, "turns-killed", "^B should have ended"),
+        (have_a_short_lease, "turns", "although nobody has overstayed"),
+        (keep_the_turn_of_who_has_left, "turns-faults", "believes that|^a free turn"),
+        (tell_nobody_who_is_left, "turns", "believes that"),
+        (grant_only_the_first_of_a_job, "turns", "disagree on whether it waits"),
+        (decide_nothing_after_a_give, "turns", "^a free turn"),
+        (never_give_back, "turns", "disagree on whether it"),
+        (wait_for_an_arbiter_that_is_gone, "turns-faults", "disagree on whether"),
+        (stay_alone_for_ever, "turns", "believes that"),
+        (place_by_the_latest_count, "turns-order", "disagree on its place"),
+        (count_every_lift, "turns", "^the arbiter of host . counts"),
+    ],
+)
+def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, scenario: str, claim: str) -> None:
+    broken(monkeypatch)
+    outcome = find_broken(scenario, claim)
+    told = outcome.explain()
+    assert len(outcome.story) > 1
+    assert told[-2:] == [f"broken: {outcome.broken}", f"replay: {outcome.replay}"]
