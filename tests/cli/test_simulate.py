@@ -21,6 +21,7 @@ from undertow.sim.schedules import list_schedules
 
 SYSTEMS = ["ps", "wfbp", "ddp", "p3", "undertow"]
 RESNET = ("--model", "resnet50", "--hosts", "1,2,4", "--bandwidth", "4gbit", "--systems", ",".join(SYSTEMS))
+PLAIN = ("--model", "resnet50", "--systems", "plain")
 
 
 class Ended(NamedTuple):
@@ -74,7 +75,7 @@ def test_help_has_every_option_and_examples(simulate: Simulate, monkeypatch: pyt
         assert words in ended.out
     for words in ("--jitter", "--stragglers", "--straggle", "--seed", "--steps", "--find-bandwidth", "--find-hosts"):
         assert words in ended.out
-    for words in ("--against", "--out", "--list", "--debug"):
+    for words in ("--share", "--weights", "--urgent", "--against", "--out", "--list", "--debug"):
         assert words in ended.out
     assert "undertow simulate --model vgg19-22k --hosts 1,2,4,8,16,32 --bandwidth 10gbit" in ended.out
     assert "undertow simulate --profile mine.json --hosts 8 --find-bandwidth 90%" in ended.out
@@ -176,6 +177,39 @@ def test_latency_and_noise_are_those_asked_for(simulate: Simulate, tmp_path: Pat
     assert find_ms("--stragglers", "100%", "--straggle", "3", "--steps", "2") == pytest.approx(3 * calm_ms, rel=0.05)
 
 
+# Several jobs
+
+
+def test_jobs_that_share_the_hosts_have_a_table_for_each_system(simulate: Simulate, tmp_path: Path) -> None:
+    path = tmp_path / "share.json"
+    common = (
+        "--profile",
+        write_profile(tmp_path),
+        "--hosts",
+        "2",
+        "--bandwidth",
+        "2gbit",
+        "--share",
+        "googlenet,googlenet",
+    )
+    ended = simulate(*common, "--weights", "1,2,1", "--urgent", "0", "--steps", "2", "--out", path)
+    assert ended.code == 0, ended.err
+    for system in ("plain", "undertow"):
+        assert f"mine and googlenet and googlenet, {system}, 2 hosts, 2 Gbit/s, simulated" in ended.out
+    assert [row[0] for row in ended.rows] == ["one", "together", "crossover"]
+    assert [cell for row in ended.rows for cell in row[-2:]][:3] == ["1.000", "–", ended.rows[1][-2]]
+    assert "mine, urgent: computes 180 ms and waits" in ended.out
+    assert "googlenet, weight 2: computes" in ended.out
+    assert f"written: {path}" in ended.err
+    read = json.loads(path.read_text())
+    assert (read["origin"], [case["system"] for case in read["cases"]]) == ("simulated", ["plain", "undertow"])
+    for case in read["cases"]:
+        assert [row["arrangement"] for row in case["rows"]] == ["one after the other", "together", "crossover"]
+        assert [job["model"] for job in case["jobs"]] == ["mine", "googlenet", "googlenet"]
+        for row in case["rows"][1:]:
+            assert row["gain"] == pytest.approx(sum(1 / slow_down for slow_down in row["slow_downs"]))
+
+
 # Questions
 
 
@@ -268,6 +302,18 @@ def test_an_error_is_one_line_of_the_command(cli: Cli) -> None:
         (("--against", __file__), "test_simulate.py is not a results file of undertow"),
         ((*RESNET, "--out", "run.txt"), "--out run.txt: give it the ending .json"),
         ((*RESNET, "--out", "/nowhere/run.json"), "--out /nowhere/run.json: the folder /nowhere is not there"),
+        ((*RESNET, "--share", ","), "--share is empty: name the models of the jobs"),
+        ((*RESNET, "--share", "vgg"), "unknown model 'vgg'; did you mean 'vgg19'?"),
+        ((*RESNET, "--share", "vgg19"), "ddp takes no turns: name a system that does, such as undertow"),
+        ((*PLAIN, "--share", "vgg19", "--weights", "1"), "--weights has 1 numbers for 2 jobs: give one for each"),
+        ((*PLAIN, "--share", "vgg19", "--weights", "1,much"), "--weights '1,much' is not a list of numbers"),
+        ((*PLAIN, "--share", "vgg19", "--weights", "1,0"), "a weight of 0 is not possible: give one above 0"),
+        (
+            (*PLAIN, "--share", "vgg19", "--urgent", "2"),
+            "--urgent 2: the jobs are 0, which is --model or --profile, to 1",
+        ),
+        ((*PLAIN, "--urgent", "0"), "--weights and --urgent are for jobs that share: name the others with --share"),
+        ((*PLAIN, "--share", "vgg19", "--find-hosts", "50%"), "--find-hosts are for one job: leave --share"),
         ((*RESNET, "--fast"), "--fast"),
     ],
 )

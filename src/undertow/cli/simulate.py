@@ -18,6 +18,7 @@ from undertow.cli.progress import open_console, open_watch
 from undertow.cli.quantities import parse_share, parse_time
 from undertow.cli.questions import show_bandwidths, show_hosts
 from undertow.cli.results import check_file, read_counts, show_results, split_names
+from undertow.cli.simulate_sharing import read_tenants, show_sharing
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
 from undertow.report.columns import show_bandwidth, show_ms
@@ -30,6 +31,8 @@ from undertow.sim.schedules import find_schedule, list_schedules
 from undertow.sim.subject import Subject, find_subject, read_subject
 from undertow.sim.sweep import Setting, make_points
 from undertow.sim.topology import LATENCY_S, Topology, make_topology
+
+_SYSTEMS, _SHARING_SYSTEMS = "ddp,undertow", "plain,undertow"  # if nobody names any
 
 
 def simulate(
@@ -60,7 +63,27 @@ def simulate(
         ),
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
-    systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
+    systems: Annotated[
+        str | None,
+        typer.Option("--systems", help="What to compare; see --list. Else ddp,undertow; with --share plain,undertow."),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share",
+            help="Models of jobs that share the hosts with this one, such as resnet50,vgg19.",
+            metavar="MODELS",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="With --share: each job's share of a device, such as 1,2.")
+    ] = None,
+    urgent: Annotated[
+        int | None,
+        typer.Option(
+            "--urgent", help="With --share: a job whose gaps the others fill; 0 is that of --model.", metavar="N"
+        ),
+    ] = None,
     jitter: Annotated[
         str, typer.Option("--jitter", help="How much the time of a step varies from worker to worker, such as 5%.")
     ] = "0",
@@ -100,6 +123,8 @@ def simulate(
     Example: undertow simulate --model vgg19-22k --hosts 1,2,4,8,16,32 --bandwidth 10gbit --systems ps,wfbp,ddp,undertow
 
     Example: undertow simulate --profile mine.json --hosts 8 --find-bandwidth 90%
+
+    Example: undertow simulate --model resnet50 --share vgg19 --hosts 4 --bandwidth 4gbit
     """
     with one_line_errors("undertow simulate", debug=debug):
         if wants_list:
@@ -107,7 +132,7 @@ def simulate(
         if against is not None:
             return _check_against(against, None if profile is None else read_subject(profile))
         subject = _find_subject(model, profile, batch)
-        names = split_names(systems)
+        names = split_names((_SYSTEMS if share is None else _SHARING_SYSTEMS) if systems is None else systems)
         schedules = [find_schedule(name) for name in names]
         if not schedules:
             raise ConfigError("--systems is empty: name one at least, such as undertow")
@@ -125,6 +150,10 @@ def simulate(
             raise ConfigError(
                 "--find-bandwidth and --find-hosts are for equal hosts, and print one table: leave the rest"
             )
+        if share is None and (weights, urgent) != (None, None):
+            raise ConfigError("--weights and --urgent are for jobs that share: name the others with --share")
+        if share is not None and (efficiency, worth) != (None, None):
+            raise ConfigError("--find-bandwidth and --find-hosts are for one job: leave --share")
         if efficiency is not None:
             return show_bandwidths(subject, counts, schedules, parse_share(efficiency, "--find-bandwidth"), setting)
         if worth is not None:
@@ -133,6 +162,9 @@ def simulate(
         topologies = [make_topology(count, rate, latency_s=setting.latency_s) for count in counts for rate in links]
         if cluster is not None:
             topologies = [read_topology(cluster)]
+        if share is not None:
+            crowds = read_tenants(subject, share, schedules, weights=weights, urgent=urgent)
+            return show_sharing(crowds, topologies, setting, out)
         points = _simulate(subject, topologies, names, setting)
         show_results(_make_results(points, _make_notes(subject, cluster)), out)
         return 0

@@ -26,3 +26,8 @@ class Clock:
         while due:
             self.now_s, _, call, arguments = take(due)
             call(*arguments)
+
+    def stop(self) -> None:
+        """Whatever is due does not happen, nor what this call leads to."""
+        self._due.clear()
+        self._due = []

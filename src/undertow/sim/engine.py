@@ -20,21 +20,22 @@ from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import Shape
 from undertow.sim.bulk import CountedRound, Nowhere
 from undertow.sim.clock import Clock
-from undertow.sim.topology import Fabric
+from undertow.sim.topology import Sends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of one engine thread: a frame as measured in the lab, a byte as estimated."""
+    """Seconds of one engine thread: a frame as measured in the lab, a byte as estimated.  A word is estimated, too."""
 
     message_s: float = 0.00006  # for each frame, either way
     byte_s: float = 1 / 4e9  # of each byte received: read, added, answered
+    word_s: float = 0.00015  # between a worker and its host's arbiter, one way, until the other one has woken up
 
 
 class Engine:
     """One worker's; also the `Transport` of its exchange."""
 
-    def __init__(self, clock: Clock, fabric: Fabric, shape: Shape, costs: Costs) -> None:
+    def __init__(self, clock: Clock, fabric: Sends, shape: Shape, costs: Costs) -> None:
         self.rank = shape.rank
         self.peers: Sequence[Engine] = ()  # all engines, by rank
         self._clock = clock

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from undertow.sim.clock import Clock
-from undertow.sim.topology import Fabric
+from undertow.sim.topology import Sends
 
 # torch's defaults, in bytes.
 FIRST_BUCKET = 1 << 20
@@ -43,7 +43,7 @@ class Ring:
     """All workers' buckets, of tensors with these sizes."""
 
     def __init__(
-        self, clock: Clock, fabric: Fabric, workers: int, sizes_bytes: Mapping[int, int], latency_s: float
+        self, clock: Clock, fabric: Sends, workers: int, sizes_bytes: Mapping[int, int], latency_s: float
     ) -> None:
         self.buckets = make_buckets(sizes_bytes)
         self._clock = clock

@@ -26,7 +26,7 @@ from undertow.sim.layout import Layout
 from undertow.sim.ring import Ring
 from undertow.sim.schedules import Schedule, find_schedule
 from undertow.sim.subject import Device
-from undertow.sim.topology import Fabric, Topology
+from undertow.sim.topology import Fabric, Lane, Topology
 from undertow.sim.worker import Layer, Worker
 
 Pace = Callable[[int, int], float]
@@ -59,9 +59,9 @@ def simulate(
     pace: Pace = lambda rank, step: 1.0,
 ) -> Outcome:
     """So many steps; the first starts with all workers at once, and nothing on its way."""
-    cluster = find_cluster(profile, topology, device, costs or Costs())
-    run = _Run(profile, topology, schedule, cluster, costs or Costs())
-    return run.run(steps, pace)
+    costs = costs or Costs()
+    cluster = find_cluster(profile, topology, device, costs)
+    return _run_alone(Job(profile, schedule, cluster, costs, make_stage(topology)), steps, pace)
 
 
 def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Costs) -> Cluster:
@@ -85,48 +85,58 @@ def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Co
 
 def _measure(layer: LayerProfile, topology: Topology, cluster: Cluster, schedule: Schedule, costs: Costs) -> float:
     """Bytes per second that a worker sends while all gradients travel whole, and nobody computes."""
-    outcome = _Run(Profile(layers=(layer,)), topology, schedule, cluster, costs).run(1, lambda rank, step: 1.0)
+    job = Job(Profile(layers=(layer,)), schedule, cluster, costs, make_stage(topology))
+    outcome = _run_alone(job, 1, lambda rank, step: 1.0)
     size_bytes = sum(tensor.size_bytes for tensor in layer.tensors)
     return 2 * size_bytes * (cluster.workers - 1) / cluster.workers / outcome.iteration_s
 
 
-class _Run:
-    """Used once."""
+@dataclass(frozen=True)
+class Stage:
+    """Where jobs run."""
+
+    clock: Clock
+    topology: Topology
+    fabric: Fabric
+
+
+def make_stage(topology: Topology) -> Stage:
+    clock = Clock()
+    return Stage(clock, topology, Fabric(clock, topology))
+
+
+class Job:
+    """A model under a schedule, all but its workers.  Used once; `number` tells the jobs of a stage apart."""
 
     def __init__(
-        self, profile: Profile, topology: Topology, schedule: Schedule, cluster: Cluster, costs: Costs
+        self,
+        profile: Profile,
+        schedule: Schedule,
+        cluster: Cluster,
+        costs: Costs,
+        stage: Stage,
+        number: int = 0,
     ) -> None:
-        self._clock = Clock()
-        self._fabric = Fabric(self._clock, topology)
-        self._topology = topology
+        self.stage = stage
+        self._clock = stage.clock
+        self._fabric = Lane(stage.fabric, number)
         self._costs = costs if schedule.message_s is None else replace(costs, message_s=schedule.message_s)
-        self._plan = make_plan(profile, cluster, policy=schedule.policy, has_gates=schedule.has_gates)
-        self._layout = Layout(profile, self._plan, schedule, cluster)
-        self._layers = [
-            _make_layer(layer, tensors, self._plan, cluster)
+        self.plan = make_plan(profile, cluster, policy=schedule.policy, has_gates=schedule.has_gates)
+        self._layout = Layout(profile, self.plan, schedule, cluster)
+        self.layers = [
+            _make_layer(layer, tensors, self.plan, cluster)
             for layer, tensors in zip(profile.layers, self._layout.layers, strict=True)
         ]
 
-    def run(self, steps: int, pace: Pace) -> Outcome:
-        workers = [
-            Worker(self._clock, self._layers, steps, self._find_pace(rank, pace))
-            for rank in range(len(self._topology.places))
-        ]
-        slices = self._join_ring(workers) if self._layout.schedule.is_ring else self._join_engines(workers)
-        for worker in workers:
-            self._clock.at(0.0, worker.start)
-        with _no_collection():
-            self._clock.run()
-        return Outcome(
-            steps_s=_find_steps([worker.ends_s for worker in workers]),
-            bytes_out=[sent / steps for sent in self._fabric.bytes_out],
-            slices=slices,
-            plan=self._plan,
-        )
-
-    def _find_pace(self, rank: int, pace: Pace) -> Callable[[int], float]:
-        slowdown = self._topology.hosts[self._topology.places[rank]].slowdown
+    def find_pace(self, rank: int, pace: Pace) -> Callable[[int], float]:
+        """Of the worker of this rank, on its host."""
+        topology = self.stage.topology
+        slowdown = topology.hosts[topology.places[rank]].slowdown
         return lambda step: slowdown * pace(rank, step)
+
+    def join(self, workers: Sequence[Worker]) -> int:
+        """From now on these workers' gradients travel, in so many slices and buckets."""
+        return self._join_ring(workers) if self._layout.schedule.is_ring else self._join_engines(workers)
 
     def _join_engines(self, workers: Sequence[Worker]) -> int:
         layout, names = self._layout, [f"rank{rank}" for rank in range(len(workers))]
@@ -150,11 +160,29 @@ class _Run:
         return len(ring.buckets)
 
     def _make_ring(self, workers: int, sizes_bytes: dict[int, int]) -> Ring:
-        return Ring(self._clock, self._fabric, workers, sizes_bytes, self._topology.latency_s)
+        return Ring(self._clock, self._fabric, workers, sizes_bytes, self.stage.topology.latency_s)
+
+
+def _run_alone(job: Job, steps: int, pace: Pace) -> Outcome:
+    stage = job.stage
+    workers = [
+        Worker(stage.clock, job.layers, steps, job.find_pace(rank, pace)) for rank in range(len(stage.topology.places))
+    ]
+    slices = job.join(workers)
+    for worker in workers:
+        stage.clock.at(0.0, worker.start)
+    with no_collection():
+        stage.clock.run()
+    return Outcome(
+        steps_s=_find_steps([worker.ends_s for worker in workers]),
+        bytes_out=[sent / steps for sent in stage.fabric.bytes_out],
+        slices=slices,
+        plan=job.plan,
+    )
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Nothing here goes round in circles while it runs, and to look for that takes as long as the run itself."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -44,6 +44,14 @@ _UNDERTOW = Schedule(
     priority=Priority.BOTH,
     has_gates=True,
 )
+_PLAIN = replace(
+    _UNDERTOW,
+    name="plain",
+    about="undertow that hides nothing: gradients leave after backward, all at once, and the next step waits for all",
+    is_wait_free=False,
+    has_gates=False,
+    priority=Priority.OFF,
+)
 _BLOCK = Sizes(fixed=2 << 20)  # Poseidon's key-value pairs (ATC 2017)
 
 SCHEDULES: Mapping[str, Schedule] = {
@@ -103,6 +111,7 @@ SCHEDULES: Mapping[str, Schedule] = {
             has_gates=True,
         ),
         _UNDERTOW,
+        _PLAIN,
     )
 }
 

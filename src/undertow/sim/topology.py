@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from undertow.errors import ConfigError
 from undertow.plan.cluster import PAYLOAD_SHARE
@@ -20,6 +20,8 @@ LATENCY_S = 0.0001  # one way, as the planner assumes it
 # Between workers of one host: a copy through memory.
 LOCAL_BYTES_PER_S = 4e9
 LOCAL_LATENCY_S = 0.00002
+# More than any job has.
+CHANNELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,20 @@ def make_topology(hosts: int, bandwidth_bits_per_s: float, **options: Any) -> To
     return Topology(hosts=(Host(bandwidth_bits_per_s=bandwidth_bits_per_s),) * hosts, **options)
 
 
+class Sends(Protocol):
+    """The network, as workers of one job see it."""
+
+    def send(
+        self,
+        sender: int,
+        receiver: int,
+        size_bytes: int,
+        arrive: Callable[[float, Any], None],
+        item: Any,
+        channel: int = 0,
+    ) -> None: ...
+
+
 class Fabric:
     """The links of a topology, and the way from each worker to each other."""
 
@@ -139,3 +155,22 @@ class Fabric:
     def bytes_out(self) -> list[int]:
         """Of each host so far."""
         return [port.link.carried_bytes for port in self._ports]
+
+
+class Lane:
+    """What one of several jobs sends: streams of its own, over the same links."""
+
+    def __init__(self, fabric: Fabric, job: int) -> None:
+        self._fabric = fabric
+        self._first = job * CHANNELS
+
+    def send(
+        self,
+        sender: int,
+        receiver: int,
+        size_bytes: int,
+        arrive: Callable[[float, Any], None],
+        item: Any,
+        channel: int = 0,
+    ) -> None:
+        self._fabric.send(sender, receiver, size_bytes, arrive, item, self._first + channel)

@@ -59,8 +59,7 @@ class Worker:
 
     def _compute(self, layer: int) -> None:
         """Backward through this layer."""
-        duration_s = self._layers[layer].backward_s * self._slowdown
-        self._clock.at(self._clock.now_s + duration_s, self._computed, layer)
+        self._run(self._layers[layer].backward_s * self._slowdown, self._computed, layer)
 
     def _computed(self, layer: int) -> None:
         for tensor in reversed(self._layers[layer].tensors):
@@ -69,23 +68,32 @@ class Worker:
             self._compute(layer - 1)
         else:
             self.delivery.end()
-            self._enter(0)
+            self._end_backward()
+
+    def _end_backward(self) -> None:
+        self._enter(0)
 
     def _enter(self, layer: int) -> None:
         """Forward from this layer on, as far as the gates are open."""
         if layer == len(self._layers):
             self._end()
         elif self.delivery.is_here(layer):
-            duration_s = self._layers[layer].forward_s * self._slowdown
-            self._clock.at(self._clock.now_s + duration_s, self._enter, layer + 1)
+            self._run(self._layers[layer].forward_s * self._slowdown, self._enter, layer + 1)
         else:
-            self._waits_at = layer
+            self._wait(layer)
+
+    def _wait(self, layer: int) -> None:
+        self._waits_at = layer
 
     def go_on(self) -> None:
         layer = self._waits_at
         if layer is not None and self.delivery.is_here(layer):
             self._waits_at = None
             self._enter(layer)
+
+    def _run(self, duration_s: float, then: Callable[[int], None], layer: int) -> None:
+        """On the device, which is always free."""
+        self._clock.at(self._clock.now_s + duration_s, then, layer)
 
     def _end(self) -> None:
         self.ends_s.append(self._clock.now_s)
