@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from undertow.lab.network import Host, Network, open_loopback
 from undertow.lab.systems import find_system
 from undertow.launch.guard import read_state
 
+PYTHON = sys.executable
 STAND_IN = """\
 #!{python}
 import json, os, pathlib, signal, sys, time
@@ -65,13 +66,21 @@ class Yard:
         self.network = network
         self._monkeypatch = monkeypatch
 
-    def start(self, body: str, *, system: str = "ddp", environ: Mapping[str, str] | None = None) -> Fleet:
+    def start(
+        self,
+        body: str,
+        *,
+        system: str = "ddp",
+        environ: Mapping[str, str] | None = None,
+        by_host: Sequence[Mapping[str, str]] = (),
+    ) -> Fleet:
         script = self.folder / "worker"
-        script.write_text(STAND_IN.format(python=sys.executable, folder=str(self.folder)) + textwrap.dedent(body))
+        script.write_text(STAND_IN.format(python=PYTHON, folder=str(self.folder)) + textwrap.dedent(body))
         script.chmod(0o755)
         self._monkeypatch.setattr(fleet_module.sys, "executable", str(script))
         assignment = Assignment(model="resnet50", system=system, scale=10.0, batch=None)
-        return Fleet(self.network, find_system(system), assignment, os.environ if environ is None else environ)
+        environ = os.environ if environ is None else environ
+        return Fleet(self.network, find_system(system), assignment, environ, by_host=by_host)
 
     def mark(self, name: str) -> None:
         (self.folder / name).touch()
@@ -179,10 +188,37 @@ def test_workers_are_told_their_place_and_their_system(yard: Yard) -> None:
             "scale": 10.0,
             "slowdown": 1.0,
             "batch": None,
+            "devices": None,
         }
         assert (told["RANK"], told["WORLD_SIZE"], told["HOME"]) == (str(rank), "2", "/home/me")
         assert (told["UNDERTOW_WAIT_FREE"], told["UNDERTOW_SLICE"]) == ("off", "")  # "": undertow chooses
         assert told["UNDERTOW_LARGEST_SLICE"] == str(round((4 << 20) / 10) // 16 * 16)
+
+
+def test_two_fleets_train_at_the_same_time(yard: Yard) -> None:
+    """Each of them waits for the other before it answers."""
+    body = """
+        ready()
+        for line in sys.stdin:
+            mark(f"{os.environ['SHIFT']}-{rank}")
+            wait_for(f"{'late' if os.environ['SHIFT'] == 'early' else 'early'}-{rank}")
+            lap(digest=len(os.environ["SHIFT"]))
+        """
+    early, late = (yard.start(body, environ={**os.environ, "SHIFT": shift}) for shift in ("early", "late"))
+    with early, late:
+        for fleet in (early, late):
+            fleet.wait_until_ready()
+        for fleet in (early, late):
+            fleet.begin_lap(2)
+        assert [lap.digest for fleet in (late, early) for lap in fleet.end_lap(timeout_s=60)] == [4, 4, 5, 5]
+
+
+def test_a_host_may_have_variables_of_its_own(yard: Yard) -> None:
+    own = [{"DOOR": "red", "UNDERTOW_SLICE": "2048"}, {"DOOR": "blue"}]
+    body = "mark(f'door{rank}', os.environ['DOOR'] + os.environ['UNDERTOW_SLICE'])\nready()\nsys.stdin.read()"
+    with yard.start(body, system="undertow", by_host=own) as fleet:
+        fleet.wait_until_ready()
+    assert [(yard.folder / f"door{rank}").read_text() for rank in range(2)] == ["red2048", "blue"]
 
 
 def test_an_answer_may_come_in_pieces(yard: Yard) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import nn
 
 from undertow.errors import ConfigError
-from undertow.lab.bench.worker import Trainer
+from undertow.lab.bench.messages import Assignment
+from undertow.lab.bench.worker import Trainer, find_occupancy
 from undertow.lab.bench.workload import count_gradient_bytes, digest, make_workload
 from undertow.lab.real.names import REAL_NAMES
+from undertow.lab.sharing.occupancy import make_devices
 from undertow.zoo import find_model
 
 
@@ -198,3 +201,43 @@ def test_all_ranks_start_from_the_same_weights() -> None:
         scale = 1.0 if name == "gpt" else 1000.0
         one, other = (make_workload(name, rank=rank, scale=scale, batch=1) for rank in range(2))
         assert digest(one.model) == digest(other.model)
+
+
+# Devices that several jobs share
+
+
+def assignment(model: str, devices: str | None) -> Assignment:
+    return Assignment(model=model, system="undertow", scale=1.0, batch=None, devices=devices)
+
+
+def test_a_host_has_a_core_where_compute_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {7, 3, 5}, raising=False)
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, cores: pinned.append((pid, cores)), raising=False)
+    assert find_occupancy(assignment("gpt", "/devices"), 1) is None
+    assert pinned == [(0, [5])]
+    assert find_occupancy(assignment("gpt", None), 1) is None
+    assert len(pinned) == 1
+
+
+def test_a_replayed_device_is_its_hosts(tmp_path: Path) -> None:
+    make_devices(tmp_path, 2)
+    assert find_occupancy(assignment("resnet50", None), 1) is None
+    one, other = (find_occupancy(assignment("resnet50", str(tmp_path)), host) for host in (1, 0))
+    assert one is not None
+    assert other is not None
+    assert (one.occupy(0.0, 3.0), one.occupy(0.0, 3.0), other.occupy(0.0, 3.0)) == (3.0, 6.0, 3.0)
+
+
+def test_a_shared_device_is_the_one_that_the_model_computes_on() -> None:
+    class Counting:
+        seconds = 0.0
+
+        def occupy(self, begin_s: float, seconds: float) -> float:
+            self.seconds += seconds
+            return begin_s
+
+    occupancy = Counting()
+    workload = make_workload("googlenet", rank=0, scale=1000.0, batch=None, occupancy=occupancy)
+    workload.loss(workload.model, workload.make_batch(0, 0)).backward()
+    assert occupancy.seconds == pytest.approx(workload.compute_s)

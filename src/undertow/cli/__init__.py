@@ -37,6 +37,7 @@ _COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "simulate": ("undertow.cli.simulate:simulate", {}),
     "faults": ("undertow.cli.faults:faults", {}),
     "lab": ("undertow.cli.lab:lab", {}),
+    "share": ("undertow.cli.share:share", {}),
 }
 
 

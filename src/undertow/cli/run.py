@@ -12,6 +12,7 @@ import typer
 from undertow.cli.errors import one_line_errors
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
+from undertow.launch.sharing import Wishes
 from undertow.launch.speech import notify
 
 # Options that are easily written after the script, where nothing would tell that they were not ours.
@@ -43,6 +44,18 @@ def run(
     quiet_ranks: Annotated[
         bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
     ] = False,
+    shares: Annotated[
+        bool, typer.Option("--share", help="Take turns on the devices with other jobs that do: see undertow share.")
+    ] = False,
+    weight: Annotated[
+        float | None, typer.Option("--weight", help="With --share: how many times an equal share of device time.")
+    ] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="With --share: the others fill this job's gaps only.")
+    ] = False,
+    share_name: Annotated[
+        str | None, typer.Option("--share-name", help="With --share: what the job is called; else as its script.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a launcher error.")] = False,
 ) -> int:
     """Start a job's workers on this host, watch them, and end them together.
@@ -51,9 +64,13 @@ def run(
 
     Example, two hosts: undertow run -n 4 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     (and on the other host the same with --node-rank 1)
+
+    Example, beside another job: undertow share up; undertow run --share -n 4 train.py
     """
     with one_line_errors("undertow run", debug=debug):
-        settings = read_job_settings(os.environ)
+        wishes = Wishes(shares=shares, weight=weight, urgent=urgent, name=share_name)
+        environ = {**os.environ, **wishes.to_environment(script, is_module=is_module, environ=os.environ)}
+        settings = read_job_settings(environ)
         addr, port = choose_master(settings, nnodes=nnodes, addr=master_addr, port=master_port)
         job = Job(
             script=script,
@@ -73,7 +90,7 @@ def run(
             started = "1 worker is" if nproc == 1 else f"{nproc} workers are"
             words = f"{misplaced} after the script belongs to the script; {started} started"
             notify(f"{words}. Put it before {script} if you meant undertow's")
-        return launch(job, os.environ)
+        return launch(job, environ)
 
 
 def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:

@@ -29,8 +29,9 @@ class Shown(enum.Enum):
     HIDDEN = "hidden"
 
 
-def make_prefix(rank: int, *, coloured: bool) -> bytes:
-    text = f"[rank {rank}] "
+def make_prefix(rank: int, *, coloured: bool, name: str = "") -> bytes:
+    """Of a rank, or of a job by name; neighbours differ in colour."""
+    text = f"[{name or f'rank {rank}'}] "
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m".encode() if coloured else text.encode()
 
 

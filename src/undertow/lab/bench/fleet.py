@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TypeVar
 
@@ -93,18 +93,31 @@ class _Seat:
 
 
 class Fleet:
-    """Use it as a context manager: inside of the block its workers live."""
+    """Use it as a context manager: inside of the block its workers live.
 
-    def __init__(self, network: Network, system: System, assignment: Assignment, environ: Mapping[str, str]) -> None:
+    `by_host` are variables that each host has for itself.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        system: System,
+        assignment: Assignment,
+        environ: Mapping[str, str],
+        *,
+        by_host: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         self.name = assignment.system
         self.warm_up_steps = system.warm_up_steps
         self._system = system
         self._environ = environ
+        self._by_host = by_host or [{}] * len(network.hosts)
         self._network = network
         self._assignment = assignment
         self._seats: list[_Seat] = []
         self._stack = ExitStack()
         self._is_well = True
+        self._steps = 0  # of the lap
 
     def __enter__(self) -> Fleet:
         try:
@@ -126,13 +139,24 @@ class Fleet:
 
     def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
         """A lap of every host, in their order."""
+        self.begin_lap(steps)
+        return self.end_lap(timeout_s=timeout_s)
+
+    def begin_lap(self, steps: int) -> None:
+        """Let them train; other fleets may train meanwhile."""
+        self._steps = steps
         self._rest(signal.SIGCONT)
         for seat in self._seats:
             seat.tell(Order(steps))
+
+    def end_lap(self, *, timeout_s: float) -> list[Lap]:
+        """What came of it, in the order of the hosts."""
         laps = self._hear(Lap, timeout_s)
         self._rest(signal.SIGSTOP)
         if self.name != "local" and len({lap.digest for lap in laps}) > 1:
-            raise self._fail(f"{self._title}: the replicas differ after {steps} steps, so its figures mean nothing")
+            raise self._fail(
+                f"{self._title}: the replicas differ after {self._steps} steps, so its figures mean nothing"
+            )
         return laps
 
     @property
@@ -148,10 +172,10 @@ class Fleet:
     def _start(self) -> None:
         variables = self._system.variables(scale=self._assignment.scale, slowdown=self._assignment.slowdown)
         environments = self._stack.enter_context(open_meeting(self._network, self._environ))
-        for host, environment in zip(self._network.hosts, environments, strict=True):
+        for host, environment, own in zip(self._network.hosts, environments, self._by_host, strict=True):
             words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             with _uninterrupted():
-                self._seats.append(_Seat(host, {**environment, **variables}, words))
+                self._seats.append(_Seat(host, {**environment, **variables, **own}, words))
         for seat in self._seats:
             seat.tell(self._assignment)
 

@@ -17,6 +17,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     slowdown: float = 1.0
     batch: int | None
+    devices: str | None = None  # the folder of devices that several jobs share, one per host; None: its own
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -19,6 +19,9 @@ import torch
 
 from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
 from undertow.lab.bench.workload import Workload, count_gradient_bytes, digest, make_workload
+from undertow.lab.real.names import REAL_NAMES
+from undertow.lab.replay.device import Occupancy
+from undertow.lab.sharing.occupancy import SharedOccupancy, place_device
 from undertow.lab.systems import System, find_system
 
 
@@ -65,6 +68,7 @@ def main() -> None:
         scale=assignment.scale,
         slowdown=assignment.slowdown,
         batch=assignment.batch,
+        occupancy=find_occupancy(assignment, rank),
     )
     system.join()
     trainer = Trainer(workload, system, rank=rank, scale=assignment.scale)
@@ -73,6 +77,16 @@ def main() -> None:
     for line in orders:
         _tell(replies, trainer.run(msgspec.json.decode(line, type=Order).steps))
     system.leave()
+
+
+def find_occupancy(assignment: Assignment, host: int) -> Occupancy | None:
+    """The device that this host's jobs share, if they do; where compute is real that is one of the cores."""
+    if assignment.devices is None:
+        return None
+    if assignment.model in REAL_NAMES:
+        os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[host]])
+        return None
+    return SharedOccupancy(place_device(assignment.devices, host))
 
 
 def _take_stdout() -> BinaryIO:

@@ -14,7 +14,7 @@ from torch import nn
 from undertow.errors import ConfigError
 from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.real.tasks import Task, make_task
-from undertow.lab.replay.device import Device, sharpen_sleep
+from undertow.lab.replay.device import Device, Occupancy, sharpen_sleep
 from undertow.lab.replay.model import ReplayedModel
 from undertow.lab.replay.optimizer import ReplayedSGD
 from undertow.zoo import find_model
@@ -42,10 +42,10 @@ class Workload(Protocol):
 class Replay:
     """Published times and sizes."""
 
-    def __init__(self, name: str, *, rank: int, scale: float, slowdown: float, batch: int | None) -> None:
+    def __init__(self, name: str, *, device: Device, scale: float, slowdown: float, batch: int | None) -> None:
         sharpen_sleep()
         found = find_model(name)
-        self.model = ReplayedModel(found, device=Device(rank=rank), scale=scale, slowdown=slowdown, batch=batch)
+        self.model = ReplayedModel(found, device=device, scale=scale, slowdown=slowdown, batch=batch)
         self.batch = self.model.batch
         self.compute_s = found.iteration_s * slowdown * self.batch / found.batch
         self.optimizer = ReplayedSGD(self.model.parameters())
@@ -76,9 +76,18 @@ class Training:
         return self._task.loss(model, batch)
 
 
-def make_workload(name: str, *, rank: int, scale: float, slowdown: float = 1.0, batch: int | None) -> Workload:
+def make_workload(
+    name: str,
+    *,
+    rank: int,
+    scale: float,
+    slowdown: float = 1.0,
+    batch: int | None,
+    occupancy: Occupancy | None = None,
+) -> Workload:
     if name not in REAL_NAMES:
-        return Replay(name, rank=rank, scale=scale, slowdown=slowdown, batch=batch)
+        device = Device(rank=rank, occupancy=occupancy)
+        return Replay(name, device=device, scale=scale, slowdown=slowdown, batch=batch)
     if scale != 1:
         raise ConfigError(f"{name} computes for real and cannot be scaled: leave --scale out")
     return Training(make_task(name, batch=batch))

@@ -8,6 +8,7 @@ since the last operation, how long it stood in line for one of the cores that al
 hosts share, and the lateness of its waking up are taken off the next sleep, as far as a
 queue reaches ahead.  Time that it spent waiting, for the network above all, never is: that
 is what gets measured.
+Workers of several jobs may share a device: then an operation also waits until it is free.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 PR_SET_TIMERSLACK = 29
 
@@ -27,6 +29,13 @@ QUEUE_S = 0.05
 Clock = Callable[[], float]
 
 
+class Occupancy(Protocol):
+    """A device that is not this worker's alone."""
+
+    def occupy(self, begin_s: float, seconds: float) -> float:
+        """Take it for so long, from then on or from when it is free; returns the end."""
+
+
 class Device:
     """One per worker; used by its training thread only."""
 
@@ -34,11 +43,13 @@ class Device:
         self,
         *,
         rank: int = 0,
+        occupancy: Occupancy | None = None,
         clock: Clock = time.perf_counter,
         thread_clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock, self._thread_clock, self._sleep = clock, thread_clock or BusyClock(), sleep
+        self._occupancy = occupancy
         # What fresh gradients hold: something else on each worker, so that one who does not average is found out.
         # Small enough that training for hours moves no parameter far.
         self.gradient = 1e-4 * (1 + rank)
@@ -54,6 +65,10 @@ class Device:
         waited_s = max(0.0, now_s - self._end_s - worked_s)
         hidden_s = min(QUEUE_S, max(0.0, self._late_s - waited_s) + worked_s)
         end_s = now_s - hidden_s + seconds
+        if self._occupancy is not None and seconds > 0:
+            # What is hidden was in the queue already, so it may begin in the past; but not before the device was free.
+            end_s = self._occupancy.occupy(now_s - hidden_s, seconds)
+            now_s = self._clock()
         if end_s > now_s:
             self._sleep(end_s - now_s)
         self._end_s, self._used_s = self._clock(), self._thread_clock()

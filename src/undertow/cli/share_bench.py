@@ -1,0 +1,170 @@
+"""`undertow share bench`: turns the command line into a plan, runs it, and shows what came out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undertow.cli.bench import choose_scale
+from undertow.cli.errors import FAILED_RUN, one_line_errors
+from undertow.cli.progress import open_console, open_watch
+from undertow.cli.results import check_file
+from undertow.errors import ConfigError
+from undertow.lab.bandwidth import parse_bandwidths
+from undertow.lab.isolation import find_obstacle, run_isolated
+from undertow.lab.network import open_loopback, open_network
+from undertow.lab.sharing.bench import BrokenOff, run_share_bench
+from undertow.lab.sharing.plan import GIGA, Job, Mode, SharePlan
+from undertow.lab.sharing.results import ShareResults, write_share_results
+from undertow.lab.sharing.table import make_share_table
+from undertow.launch.speech import notify, say
+
+
+def bench(
+    jobs: Annotated[
+        str,
+        typer.Option("--jobs", help="Models that share the hosts, with commas between them; the same may come twice."),
+    ] = "resnet50,resnet50",
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 4,
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Speeds of every link, such as 1,2gbit, before scaling.")
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        typer.Option(
+            "--ratio",
+            help="Instead: links on which the first job, plain and alone, waits for so much of its computing time, "
+            "such as 0.2,0.5,1. Default 0.5.",
+        ),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", help="plain: a job hides nothing by itself; everything: all that undertow can.")
+    ] = "plain",
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="Of each job how many times an equal share, such as 1,2.")
+    ] = None,
+    urgent: Annotated[
+        int | None,
+        typer.Option("--urgent", help="The number of a job, from 0, whose gaps the others fill.", metavar="N"),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option("--scale", help="Divide sizes and bandwidths by this. Default 10; 1 for real compute."),
+    ] = None,
+    slowdown: Annotated[float, typer.Option("--slowdown", help="Let devices and links be so many times slower.")] = 1.0,
+    rounds: Annotated[int, typer.Option("--rounds", help="How often each arrangement has its lap.")] = 4,
+    lap: Annotated[float, typer.Option("--lap", help="Seconds of one lap, at least four steps.", metavar="S")] = 6.0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the results as JSON.", metavar="FILE.json")] = None,
+    unshaped: Annotated[
+        bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> int:
+    """Measure what sharing devices is worth: jobs one after the other, together, and taking turns.
+
+    Example: sudo undertow share bench --jobs resnet50,vgg19 --ratio 0.5 --out share.json
+
+    Example: sudo undertow share bench --jobs resnet50,resnet50 --bandwidth 2gbit --mode everything --urgent 0
+    """
+    with one_line_errors("undertow share bench", debug=debug):
+        models = _split(jobs)
+        plan = SharePlan(
+            jobs=_make_jobs(models, weights, urgent),
+            mode=_read_mode(mode),
+            hosts=hosts,
+            bandwidths_gbit=_read_bandwidths(bandwidth, ratio, is_unshaped=unshaped),
+            ratios=() if unshaped else _read_numbers(ratio or ("" if bandwidth else "0.5"), "--ratio"),
+            scale=choose_scale(models[0] if models else "", scale),
+            slowdown=slowdown,
+            rounds=rounds,
+            lap_s=lap,
+        )
+        check_file(out)
+        return _run(plan, out, is_unshaped=unshaped)
+    raise AssertionError("one_line_errors ends the command")
+
+
+def _split(text: str) -> list[str]:
+    """Names with commas between them; the same one may come twice."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _make_jobs(models: list[str], weights: str | None, urgent: int | None) -> tuple[Job, ...]:
+    counts = _read_numbers(weights, "--weights") if weights else (1.0,) * len(models)
+    if len(counts) != len(models):
+        raise ConfigError(f"--weights has {len(counts)} numbers and --jobs {len(models)} models: give one for each")
+    if urgent is not None and not 0 <= urgent < len(models):
+        raise ConfigError(f"--urgent {urgent}: the jobs are 0 to {len(models) - 1}")
+    return tuple(
+        Job(model=model, weight=weight, is_urgent=number == urgent)
+        for number, (model, weight) in enumerate(zip(models, counts, strict=True))
+    )
+
+
+def _read_mode(text: str) -> Mode:
+    try:
+        return Mode[text.upper()]
+    except KeyError:
+        raise ConfigError(f"--mode {text!r} is not known: plain or everything") from None
+
+
+def _read_numbers(text: str, option: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in _split(text))
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} is not a list of numbers, such as 1,2") from None
+
+
+def _read_bandwidths(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float | None, ...]:
+    if is_unshaped and (bandwidth or ratio):
+        raise ConfigError("--unshaped links have no speed: leave --bandwidth and --ratio out")
+    if is_unshaped:
+        return (None,)
+    return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth)) if bandwidth else ()
+
+
+def _run(plan: SharePlan, out: Path | None, *, is_unshaped: bool) -> int:
+    if is_unshaped:
+        notify("nothing is shaped: all hosts are this machine's loopback, and every figure is marked so")
+        return _measure(plan, out, is_unshaped=True)
+    if obstacle := find_obstacle():
+        raise ConfigError(f"{obstacle}. Without emulated hosts: --unshaped")
+    return run_isolated(lambda: _measure(plan, out, is_unshaped=False))
+
+
+def _measure(plan: SharePlan, out: Path | None, *, is_unshaped: bool) -> int:
+    """Everything that happens inside of the lab."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    command = shlex.join(["undertow", *sys.argv[1:]])
+    open_hosts = open_loopback if is_unshaped else open_network
+    code, reason = 0, ""
+    with open_watch() as watch:
+        try:
+            results = run_share_bench(plan, environ=os.environ, open_network=open_hosts, watch=watch, command=command)
+        except BrokenOff as error:
+            results, reason, code = error.results, str(error), FAILED_RUN
+    _show(results, out)
+    if reason:
+        say(f"undertow share bench: {reason}")
+    return code
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(results: ShareResults, out: Path | None) -> None:
+    console = open_console()
+    for case in results.cases:
+        console.print(make_share_table(case))
+    for note in results.notes:
+        console.print(note, markup=False)
+    if out is not None and results.cases:
+        write_share_results(results, out)
+        notify(f"written: {out}")

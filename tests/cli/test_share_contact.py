@@ -1,0 +1,117 @@
+"""A word with whatever listens at the socket: nobody, somebody who is silent, somebody else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import HANG_S
+from tests.cli.share import run_arbiter
+from undertow.crossover.contact import ask_status, stop
+from undertow.errors import ConfigError, UndertowError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.sock"
+
+
+@pytest.fixture
+def door(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        door.settimeout(HANG_S)
+        yield door
+
+
+def answer(door: socket.socket, data: bytes) -> threading.Thread:
+    def run() -> None:
+        for _ in range(1 if data else 2):  # whoever hears nothing calls again
+            with door.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(data)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_nobody_is_there(path: Path) -> None:
+    assert ask_status(path) is None
+    assert stop(path) is None
+    assert ask_status(path.parent / "no" / "folder.sock") is None
+
+
+def test_a_socket_that_was_left_is_nobody(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+    assert ask_status(path) is None
+
+
+def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, door: socket.socket) -> None:
+    with pytest.raises(
+        UndertowError, match=f"pid {os.getpid()}.*has not answered for 0.05 s.*kill -CONT {os.getpid()}"
+    ):
+        ask_status(path, timeout_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "no arbiter"),
+        (b"", "hung up"),
+        (b'{"type":"Welcome","lease_s":1}\n', "answered with a Welcome"),
+    ],
+)
+def test_somebody_else_listens(path: Path, door: socket.socket, said: bytes, words: str) -> None:
+    thread = answer(door, said)
+    with pytest.raises(UndertowError, match=words):
+        ask_status(path)
+    thread.join()
+
+
+# An arbiter that answers, hears that it shall stop, and stays.
+STUBBORN = """
+import socket, sys
+from undertow.crossover import messages
+with socket.socket(socket.AF_UNIX) as door:
+    door.bind(sys.argv[1])
+    door.listen()
+    print("ready", flush=True)
+    connection, _ = door.accept()
+    connection.recv(100)
+    connection.sendall(messages.encode(messages.Status(pid=1, lease_s=1, up_s=1, devices=[], notices=[])))
+    sys.stdin.read()
+"""
+
+
+def test_one_that_stays_although_it_was_told_is_named(path: Path) -> None:
+    command = [sys.executable, "-c", STUBBORN, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(UndertowError, match=f"told to stop and does not: end it with kill -9 {process.pid}"):
+            stop(path, timeout_s=1.0)
+
+
+def test_a_folder_that_others_can_change_is_not_trusted(path: Path, door: socket.socket) -> None:
+    path.parent.chmod(0o770)
+    with pytest.raises(ConfigError, match="not a folder of this user alone"):
+        ask_status(path, timeout_s=0.05)
+
+
+def test_an_arbiter_tells_how_things_are_and_is_not_missed_when_it_ends(path: Path) -> None:
+    with run_arbiter(path, lease_s=3.0) as arbiter:
+        status = ask_status(path)
+        assert status is not None
+        assert (status.pid, status.lease_s) == (os.getpid(), 3.0)
+        arbiter.stop()
+        assert ask_status(path) is None  # this wakes it, and it ends without an answer

@@ -1,0 +1,136 @@
+"""From laps in company to figures: the common time, parts of steps, gains and what the best could be."""
+
+from __future__ import annotations
+
+import pytest
+
+from undertow.errors import LabError
+from undertow.lab.bench.messages import Lap
+from undertow.lab.sharing.calibration import correct_rate, estimate_rate, is_close
+from undertow.lab.sharing.figures import (
+    Measured,
+    Window,
+    choose_steps,
+    count_steps,
+    find_ends,
+    find_gain,
+    find_ideal,
+    find_middle,
+    find_spread,
+    find_window,
+    measure_laps,
+)
+
+
+def lap(*ends_s: float, cpu_s: float = 0.0) -> Lap:
+    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=None, digest=1)
+
+
+def measured(*steps_s: float) -> Measured:
+    return Measured(steps_s=steps_s, window_s=1.0, cpu=0.0)
+
+
+def test_a_step_ends_on_its_last_host() -> None:
+    assert find_ends([lap(1.0, 2.5, 3.0), lap(1.1, 2.0, 3.5)]) == [1.1, 2.5, 3.5]
+
+
+def test_the_window_is_where_all_train() -> None:
+    assert find_window([[0.0, 0.3, 0.6, 1.0, 2.0, 9.0, 9.5], [0.5, 0.8, 1.2, 1.5, 4.0, 7.0, 11.0]]) == Window(1.5, 7.0)
+
+
+def test_jobs_in_company_settle_first_and_are_no_company_in_their_last_step() -> None:
+    assert find_window([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5]]) == Window(4.5, 5.0)
+    assert find_window([[1.0, 2.0, 3.0]]) == Window(1.0, 3.0)
+
+
+def test_jobs_that_never_met_are_an_error() -> None:
+    with pytest.raises(LabError, match=r"did not train at the same time.* longer --lap"):
+        find_window([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2.0, 4.0, 5.0, 6.0, 7.0, 8.0]])
+    with pytest.raises(LabError, match="did not train at the same time"):
+        find_window([[1.0, 2.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "steps"),
+    [(10.0, 16.0, 3.0), (10.0, 12.0, 1.0), (11.0, 13.0, 1.0), (12.0, 13.0, 0.5), (11.0, 16.0, 2.5), (11.5, 11.8, 0.15)],
+)
+def test_steps_count_by_the_part_inside(start_s: float, end_s: float, steps: float) -> None:
+    assert count_steps([10.0, 12.0, 14.0, 16.0], Window(start_s, end_s)) == pytest.approx(steps)
+
+
+def test_parts_are_parts_of_their_own_step() -> None:
+    assert count_steps([0.0, 1.0, 5.0, 6.0], Window(0.5, 4.0)) == pytest.approx(0.5 + 0.75)
+
+
+def test_a_lap_alone_is_measured_from_its_first_end() -> None:
+    found = measure_laps([[lap(5.0, 6.0, 7.5, 8.0, cpu_s=0.3), lap(5.0, 6.0, 7.0, 7.9, cpu_s=0.6)]])
+    assert (found.steps_s, found.window_s, found.cpu) == ((pytest.approx(1.0),), 3.0, pytest.approx(0.3))
+
+
+def test_in_company_only_the_common_time_counts() -> None:
+    quick = [lap(0.1, 0.2, 0.3, *(1.0 + 0.5 * step for step in range(9)), 5.1)]  # 1 to 5, but alone from 1 to 2
+    slow = [lap(0.4, 0.5, 0.6, 2.0, 3.0, 4.0, 5.0, 6.0, 6.1, 6.2)]  # alone and quick after 5
+    found = measure_laps([quick, slow])
+    assert found.steps_s == (pytest.approx(0.5), pytest.approx(1.0))
+    assert found.window_s == 3.0
+
+
+def test_the_gain_is_work_over_time() -> None:
+    # In 10 s: 10 steps of a second and 4 steps of two make 18 s of work.
+    assert find_gain([1.0, 2.0], [1.0, 2.5]) == pytest.approx(1.8)
+    assert find_gain([1.0, 2.0], [2.0, 4.0]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "alone_s", "ideal"),
+    [
+        ([1.0, 1.0], [1.5, 1.5], 1.5),  # the device is the limit
+        ([1.0, 1.0], [2.0, 2.0], 2.0),  # all fits
+        ([1.0, 1.0], [3.0, 3.0], 1.5),  # the network is the limit
+        ([1.0, 1.0], [1.0, 1.0], 1.0),  # nothing to hide
+        ([1.0, 1.0], [0.9, 0.9], 1.0),  # noise makes no negative waits
+    ],
+)
+def test_the_ideal_is_the_predicted_one(compute_s: list[float], alone_s: list[float], ideal: float) -> None:
+    assert find_ideal(compute_s, alone_s) == pytest.approx(ideal)
+
+
+def test_unequal_jobs_may_gain_more_with_other_numbers_of_steps() -> None:
+    assert find_ideal([1.0, 3.0], [2.0, 6.0]) == pytest.approx(8 / 6)
+    assert find_ideal([1.0, 3.0], [2.0, 6.0], mix=[3.0, 1.0]) == pytest.approx(2.0)
+    assert find_ideal([1.0, 3.0], [2.0, 6.0], mix=[0.3, 0.1]) == pytest.approx(2.0)
+
+
+def test_the_middle_of_laps_is_each_jobs_own() -> None:
+    assert find_middle([measured(1.0, 5.0), measured(2.0, 4.0), measured(9.0, 6.0)]) == (2.0, 5.0)
+
+
+def test_the_spread_is_that_of_rounds_each_against_its_own_laps_alone() -> None:
+    alone = [[measured(1.0), measured(2.0)], [measured(1.0), measured(2.0)]]  # a machine that got slower
+    assert find_spread(alone, [measured(1.25, 1.25), measured(2.0, 2.5)]) == (pytest.approx(1.6), pytest.approx(1.8))
+
+
+def test_a_lap_has_at_least_three_steps_after_the_first() -> None:
+    assert [choose_steps(step_s, 6.0, in_company=False) for step_s in (0.01, 0.5, 2.0, 100.0)] == [601, 13, 4, 4]
+    assert choose_steps(2.0, 6.0, in_company=True) == 4 + 4
+
+
+# Which bandwidth
+
+
+def test_the_estimate_lets_all_gradients_travel_both_ways_at_once() -> None:
+    # Of 4 hosts each sends three quarters to the shards and three quarters back: 1.5 MB, and headers.
+    assert estimate_rate(1_000_000, hosts=4, exposed_s=0.1) == pytest.approx(1.5e6 * 8 / 0.1, rel=0.06)
+
+
+def test_corrections_are_in_proportion_and_never_wild() -> None:
+    assert correct_rate(100.0, found_s=1.2, wanted_s=1.0) == pytest.approx(120.0)
+    assert correct_rate(100.0, found_s=50.0, wanted_s=1.0) == 400.0
+    assert correct_rate(100.0, found_s=-0.1, wanted_s=1.0) == 25.0
+
+
+def test_close_is_a_matter_of_percent() -> None:
+    assert is_close(1.02, 1.0)
+    assert is_close(0.98, 1.0)
+    assert not is_close(1.05, 1.0)
+    assert not is_close(0.95, 1.0)
