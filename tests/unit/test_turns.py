@@ -230,6 +230,14 @@ def test_who_is_nearer_to_the_end_of_its_step_is_not_recalled() -> None:
         assert turns.ask(B, now=now, place=Place(0.0, 0.7)) == answer
 
 
+def test_who_was_let_in_by_another_one_is_not_recalled_for_having_just_begun() -> None:
+    turns = make_turns("a", "b")
+    turns.ask(A, now=0.0, place=Place(0.0, 1.0))
+    turns.ask(B, now=0.5, place=Place(1.0, 1.0))
+    assert turns.give(A, now=1.0) == [Grant(B)]
+    assert turns.ask(A, now=1.01, place=Place(0.9, 1.0)) == []  # behind by a hair: that was no race
+
+
 def test_what_is_left_of_a_step_begins_anew_with_the_next() -> None:
     turns = make_turns("a", "b")
     compute(turns, A, 0.0, 0.9)

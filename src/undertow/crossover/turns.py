@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 LEASE_S = 30.0
-# A step of which less than this part is computed is as good as not begun: hosts that saw two jobs come in different
-# orders set it right, or one of them would compute A while the other computes B for ever.
+# A step of which less than this part is computed is as good as not begun: hosts on which two jobs came to a free
+# device in different orders set it right, or one of them would compute A while the other computes B for ever.
 YOUNG = 0.1
 # A job is far behind if it has had less than the other by this part of a step: else it can wait until that one
 # waits for the network, which happens once in a step.  So it can if that one is nearer to its end: whose communication
@@ -150,6 +150,7 @@ class Turn:
     account: Account
     since_s: float
     computing: set[int]
+    is_race: bool = False  # it began because somebody came first, not because somebody goes first
     is_recalled: bool = False
 
 
@@ -205,10 +206,11 @@ class Turns:
             return [Grant(member)]
         if member in self._unsettled:
             return []  # from before it was alone: by now it may compute, and gives back before it asks again
+        was_free = self.turn is None
         self._drop(member, now)
         account.place = place if place is not None else account.place
         account.waiting[member] = now
-        return self._decide(now)
+        return self._decide(now, was_free=was_free)
 
     def give(self, member: int, now: float) -> list[Instruction]:
         """A worker does not compute any more; perhaps its turn had passed on already."""
@@ -293,16 +295,16 @@ class Turns:
             self.turn.account.virtual_s += used_s / self.turn.account.terms.weight
         self._charged_s = max(self._charged_s, now)
 
-    def _decide(self, now: float) -> list[Instruction]:
+    def _decide(self, now: float, *, was_free: bool = False) -> list[Instruction]:
         first = min((a for a in self.accounts.values() if a.waiting), key=lambda a: a.rank, default=None)
         if first is None:
             return []
         if self.turn is None:
-            self.turn = Turn(first, now, set())
+            self.turn = Turn(first, now, set(), is_race=was_free)
             first.turns += 1
         if first is self.turn.account:
             return [] if self.turn.is_recalled else list(self._let_in(self.turn, now))
-        if not self.turn.is_recalled and _goes_before(first, self.turn.account):
+        if not self.turn.is_recalled and _goes_before(first, self.turn):
             self.turn.is_recalled = True
             return [Recall(member) for member in sorted(self.turn.computing)]
         return []
@@ -329,12 +331,13 @@ class Turns:
         return [Solitude(member) for account in self.accounts.values() for member in sorted(account.members)]
 
 
-def _goes_before(first: Account, holder: Account) -> bool:
+def _goes_before(first: Account, turn: Turn) -> bool:
     """Whether this job does not wait until the other one's turn ends by itself."""
+    holder = turn.account
     if first.rank > holder.rank:
         return False
     if first.terms.is_urgent is not holder.terms.is_urgent:
         return True
-    is_young = holder.begun_s < YOUNG * holder.step_s * holder.terms.weight
+    is_young = turn.is_race and holder.begun_s < YOUNG * holder.step_s * holder.terms.weight
     is_far = first.key_s + FAR * min(first.step_s, holder.step_s) < holder.key_s
     return is_young or (is_far and first.rest_s < holder.rest_s)
