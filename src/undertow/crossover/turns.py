@@ -338,6 +338,6 @@ def _goes_before(first: Account, turn: Turn) -> bool:
         return False
     if first.terms.is_urgent is not holder.terms.is_urgent:
         return True
-    is_young = turn.is_race and holder.begun_s < YOUNG * holder.step_s * holder.terms.weight
+    is_young = holder.begun_s < YOUNG * holder.step_s * holder.terms.weight
     is_far = first.key_s + FAR * min(first.step_s, holder.step_s) < holder.key_s
-    return is_young or (is_far and first.rest_s < holder.rest_s)
+    return (is_young and (turn.is_race or is_far)) or (is_far and first.rest_s < holder.rest_s)
