@@ -55,7 +55,7 @@ class Arbiter:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_SOCKET": str(self.path)}
+        return {"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_SOCKET": str(self.path), "UNDERTOW_SHARE_NAME": "job"}
 
     def turns(self) -> list[int]:
         """How many each job on the device has had."""

@@ -95,7 +95,7 @@ def test_a_job_has_the_turn_when_it_computes_and_only_then(arbiter: Arbiter) -> 
     crew = start_workers(1, pause_everywhere, environment=arbiter.environment)
     paused = 0
     while state := crew.heard(0):
-        assert arbiter.states()["__main__"] == state
+        assert arbiter.states()["job"] == state
         paused += 1
         crew.tell(0, "go on")
     assert paused == 11
@@ -117,7 +117,7 @@ def wait_behind_a_gate(rank: int) -> str:
 def test_a_job_that_waits_behind_a_gate_hands_the_turn_over(arbiter: Arbiter) -> None:
     crew = start_workers(2, wait_behind_a_gate, environment=arbiter.environment)
     hear_all([crew])
-    eventually(lambda: arbiter.states()["__main__"] == "waits for the network" and arbiter.steps()["__main__"] == 2)
+    eventually(lambda: arbiter.states()["job"] == "waits for the network" and arbiter.steps()["job"] == 2)
     crew.tell(1, "go on")
     assert values_of(crew) == steps_alone(3)
 

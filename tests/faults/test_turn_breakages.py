@@ -11,14 +11,9 @@ from tests.faults.test_breakages import Break, Patch, find_broken, wrap
 from undertow.crossover import standing
 from undertow.crossover.messages import Recall, Solitude
 from undertow.crossover.part import Part
-from undertow.crossover.standing import Standings
 from undertow.crossover.turns import Account, Grant, Turns
 
 # Who goes first
-
-
-def order_by_what_each_host_counts(patch: Patch) -> None:
-    patch.setattr(Standings, "place_for", lambda self, step: None)
 
 
 def place_by_the_latest_count(patch: Patch) -> None:
@@ -35,7 +30,7 @@ def serve_in_order_of_arrival(patch: Patch) -> None:
         return not self.terms.is_urgent, min(self.waiting.values(), default=0.0), self.terms.job
 
     patch.setattr(Account, "rank", property(rank))
-    patch.setattr(Turns, "_goes_before", lambda *_: False)
+    patch.setattr("undertow.crossover.turns._goes_before", lambda *_: False)
 
 
 def forget_weights(patch: Patch) -> None:
@@ -53,7 +48,7 @@ def know_no_urgency(patch: Patch) -> None:
 
 
 def recall_nobody(patch: Patch) -> None:
-    patch.setattr(Turns, "_goes_before", lambda *_: False)
+    patch.setattr("undertow.crossover.turns._goes_before", lambda *_: False)
 
 
 def hear_no_recall(patch: Patch) -> None:
@@ -190,7 +185,6 @@ def stay_alone_for_ever(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("broken", "scenario", "claim"),
     [
-        (order_by_what_each_host_counts, "turns-order", "^convoy"),
         (serve_who_has_had_most, "turns-shares", "^shares: . has hardly begun"),
         (serve_in_order_of_arrival, "turns-shares", "^shares"),
         (forget_weights, "turns-shares", "^shares"),
