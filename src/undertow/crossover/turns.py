@@ -21,8 +21,8 @@ LEASE_S = 30.0
 # device in different orders set it right, or one of them would compute A while the other computes B for ever.
 YOUNG = 0.1
 # A job is far behind if it has had less than the other by this part of a step: else it can wait until that one
-# waits for the network, which happens once in a step.  So it can if that one is nearer to its end: whose communication
-# could begin first goes first, and then both are busy.
+# waits for the network, which happens once in a step.  So it can if that one has begun and is nearer to its end: whose
+# communication could begin first goes first, and then both are busy.
 FAR = 0.5
 # The most that a job saves up by not computing, in seconds of device time per weight.
 CREDIT_S = 2.0

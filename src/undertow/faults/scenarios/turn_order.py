@@ -124,7 +124,8 @@ def run_turns_shares(case: Case) -> None:
 
 
 class Shares:
-    """Of two jobs each the device time per weight differs by the same all the time, to a step of each."""
+    """Of two jobs each the device time per weight differs by the same all the time, to a step of each and to what does
+    not count as far behind."""
 
     def __init__(self, town: Town) -> None:
         self._town = town
@@ -137,7 +138,8 @@ class Shares:
         served = [(job.nature, job.workers[host].computed_s / job.nature.weight) for job in jobs]
         for index, (one, one_s) in enumerate(served):
             for other, other_s in served[:index]:
-                self._follow((host, one.name, other.name), one_s - other_s, _step_s(one) + _step_s(other))
+                steps_s = _step_s(one), _step_s(other)
+                self._follow((host, one.name, other.name), one_s - other_s, sum(steps_s) + FAR * max(steps_s))
 
     def _follow(self, pair: tuple[int, str, str], ahead_s: float, most_s: float) -> None:
         low_s, high_s = self._ranges.get(pair, (ahead_s, ahead_s))
