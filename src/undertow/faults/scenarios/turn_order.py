@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from undertow.crossover.turns import LEASE_S
+from undertow.crossover.turns import FAR, LEASE_S
 from undertow.faults.case import Case
 from undertow.faults.turns_draw import Town, make_town
 from undertow.faults.turns_host import Host
@@ -97,7 +97,7 @@ def _find_period_s(town: Town) -> float:
 
 
 def run_turns_shares(case: Case) -> None:
-    """Jobs that always want to compute have device time by their weights, to a step of each."""
+    """Jobs that always want to compute have device time by their weights, to a step and a half of each."""
     dice, world = case.dice, World(case)
     hosts = _make_hosts(world, dice.choice([1, 1, 2, 3]), delay_s=dice.choice([1e-5, 1e-4, 1e-3]))
     jitter = dice.choice([0.0, 0.03])
@@ -124,8 +124,8 @@ def run_turns_shares(case: Case) -> None:
 
 
 class Shares:
-    """Of two jobs each the device time per weight differs by the same all the time, to a step of each and to what does
-    not count as far behind."""
+    """Of two jobs each the device time per weight differs by the same all the time, to a step and a half of each: half a
+    step does not count as far behind."""
 
     def __init__(self, town: Town) -> None:
         self._town = town
@@ -138,8 +138,8 @@ class Shares:
         served = [(job.nature, job.workers[host].computed_s / job.nature.weight) for job in jobs]
         for index, (one, one_s) in enumerate(served):
             for other, other_s in served[:index]:
-                steps_s = _step_s(one), _step_s(other)
-                self._follow((host, one.name, other.name), one_s - other_s, sum(steps_s) + FAR * max(steps_s))
+                most_s = (1 + FAR) * (_step_s(one) + _step_s(other))
+                self._follow((host, one.name, other.name), one_s - other_s, most_s)
 
     def _follow(self, pair: tuple[int, str, str], ahead_s: float, most_s: float) -> None:
         low_s, high_s = self._ranges.get(pair, (ahead_s, ahead_s))
