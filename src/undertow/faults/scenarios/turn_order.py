@@ -124,8 +124,10 @@ def run_turns_shares(case: Case) -> None:
 
 
 class Shares:
-    """Of two jobs each the device time per weight differs by the same all the time, to a step and a half of each: half a
-    step does not count as far behind."""
+    """Of two jobs each the device time per weight differs by the same all the time, to a step and a half of each.
+
+    Half a step does not count as far behind.
+    """
 
     def __init__(self, town: Town) -> None:
         self._town = town
