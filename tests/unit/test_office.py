@@ -26,7 +26,7 @@ from undertow.crossover.messages import (
     Standing,
     Welcome,
 )
-from undertow.crossover.office import ENOUGH, MOST_JOBS, NOTICES, Office, count_jobs
+from undertow.crossover.office import ENOUGH, MOST_JOBS, NOTICES, Office
 
 GPU = "gpu0"
 GIGA = 10**9
@@ -281,5 +281,4 @@ def test_the_status_says_who_does_what() -> None:
     (lone,) = alone.jobs
     assert (lone.state, lone.weight, lone.is_urgent, lone.since_s) == ("is alone", 2.0, True, 4.0)
     assert (alone.holder, alone.gain, lone.compute_s) == (None, None, None)
-    assert count_jobs([shared, alone]) == 4
     msgspec.json.encode([shared, alone])

@@ -5,7 +5,6 @@ In: messages of workers, the time.  Out: messages to workers.  No sockets, no cl
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -254,8 +253,3 @@ def _describe_state(device: Turns, account: Account) -> str:
 
 def _still_waited_s(account: Account, now: float) -> float:
     return sum(now - since_s for since_s in account.waiting.values()) / len(account.members)
-
-
-def count_jobs(devices: Sequence[DeviceStatus]) -> int:
-    """How many there are, on whichever devices."""
-    return len(set(itertools.chain.from_iterable([job.job for job in device.jobs] for device in devices)))
