@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.cli.command import Cli
 from tests.unit.report_samples import results, sweep, timed
-from undertow.cli import main, progress
+from undertow.cli import main, measuring, progress
 from undertow.cli.progress import open_watch
 from undertow.lab.bench.series import Series
 from undertow.lab.real.names import REAL_NAMES
@@ -38,8 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run_isolated", "run_bench"):
-        monkeypatch.setattr(bench_command, name, lambda *given, **options: pytest.fail("it went ahead"))
+    for module, name in ((measuring, "run_isolated"), (bench_command, "run_bench")):
+        monkeypatch.setattr(module, name, lambda *given, **options: pytest.fail("it went ahead"))
 
 
 def call(*arguments: str) -> object:
@@ -132,7 +132,7 @@ def test_a_system_that_cannot_run_here_is_refused_with_the_reason(
 def test_without_emulated_hosts_there_is_a_way_out(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_command, "find_obstacle", lambda: "emulated hosts need root; try it with sudo")
+    monkeypatch.setattr(measuring, "find_obstacle", lambda: "emulated hosts need root; try it with sudo")
     assert call() == 2
     assert capfd.readouterr().err == (
         "undertow bench: emulated hosts need root; try it with sudo. Without emulated hosts: --unshaped\n"
@@ -154,11 +154,11 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Series]]:
     """The plans that would have been measured."""
     made: list[Sequence[Series]] = []
 
-    def note(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
-        made.append(plan)
+    def note(name: str, measure: Any, show: Any, *, is_unshaped: bool) -> int:
+        made.append(*measure.args)
         return 0
 
-    monkeypatch.setattr(bench_command, "_run", note)
+    monkeypatch.setattr(bench_command, "measure_in_lab", note)
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import resource
 import socket
 import stat
 import subprocess
@@ -295,16 +295,32 @@ def test_a_second_arbiter_at_one_socket_is_refused(path: Path) -> None:
         take_turns(first, second)
 
 
-def test_the_socket_of_a_killed_arbiter_is_taken_over(path: Path) -> None:
+@contextlib.contextmanager
+def process_at(path: Path) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "undertow.crossover.arbiter", path, "30"]
-    killed = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    try:
-        eventually(path.exists)
-        eventually(lambda: status_pid(path) == killed.pid)
-    finally:
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(lambda: path.exists() and status_pid(path) == process.pid)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_who_comes_when_there_is_no_file_descriptor_left_is_turned_away(path: Path) -> None:
+    with process_at(path) as arbiter, two_jobs_at(path) as (first, second):
+        resource.prlimit(arbiter.pid, resource.RLIMIT_NOFILE, (64, 64))
+        callers = [Caller(path) for _ in range(100)]
+        callers[-1].hear_end()
+        take_turns(first, second)
+        for caller in callers:
+            caller.socket.close()
+        eventually(lambda: status_pid(path) == arbiter.pid)
+
+
+def test_the_socket_of_a_killed_arbiter_is_taken_over(path: Path) -> None:
+    with process_at(path):
+        pass  # which kills it
     assert path.exists()
     with arbiter_at(path):
         assert can_be_asked(path)
@@ -319,12 +335,9 @@ def status_pid(path: Path) -> int:
 
 
 def test_one_that_is_terminated_takes_its_socket_along(path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "undertow.crossover.arbiter", path, "30"]
-    arbiter = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: path.exists() and status_pid(path))
-    arbiter.terminate()
-    words = arbiter.communicate(timeout=30)[1]
+    with process_at(path) as arbiter:
+        arbiter.terminate()
+        words = arbiter.communicate(timeout=30)[1]
     assert arbiter.returncode == 0
     assert f"the arbiter is up, process {arbiter.pid}" in words
     assert "Traceback" not in words

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from tests.unit.bench_fakes import Net, Watcher, make_hosts
 from undertow.errors import LabError
+from undertow.lab.bench.bench import BrokenOff
 from undertow.lab.bench.messages import Assignment, Lap, Ready
 from undertow.lab.sharing import bench as bench_module
 from undertow.lab.sharing import fleets as fleets_module
-from undertow.lab.sharing.bench import BrokenOff, run_share_bench
+from undertow.lab.sharing.bench import run_share_bench
 from undertow.lab.sharing.plan import Arrangement, Job, Mode, SharePlan
 from undertow.lab.sharing.results import Case, ShareResults, write_share_results
 from undertow.lab.sharing.table import make_share_table
@@ -35,6 +36,7 @@ class World:
 
     company: Mapping[str, float]  # how many times longer a step takes beside others: "off" or "on", as sharing is
     turns: float = 1.0  # the same for one that takes turns alone
+    sent_bytes: int | None = None  # per step and host, if they count
     net: Net = field(default_factory=lambda: Net(hosts=make_hosts(4)))
     watch: Watcher = field(default_factory=Watcher)
     now_s: float = 100.0
@@ -130,7 +132,8 @@ class Fake:
         step_s = slow_down * (COMPUTE_S[self.model] + 1.25 * STEP_BITS / rate)  # links never carry what they promise
         assert timeout_s > 60 + steps * step_s
         ends_s = [self.world.now_s + step_s * (step + 1) for step in range(steps)]
-        return [Lap(ends_s=ends_s, cpu_s=0.25, sent_bytes=None, digest=1)] * len(self.world.net.hosts)
+        sent = None if self.world.sent_bytes is None else self.world.sent_bytes * steps
+        return [Lap(ends_s=ends_s, cpu_s=0.25, sent_bytes=sent, digest=1)] * len(self.world.net.hosts)
 
 
 @pytest.fixture
@@ -228,6 +231,16 @@ def test_times_are_those_of_hosts_that_are_not_slowed_down(world: World) -> None
     assert rows_of(case)["crossover"].steps_s[0] == pytest.approx(1.25 * (1 + network_s) / 4)
 
 
+def test_links_that_are_never_at_rest_are_a_limit_of_their_own(world: World) -> None:
+    world.sent_bytes = 500_000_000  # four seconds of a link of 1 Gbit/s, and headers: more than a step of both computes
+    [case] = world.run(slowdown=2.0).cases
+    links_s = 4.0 * 1514 / 1448
+    assert [job.links_s for job in case.jobs] == [pytest.approx(links_s)] * 2
+    alone_s = sum(job.alone_s for job in case.jobs)
+    assert rows_of(case)["crossover"].ideal == pytest.approx(alone_s / (2 * links_s))
+    assert "its bytes fill a link for 4182 ms" in render(case)
+
+
 def test_a_ratio_finds_its_bandwidth(world: World) -> None:
     cases = world.run(ratios=(0.5, 1.0), bandwidths_gbit=()).cases
     assert [case.ratio for case in cases] == [0.5, 1.0]
@@ -272,7 +285,7 @@ def test_the_table_has_a_row_for_every_arrangement(world: World) -> None:
     assert "vgg19, weight 2, urgent: computes 3000 ms and waits 15.0 ms (m/c 0.005)" in text
     [line] = [line for line in text.splitlines() if line.split()[:1] == ["crossover"]]
     assert line.split()[1:] == [
-        *("1269", "1.250", "3769", "1.250", "1.600", "1.600–1.600", "1.008", "158.8", "1.010", "0.04")
+        *("1269", "1.250", "3769", "1.250", "1.600", "1.600–1.600", "1.008", "158.8", "1.010", "0.03")
     ]
 
 

@@ -8,6 +8,8 @@ from undertow.errors import LabError
 from undertow.lab.bench.messages import Lap
 from undertow.lab.sharing.calibration import correct_rate, estimate_rate, is_close
 from undertow.lab.sharing.figures import (
+    FINISH,
+    SETTLE,
     Measured,
     Window,
     choose_steps,
@@ -18,12 +20,18 @@ from undertow.lab.sharing.figures import (
     find_middle,
     find_spread,
     find_window,
+    make_load,
     measure_laps,
 )
 
 
-def lap(*ends_s: float, cpu_s: float = 0.0) -> Lap:
-    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=None, digest=1)
+def lap(*ends_s: float, cpu_s: float = 0.0, sent_bytes: int | None = None) -> Lap:
+    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=sent_bytes, digest=1)
+
+
+def settled(*ends_s: float) -> list[float]:
+    """The same after some steps that settle."""
+    return [ends_s[0] - 0.01 * number for number in range(SETTLE, 0, -1)] + list(ends_s)
 
 
 def measured(*steps_s: float) -> Measured:
@@ -35,17 +43,18 @@ def test_a_step_ends_on_its_last_host() -> None:
 
 
 def test_the_window_is_where_all_train() -> None:
-    assert find_window([[0.0, 0.3, 0.6, 1.0, 2.0, 9.0, 9.5], [0.5, 0.8, 1.2, 1.5, 4.0, 7.0, 11.0]]) == Window(1.5, 7.0)
+    early, late = settled(1.0, 2.0, 9.0, 9.5), settled(1.5, 4.0, 7.0, 11.0)
+    assert find_window([early, late]) == Window(1.5, 7.0)
 
 
-def test_jobs_in_company_settle_first_and_are_no_company_in_their_last_step() -> None:
-    assert find_window([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5]]) == Window(4.5, 5.0)
-    assert find_window([[1.0, 2.0, 3.0]]) == Window(1.0, 3.0)
+def test_jobs_settle_first_and_are_no_company_in_their_last_step() -> None:
+    assert find_window([settled(4.0, 5.0, 6.0), settled(4.5, 5.5, 6.5, 7.5)]) == Window(4.5, 5.0)
+    assert find_window([settled(1.0, 2.0, 3.0)]) == Window(1.0, 3.0)
 
 
 def test_jobs_that_never_met_are_an_error() -> None:
     with pytest.raises(LabError, match=r"did not train at the same time.* longer --lap"):
-        find_window([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2.0, 4.0, 5.0, 6.0, 7.0, 8.0]])
+        find_window([settled(4.0, 5.0, 6.0), settled(6.0, 7.0, 8.0)])
     with pytest.raises(LabError, match="did not train at the same time"):
         find_window([[1.0, 2.0], [1.0, 2.0]])
 
@@ -63,13 +72,15 @@ def test_parts_are_parts_of_their_own_step() -> None:
 
 
 def test_a_lap_alone_is_measured_from_its_first_end() -> None:
-    found = measure_laps([[lap(5.0, 6.0, 7.5, 8.0, cpu_s=0.3), lap(5.0, 6.0, 7.0, 7.9, cpu_s=0.6)]])
-    assert (found.steps_s, found.window_s, found.cpu) == ((pytest.approx(1.0),), 3.0, pytest.approx(0.3))
+    hosts = [lap(*settled(5.0, 6.0, 7.5, 8.0), cpu_s=0.3), lap(*settled(5.0, 6.0, 7.0, 7.9), cpu_s=0.6)]
+    found = measure_laps([hosts])
+    assert (found.steps_s, found.window_s) == ((pytest.approx(1.0),), 3.0)
+    assert found.cpu == pytest.approx(0.9 / (8.0 - hosts[0].ends_s[0]))
 
 
 def test_in_company_only_the_common_time_counts() -> None:
-    quick = [lap(0.1, 0.2, 0.3, *(1.0 + 0.5 * step for step in range(9)), 5.1)]  # 1 to 5, but alone from 1 to 2
-    slow = [lap(0.4, 0.5, 0.6, 2.0, 3.0, 4.0, 5.0, 6.0, 6.1, 6.2)]  # alone and quick after 5
+    quick = [lap(*settled(*(1.0 + 0.5 * step for step in range(9)), 5.1))]  # 1 to 5, but alone from 1 to 2
+    slow = [lap(*settled(2.0, 3.0, 4.0, 5.0, 6.0, 6.1, 6.2))]  # alone and quick after 5
     found = measure_laps([quick, slow])
     assert found.steps_s == (pytest.approx(0.5), pytest.approx(1.0))
     assert found.window_s == 3.0
@@ -92,13 +103,28 @@ def test_the_gain_is_work_over_time() -> None:
     ],
 )
 def test_the_ideal_is_the_predicted_one(compute_s: list[float], alone_s: list[float], ideal: float) -> None:
-    assert find_ideal(compute_s, alone_s) == pytest.approx(ideal)
+    loads = [make_load(compute_s=c, alone_s=alone) for c, alone in zip(compute_s, alone_s, strict=True)]
+    assert find_ideal(loads) == pytest.approx(ideal)
 
 
 def test_unequal_jobs_may_gain_more_with_other_numbers_of_steps() -> None:
-    assert find_ideal([1.0, 3.0], [2.0, 6.0]) == pytest.approx(8 / 6)
-    assert find_ideal([1.0, 3.0], [2.0, 6.0], mix=[3.0, 1.0]) == pytest.approx(2.0)
-    assert find_ideal([1.0, 3.0], [2.0, 6.0], mix=[0.3, 0.1]) == pytest.approx(2.0)
+    loads = [make_load(compute_s=1.0, alone_s=2.0), make_load(compute_s=3.0, alone_s=6.0)]
+    assert find_ideal(loads) == pytest.approx(8 / 6)
+    assert find_ideal(loads, mix=[3.0, 1.0]) == pytest.approx(2.0)
+    assert find_ideal(loads, mix=[0.3, 0.1]) == pytest.approx(2.0)
+
+
+def test_what_a_job_hides_is_sent_all_the_same() -> None:
+    loads = [make_load(compute_s=1.0, alone_s=1.5, links_s=1.2)] * 2
+    assert find_ideal(loads) == pytest.approx(3.0 / 2.4)
+    assert find_ideal(loads, mix=[2.0, 1.0]) == pytest.approx(4.5 / 3.6)
+
+
+def test_the_bytes_of_a_step_are_those_of_the_host_that_sends_most() -> None:
+    ends_s = settled(1.0, 2.0, 3.0)
+    busy, idle = lap(*ends_s, sent_bytes=100 * len(ends_s)), lap(*ends_s, sent_bytes=50 * len(ends_s))
+    assert measure_laps([[idle, busy]]).sent_bytes == 100.0
+    assert measure_laps([[idle, lap(*ends_s)]]).sent_bytes is None
 
 
 def test_the_middle_of_laps_is_each_jobs_own() -> None:
@@ -110,9 +136,18 @@ def test_the_spread_is_that_of_rounds_each_against_its_own_laps_alone() -> None:
     assert find_spread(alone, [measured(1.25, 1.25), measured(2.0, 2.5)]) == (pytest.approx(1.6), pytest.approx(1.8))
 
 
-def test_a_lap_has_at_least_three_steps_after_the_first() -> None:
-    assert [choose_steps(step_s, 6.0, in_company=False) for step_s in (0.01, 0.5, 2.0, 100.0)] == [601, 13, 4, 4]
-    assert choose_steps(2.0, 6.0, in_company=True) == 4 + 4
+def test_a_lap_has_at_least_three_steps_after_those_that_settle() -> None:
+    mark = 1 + SETTLE
+    assert [choose_steps([step_s], 6.0) for step_s in (0.01, 0.5, 2.0, 100.0)] == [
+        [mark + 600],
+        [mark + 12],
+        [mark + 3],
+        [mark + 3],
+    ]
+
+
+def test_jobs_of_any_pace_end_at_about_the_same_time() -> None:
+    assert choose_steps([2.0, 0.5], 6.0) == [1 + SETTLE + 3 + FINISH, 1 + 4 * (SETTLE + 3) + FINISH]
 
 
 # Which bandwidth

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,11 +94,11 @@ def test_plain_jobs_hide_nothing_by_themselves() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[SharePlan]:
     plans: list[SharePlan] = []
 
-    def keep(plan: SharePlan, out: Path | None, *, is_unshaped: bool) -> int:
-        plans.append(plan)
+    def keep(name: str, measure: Any, show: Any, *, is_unshaped: bool) -> int:
+        plans.append(*measure.args)
         return 0
 
-    monkeypatch.setattr(share_bench, "_run", keep)
+    monkeypatch.setattr(share_bench, "measure_in_lab", keep)
     return plans
 
 

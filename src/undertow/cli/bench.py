@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import os
-import shlex
-import signal
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from undertow.cli.errors import FAILED_RUN, one_line_errors
-from undertow.cli.progress import open_console, open_watch
+from undertow.cli.errors import one_line_errors
+from undertow.cli.measuring import measure_in_lab
+from undertow.cli.progress import open_console
 from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
-from undertow.lab.bench.bench import BrokenOff, run_bench
+from undertow.lab.bench.bench import run_bench
 from undertow.lab.bench.presets import find_preset
 from undertow.lab.bench.series import GIGA, Series
-from undertow.lab.isolation import find_obstacle, run_isolated
-from undertow.lab.network import open_loopback, open_network
 from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.systems import find_system, list_systems
-from undertow.launch.speech import notify, say
 from undertow.report.compare import compare, list_differences, make_comparison_table
 from undertow.report.points import read_results
 from undertow.zoo import MODELS
@@ -96,7 +91,12 @@ def bench(
             plan = [dataclasses.replace(series, bandwidths_gbit=(None,)) for series in plan]
         _check_systems(plan)
         check_file(out)
-        return _run(plan, out, is_unshaped=unshaped)
+        return measure_in_lab(
+            "undertow bench",
+            functools.partial(run_bench, plan),
+            lambda results: show_results(results, out),
+            is_unshaped=unshaped,
+        )
     raise AssertionError("one_line_errors ends the command")
 
 
@@ -111,36 +111,6 @@ def _make_plan(
     if not plan:
         raise ConfigError("nothing to measure: --model and --hosts need at least one value each")
     return plan
-
-
-def _run(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
-    if is_unshaped:
-        notify("nothing is shaped: all hosts are this machine's loopback, and every figure is marked so")
-        return _measure(plan, out, is_unshaped=True)
-    if obstacle := find_obstacle():
-        raise ConfigError(f"{obstacle}. Without emulated hosts: --unshaped")
-    return run_isolated(lambda: _measure(plan, out, is_unshaped=False))
-
-
-def _measure(plan: Sequence[Series], out: Path | None, *, is_unshaped: bool) -> int:
-    """Everything that happens inside of the lab."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    command = shlex.join(["undertow", *sys.argv[1:]])
-    open_hosts = open_loopback if is_unshaped else open_network
-    code, reason = 0, ""
-    with open_watch() as watch:
-        try:
-            results = run_bench(plan, environ=os.environ, open_network=open_hosts, watch=watch, command=command)
-        except BrokenOff as error:
-            results, reason, code = error.results, str(error), FAILED_RUN
-    show_results(results, out)
-    if reason:
-        say(f"undertow bench: {reason}")
-    return code
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _compare(files: Sequence[str]) -> int:

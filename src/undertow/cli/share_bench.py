@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
-import sys
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undertow.cli.bench import choose_scale
-from undertow.cli.errors import FAILED_RUN, one_line_errors
-from undertow.cli.progress import open_console, open_watch
+from undertow.cli.errors import one_line_errors
+from undertow.cli.measuring import measure_in_lab
+from undertow.cli.progress import open_console
 from undertow.cli.results import check_file
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
-from undertow.lab.isolation import find_obstacle, run_isolated
-from undertow.lab.network import open_loopback, open_network
-from undertow.lab.sharing.bench import BrokenOff, run_share_bench
+from undertow.lab.sharing.bench import run_share_bench
 from undertow.lab.sharing.plan import GIGA, Job, Mode, SharePlan
 from undertow.lab.sharing.results import ShareResults, write_share_results
 from undertow.lab.sharing.table import make_share_table
-from undertow.launch.speech import notify, say
+from undertow.launch.speech import notify
 
 
 def bench(
@@ -86,7 +82,12 @@ def bench(
             lap_s=lap,
         )
         check_file(out)
-        return _run(plan, out, is_unshaped=unshaped)
+        return measure_in_lab(
+            "undertow share bench",
+            functools.partial(run_share_bench, plan),
+            lambda results: _show(results, out),
+            is_unshaped=unshaped,
+        )
     raise AssertionError("one_line_errors ends the command")
 
 
@@ -127,36 +128,6 @@ def _read_bandwidths(bandwidth: str | None, ratio: str | None, *, is_unshaped: b
     if is_unshaped:
         return (None,)
     return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth)) if bandwidth else ()
-
-
-def _run(plan: SharePlan, out: Path | None, *, is_unshaped: bool) -> int:
-    if is_unshaped:
-        notify("nothing is shaped: all hosts are this machine's loopback, and every figure is marked so")
-        return _measure(plan, out, is_unshaped=True)
-    if obstacle := find_obstacle():
-        raise ConfigError(f"{obstacle}. Without emulated hosts: --unshaped")
-    return run_isolated(lambda: _measure(plan, out, is_unshaped=False))
-
-
-def _measure(plan: SharePlan, out: Path | None, *, is_unshaped: bool) -> int:
-    """Everything that happens inside of the lab."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    command = shlex.join(["undertow", *sys.argv[1:]])
-    open_hosts = open_loopback if is_unshaped else open_network
-    code, reason = 0, ""
-    with open_watch() as watch:
-        try:
-            results = run_share_bench(plan, environ=os.environ, open_network=open_hosts, watch=watch, command=command)
-        except BrokenOff as error:
-            results, reason, code = error.results, str(error), FAILED_RUN
-    _show(results, out)
-    if reason:
-        say(f"undertow share bench: {reason}")
-    return code
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _show(results: ShareResults, out: Path | None) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undertow.cli.progress import open_console, open_watch
+from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.launch.speech import notify
@@ -108,16 +109,17 @@ def _show(row: Row, case: Sharing) -> Iterator[str]:
 
 def _explain(case: Sharing) -> Iterator[str]:
     yield from map(_describe, case.jobs)
-    yield "gain: work done in the same time, over one job after the other; ideal: max(sum c, max(c + m), sum m)"
+    yield EXPLAIN_GAIN
     if abs(case.ideal_as_mixed / case.ideal - 1) > CLOSE:
         yield f"with as many steps of each as crossover makes the ideal is {case.ideal_as_mixed:.3f}"
-    if case.links_allow < case.ideal_as_mixed * (1 - CLOSE):
-        yield f"but with {case.links_allow:.3f} some link would never rest: what a job hides is sent all the same"
 
 
 def _describe(job: JobFigures) -> str:
     terms = f", weight {job.weight:g}" * (job.weight != 1) + ", urgent" * job.is_urgent
-    return f"{job.model}{terms}: computes {show_ms(job.compute_s)} ms and waits {show_ms(job.exposed_s)} ms alone"
+    return (
+        f"{job.model}{terms}: computes {show_ms(job.compute_s)} ms and waits {show_ms(job.exposed_s)} ms alone; its "
+        f"bytes fill a link for {show_ms(job.links_s)} ms"
+    )
 
 
 def _write(cases: Sequence[Sharing], out: Path) -> None:

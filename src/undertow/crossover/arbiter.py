@@ -10,6 +10,7 @@ depends on it: workers whose arbiter is gone compute without turns until there i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -74,6 +75,7 @@ class Arbiter:
         prepare_folder(path)
         self._lock = _claim(path)
         self._door = _listen(path)
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # to turn somebody away when there is no file descriptor left
         self._selector.register(self._door, selectors.EVENT_READ, None)
 
     def run(self) -> None:
@@ -98,6 +100,7 @@ class Arbiter:
         for visitor in list(self._visitors.values()):
             visitor.connection.close()
         self._door.close()
+        os.close(self._spare)
         self._selector.close()
         self._lock.close()
 
@@ -108,8 +111,10 @@ class Arbiter:
     def _admit(self) -> None:
         try:
             connection, _ = self._door.accept()
-        except OSError:
-            return  # it has gone again, or there is no file descriptor left
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
+            return  # else it has gone again
         if len(self._visitors) >= MOST_CONNECTIONS or _user_of(connection) != os.getuid():
             connection.close()
             return
@@ -117,6 +122,13 @@ class Arbiter:
         self._numbers += 1
         visitor = self._visitors[self._numbers] = Visitor(self._numbers, connection)
         self._selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _turn_away(self) -> None:
+        """Whoever is at the door: left there it would wait for ever, and we would look up all the time."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self._door.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _attend(self, visitor: Visitor, events: int) -> None:
         try:

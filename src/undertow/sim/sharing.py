@@ -65,7 +65,6 @@ class Sharing:
     rows: list[Row]
     ideal: float  # gain with one step of each job, by the formula
     ideal_as_mixed: float  # with as many steps of each as crossover made
-    links_allow: float  # of these the gain with which some link would never rest
 
     def find(self, arrangement: Arrangement) -> Row:
         return next(row for row in self.rows if row.arrangement is arrangement)
@@ -94,7 +93,6 @@ def share(
         rows=rows,
         ideal=_find_ideal(jobs, [1.0] * len(jobs)),
         ideal_as_mixed=_find_ideal(jobs, mix),
-        links_allow=_find_links_gain(jobs, mix),
     )
 
 
@@ -142,12 +140,5 @@ def _compare(arrangement: Arrangement, trained: Trained, jobs: Sequence[JobFigur
 
 def _find_ideal(jobs: Sequence[JobFigures], mix: Sequence[float]) -> float:
     """With so many steps of each job."""
-    return predict_gain(
-        [Load(count * job.compute_s, count * job.exposed_s) for count, job in zip(mix, jobs, strict=True)]
-    )
-
-
-def _find_links_gain(jobs: Sequence[JobFigures], mix: Sequence[float]) -> float:
-    filled_s = sum(count * job.links_s for count, job in zip(mix, jobs, strict=True))
-    alone_s = sum(count * job.alone_s for count, job in zip(mix, jobs, strict=True))
-    return alone_s / filled_s if filled_s else float("inf")
+    loads = [Load(job.compute_s, job.exposed_s, job.links_s) for job in jobs]
+    return predict_gain([load.times(count) for load, count in zip(loads, mix, strict=True)])

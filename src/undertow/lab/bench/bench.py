@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from undertow.errors import UndertowError
 from undertow.lab.bench.series import Series, Watch, measure
@@ -23,9 +24,9 @@ OpenNetwork = Callable[[int], AbstractContextManager[Network]]
 
 
 class BrokenOff(Exception):
-    """The bench did not get to its end; these are the results so far."""
+    """A bench did not get to its end; these are its results so far."""
 
-    def __init__(self, results: Results, reason: str) -> None:
+    def __init__(self, results: Any, reason: str) -> None:
         super().__init__(reason)
         self.results = results
 

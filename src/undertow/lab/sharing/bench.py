@@ -13,7 +13,7 @@ from pathlib import Path
 
 from undertow.errors import LabError, UndertowError
 from undertow.lab.bandwidth import format_bandwidth
-from undertow.lab.bench.bench import UNSHAPED, OpenNetwork
+from undertow.lab.bench.bench import UNSHAPED, BrokenOff, OpenNetwork
 from undertow.lab.bench.series import CHECKS, Watch
 from undertow.lab.link_check import check_links
 from undertow.lab.sharing.calibration import TRIES, correct_rate, estimate_rate, is_close
@@ -27,14 +27,6 @@ from undertow.report.machine import describe_machine, list_versions
 
 # A guess of a step of real compute, for patience only.
 REAL_STEP_S = 3.0
-
-
-class BrokenOff(Exception):
-    """The bench did not get to its end; these are the results so far."""
-
-    def __init__(self, results: ShareResults, reason: str) -> None:
-        super().__init__(reason)
-        self.results = results
 
 
 def run_share_bench(

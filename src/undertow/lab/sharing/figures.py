@@ -2,10 +2,11 @@
 
 In: when the steps of each job ended.  Out: how long a step took, what an arrangement gains over one job after
 the other, and what the best one could.
-A job's step ends when its last host ends it.  Jobs in company are compared while all of them trained as they always
-would.  First they settle: whoever went on alone at the end of the last lap has had more than its share, and pays it
-back.  And in its last step a job that waits for the network will not compute again: the others have the device for
-themselves.  Both are left out.  A step that lies across a border counts by the part inside.
+A job's step ends when its last host ends it.  Jobs are compared while all of them trained as they always would.
+First they settle: slices and plans follow a link that others have left, or have come to, after some steps, and whoever
+went on alone at the end of the last lap has had more than its share, and pays it back.  And in its last step a job that
+waits for the network will not compute again: the others have the device for themselves.  Both are left out.  A step
+that lies across a border counts by the part inside.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from undertow.crossover.gain import Load, predict_gain
 from undertow.errors import LabError
 from undertow.lab.bench.messages import Lap
 
-# Steps at the begin of a lap in company, and at its end, in which jobs are not what they are in the middle.
-SETTLE, FINISH = 3, 1
+# Steps at the begin of a lap, and at the end of one in company, in which jobs are not what they are in the middle.
+SETTLE, FINISH = 8, 1
+# Steps that a lap has at least, beside those.
+LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Measured:
     steps_s: tuple[float, ...]
     window_s: float
     cpu: float  # seconds of processor time per second, all workers together
+    sent_bytes: float | None = None  # per step, by the host that sends most; of one job that was alone, if it counts
 
 
 def find_ends(laps: Sequence[Lap]) -> list[float]:
@@ -51,9 +55,9 @@ def find_ends(laps: Sequence[Lap]) -> list[float]:
 
 def find_window(jobs: Sequence[Sequence[float]]) -> Window:
     """In which all trained.  Before its first end a job may still have been waking up."""
-    settle, finish = (0, 0) if len(jobs) == 1 else (SETTLE, FINISH)
+    finish = 0 if len(jobs) == 1 else FINISH
     window = Window(
-        max(ends_s[min(settle, len(ends_s) - 1)] for ends_s in jobs), min(ends_s[-1 - finish] for ends_s in jobs)
+        max(ends_s[min(SETTLE, len(ends_s) - 1)] for ends_s in jobs), min(ends_s[-1 - finish] for ends_s in jobs)
     )
     if window.length_s <= 0:
         raise LabError(
@@ -77,6 +81,7 @@ def measure_laps(jobs: Sequence[Sequence[Lap]]) -> Measured:
         steps_s=tuple(window.length_s / count_steps(ends_s, window) for ends_s in ends),
         window_s=window.length_s,
         cpu=sum(lap.cpu_s for laps in jobs for lap in laps) / whole_s,
+        sent_bytes=_find_sent(jobs[0]) if len(jobs) == 1 else None,
     )
 
 
@@ -85,14 +90,14 @@ def find_gain(alone_s: Sequence[float], company_s: Sequence[float]) -> float:
     return sum(alone / company for alone, company in zip(alone_s, company_s, strict=True))
 
 
-def find_ideal(compute_s: Sequence[float], alone_s: Sequence[float], *, mix: Sequence[float] | None = None) -> float:
+def make_load(*, compute_s: float, alone_s: float, links_s: float = 0.0) -> Load:
+    """What a job's step takes of device and links; noise makes no negative waits."""
+    return Load(compute_s, max(0.0, alone_s - compute_s), links_s)
+
+
+def find_ideal(loads: Sequence[Load], *, mix: Sequence[float] | None = None) -> float:
     """The most that can be gained with one step of each job, or with so many steps of each."""
-    counts = mix or [1.0] * len(compute_s)
-    loads = [
-        Load(count * compute, count * max(0.0, alone - compute))
-        for count, compute, alone in zip(counts, compute_s, alone_s, strict=True)
-    ]
-    return predict_gain(loads)
+    return predict_gain([load.times(count) for load, count in zip(loads, mix or [1.0] * len(loads), strict=True)])
 
 
 def find_middle(laps: Sequence[Measured]) -> tuple[float, ...]:
@@ -106,9 +111,17 @@ def find_spread(alone: Sequence[Sequence[Measured]], company: Sequence[Measured]
     return min(gains), max(gains)
 
 
-def choose_steps(step_s: float, lap_s: float, *, in_company: bool) -> int:
-    """How many make a lap; the first one only sets the mark."""
-    return 1 + max(3, round(lap_s / step_s)) + (SETTLE + FINISH if in_company else 0)
+def choose_steps(paces_s: Sequence[float], lap_s: float) -> list[int]:
+    """How many of each job make a lap, so that all end at about the same time; the first one only sets the mark."""
+    slowest_s = max(paces_s)
+    whole_s = SETTLE * slowest_s + max(lap_s, LEAST * slowest_s)
+    finish = 0 if len(paces_s) == 1 else FINISH
+    return [1 + round(whole_s / pace_s) + finish for pace_s in paces_s]
+
+
+def _find_sent(laps: Sequence[Lap]) -> float | None:
+    counts = [lap.sent_bytes / len(lap.ends_s) for lap in laps if lap.sent_bytes is not None]
+    return max(counts) if len(counts) == len(laps) else None
 
 
 def _find_progress(ends_s: Sequence[float], at_s: float) -> float:

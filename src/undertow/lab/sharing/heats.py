@@ -53,7 +53,7 @@ class Heat:
                 return
 
     def _run(self, lap_s: float) -> list[list[Lap]]:
-        steps = [choose_steps(pace_s, lap_s, in_company=len(self.fleets) > 1) for pace_s in self.paces_s]
+        steps = choose_steps(self.paces_s, lap_s)
         timeout_s = PATIENCE_S + PATIENCE * sum(n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True))
         for fleet, count in zip(self.fleets, steps, strict=True):
             fleet.begin_lap(count)

@@ -26,6 +26,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     alone_s: float  # T
     exposed_s: float  # m = T - c
     exposed_over_compute: float  # m / c
+    links_s: float | None  # for so long its bytes fill a link; None: links are not shaped, or nobody counts
     turns_overhead: float  # what taking turns adds to a step alone, as a fraction
 
 
@@ -38,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gain: float | None = None  # over one after the other
     gain_low: float | None = None  # in the worst round, and in the best
     gain_high: float | None = None
-    ideal: float | None = None  # with one step of each job
+    ideal: float | None = None  # with one step of each job, if device and links were never at rest in vain
     ideal_as_mixed: float | None = None  # with as many steps of each as were made
     cpu: float = 0.0  # seconds of processor time per second, all workers together
     laps_s: list[list[float]] = []  # of each lap: steps_s

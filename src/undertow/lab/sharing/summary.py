@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 from undertow.lab.bench.messages import Ready
-from undertow.lab.sharing.figures import Measured, find_gain, find_ideal, find_middle, find_spread
+from undertow.lab.sharing.figures import Measured, find_gain, find_ideal, find_middle, find_spread, make_load
 from undertow.lab.sharing.heats import Heat
 from undertow.lab.sharing.plan import Arrangement, SharePlan
 from undertow.lab.sharing.results import Case, JobFigures, Row
+from undertow.plan.cluster import PAYLOAD_SHARE
 
 
 def summarise(
@@ -25,7 +26,7 @@ def summarise(
     bandwidth_gbit: float | None,
     ratio: float | None,
 ) -> Case:
-    summary = _Summary(plan, heats, ready)
+    summary = _Summary(plan, heats, ready, plan.link_rate(bandwidth_gbit))
     return Case(
         mode=plan.mode.name.lower(),
         system=plan.mode.value,
@@ -42,7 +43,9 @@ def summarise(
 class _Summary:
     """Works with times as they were measured; what it gives away is without the slowdown."""
 
-    def __init__(self, plan: SharePlan, heats: Sequence[Heat], ready: Sequence[Ready]) -> None:
+    def __init__(
+        self, plan: SharePlan, heats: Sequence[Heat], ready: Sequence[Ready], rate_bits_per_s: float | None
+    ) -> None:
         self._plan = plan
         self._laps: dict[Arrangement, list[list[Measured]]] = {}  # of each job, or of all together
         for heat in heats:
@@ -50,6 +53,11 @@ class _Summary:
         self._alone_s = self._find_steps(Arrangement.ALONE)
         nominal_s = [one.compute_s for one in ready if one.compute_s is not None]
         self._compute_s = tuple(nominal_s) if len(nominal_s) == len(ready) else self._find_steps(Arrangement.COMPUTE)
+        self._links_s = [self._find_links_s(laps, rate_bits_per_s) for laps in self._laps[Arrangement.ALONE]]
+        self._loads = [
+            make_load(compute_s=compute_s, alone_s=alone_s, links_s=links_s or 0.0)
+            for compute_s, alone_s, links_s in zip(self._compute_s, self._alone_s, self._links_s, strict=True)
+        ]
 
     @property
     def rows(self) -> list[Row]:
@@ -68,12 +76,21 @@ class _Summary:
                 alone_s=alone_s / slowdown,
                 exposed_s=(alone_s - compute_s) / slowdown,
                 exposed_over_compute=alone_s / compute_s - 1,
+                links_s=None if links_s is None else links_s / slowdown,
                 turns_overhead=turn_s / alone_s - 1,
             )
-            for job, label, compute_s, alone_s, turn_s in zip(
-                self._plan.jobs, self._plan.labels, self._compute_s, self._alone_s, turns_s, strict=True
+            for job, label, compute_s, alone_s, links_s, turn_s in zip(
+                self._plan.jobs, self._plan.labels, self._compute_s, self._alone_s, self._links_s, turns_s, strict=True
             )
         ]
+
+    @staticmethod
+    def _find_links_s(laps: Sequence[Measured], rate_bits_per_s: float | None) -> float | None:
+        """How long a step's bytes fill a link; None if that is not known."""
+        counts = [lap.sent_bytes for lap in laps if lap.sent_bytes is not None]
+        if rate_bits_per_s is None or len(counts) < len(laps):
+            return None
+        return statistics.median(counts) * 8 / (rate_bits_per_s * PAYLOAD_SHARE)
 
     def _find_steps(self, arrangement: Arrangement) -> tuple[float, ...]:
         """Of each job, in this arrangement."""
@@ -101,6 +118,6 @@ class _Summary:
             gain=find_gain(self._alone_s, steps_s),
             gain_low=low,
             gain_high=high,
-            ideal=find_ideal(self._compute_s, self._alone_s),
-            ideal_as_mixed=find_ideal(self._compute_s, self._alone_s, mix=mix),
+            ideal=find_ideal(self._loads),
+            ideal_as_mixed=find_ideal(self._loads, mix=mix),
         )

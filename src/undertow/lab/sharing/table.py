@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.sharing.results import Case, Row
 from undertow.report.columns import ABSENT, UNSHAPED, show_figure, show_ms
@@ -55,9 +56,10 @@ def _show_ratio(value: float | None) -> str:
 
 def _explain(case: Case) -> Iterator[str]:
     for job in case.jobs:
+        links = "" if job.links_s is None else f", its bytes fill a link for {show_ms(job.links_s)} ms"
         terms = f", weight {job.weight:g}" * (job.weight != 1) + ", urgent" * job.is_urgent
         yield (
             f"{job.label}{terms}: computes {show_ms(job.compute_s)} ms and waits {show_ms(job.exposed_s)} ms "
-            f"(m/c {job.exposed_over_compute:.3f}); taking turns alone costs {100 * job.turns_overhead:+.2f} %"
+            f"(m/c {job.exposed_over_compute:.3f}){links}; taking turns alone costs {100 * job.turns_overhead:+.2f} %"
         )
-    yield "gain: work done in the same time, over one job after the other; ideal: max(sum c, max(c + m), sum m)"
+    yield EXPLAIN_GAIN
