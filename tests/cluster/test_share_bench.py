@@ -37,7 +37,7 @@ PLAN = SharePlan(
     scale=200.0,
     slowdown=0.01,
     rounds=2,
-    lap_s=0.5,
+    lap_s=0.1,
 )
 
 

@@ -36,7 +36,7 @@ class World:
 
     company: Mapping[str, float]  # how many times longer a step takes beside others: "off" or "on", as sharing is
     turns: float = 1.0  # the same for one that takes turns alone
-    sent_bytes: int | None = None  # per step and host, if they count
+    sent_bytes: int = 0  # per step, by the host that sends most: the last
     net: Net = field(default_factory=lambda: Net(hosts=make_hosts(4)))
     watch: Watcher = field(default_factory=Watcher)
     now_s: float = 100.0
@@ -132,8 +132,8 @@ class Fake:
         step_s = slow_down * (COMPUTE_S[self.model] + 1.25 * STEP_BITS / rate)  # links never carry what they promise
         assert timeout_s > 60 + steps * step_s
         ends_s = [self.world.now_s + step_s * (step + 1) for step in range(steps)]
-        sent = None if self.world.sent_bytes is None else self.world.sent_bytes * steps
-        return [Lap(ends_s=ends_s, cpu_s=0.25, sent_bytes=sent, digest=1)] * len(self.world.net.hosts)
+        self.world.net.sent_bytes += self.world.sent_bytes // len(self.world.net.hosts) * steps
+        return [Lap(ends_s=ends_s, cpu_s=0.25, sent_bytes=None, digest=1)] * len(self.world.net.hosts)
 
 
 @pytest.fixture

@@ -16,17 +16,17 @@ from undertow.lab.sharing.figures import (
     count_steps,
     find_ends,
     find_gain,
+    find_gains,
     find_ideal,
     find_middle,
-    find_spread,
     find_window,
     make_load,
     measure_laps,
 )
 
 
-def lap(*ends_s: float, cpu_s: float = 0.0, sent_bytes: int | None = None) -> Lap:
-    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=sent_bytes, digest=1)
+def lap(*ends_s: float, cpu_s: float = 0.0) -> Lap:
+    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=None, digest=1)
 
 
 def settled(*ends_s: float) -> list[float]:
@@ -122,18 +122,17 @@ def test_what_a_job_hides_is_sent_all_the_same() -> None:
 
 def test_the_bytes_of_a_step_are_those_of_the_host_that_sends_most() -> None:
     ends_s = settled(1.0, 2.0, 3.0)
-    busy, idle = lap(*ends_s, sent_bytes=100 * len(ends_s)), lap(*ends_s, sent_bytes=50 * len(ends_s))
-    assert measure_laps([[idle, busy]]).sent_bytes == 100.0
-    assert measure_laps([[idle, lap(*ends_s)]]).sent_bytes is None
+    laps = [lap(*ends_s), lap(*ends_s)]
+    assert measure_laps([laps], [50 * len(ends_s), 100 * len(ends_s)]).sent_bytes == 100.0
 
 
 def test_the_middle_of_laps_is_each_jobs_own() -> None:
     assert find_middle([measured(1.0, 5.0), measured(2.0, 4.0), measured(9.0, 6.0)]) == (2.0, 5.0)
 
 
-def test_the_spread_is_that_of_rounds_each_against_its_own_laps_alone() -> None:
+def test_gains_are_those_of_rounds_each_against_its_own_laps_alone() -> None:
     alone = [[measured(1.0), measured(2.0)], [measured(1.0), measured(2.0)]]  # a machine that got slower
-    assert find_spread(alone, [measured(1.25, 1.25), measured(2.0, 2.5)]) == (pytest.approx(1.6), pytest.approx(1.8))
+    assert find_gains(alone, [measured(1.25, 1.25), measured(2.0, 2.5)]) == pytest.approx([1.6, 1.8])
 
 
 def test_a_lap_has_at_least_three_steps_after_those_that_settle() -> None:

@@ -65,7 +65,7 @@ def _measure(plan: SharePlan, site: Site) -> Iterator[Case]:
     with open_fleets(plan, site) as fleets:
         for ratio, bandwidth_gbit in speeds:
             _shape(site, plan.link_rate(bandwidth_gbit))
-            heats = _prepare(plan, fleets, site.watch)
+            heats = _prepare(plan, fleets, site)
             _run_rounds(plan, heats, site.watch, _describe(plan, bandwidth_gbit))
             fleets.check_turns()
             yield summarise(plan, heats, fleets.ready, bandwidth_gbit=bandwidth_gbit, ratio=ratio)
@@ -113,9 +113,9 @@ def _shape(site: Site, rate_bits_per_s: float | None) -> None:
                 raise
 
 
-def _prepare(plan: SharePlan, fleets: Fleets, watch: Watch) -> list[Heat]:
+def _prepare(plan: SharePlan, fleets: Fleets, site: Site) -> list[Heat]:
     """Everybody is warm, and the pace of all is known."""
-    watch.say("warming up")
+    site.watch.say("warming up")
     expected_s = [(ready.compute_s or REAL_STEP_S) * 3 for ready in fleets.ready]
     paces_s = {}
     for group in fleets.by_arrangement.values():
@@ -126,11 +126,12 @@ def _prepare(plan: SharePlan, fleets: Fleets, watch: Watch) -> list[Heat]:
     for arrangement in plan.arrangements:
         group = fleets.by_arrangement[arrangement]
         if arrangement.is_company:
-            heats.append(Heat(arrangement, arrangement.value, group, [2 * paces_s[fleet] for fleet in group]))
+            doubled_s = [2 * paces_s[fleet] for fleet in group]
+            heats.append(Heat(arrangement, arrangement.value, group, site.network, doubled_s))
             heats[-1].rehearse(plan.lap_s)
         else:
             heats += [
-                Heat(arrangement, f"{arrangement.value}, {label}", [fleet], [paces_s[fleet]])
+                Heat(arrangement, f"{arrangement.value}, {label}", [fleet], site.network, [paces_s[fleet]])
                 for fleet, label in zip(group, plan.labels, strict=True)
             ]
     return heats

@@ -45,7 +45,7 @@ class Measured:
     steps_s: tuple[float, ...]
     window_s: float
     cpu: float  # seconds of processor time per second, all workers together
-    sent_bytes: float | None = None  # per step, by the host that sends most; of one job that was alone, if it counts
+    sent_bytes: float = 0.0  # per step of all jobs, by the host that sends most
 
 
 def find_ends(laps: Sequence[Lap]) -> list[float]:
@@ -72,8 +72,8 @@ def count_steps(ends_s: Sequence[float], window: Window) -> float:
     return _find_progress(ends_s, window.end_s) - _find_progress(ends_s, window.start_s)
 
 
-def measure_laps(jobs: Sequence[Sequence[Lap]]) -> Measured:
-    """One lap of all jobs that trained at the same time, or of one that was alone."""
+def measure_laps(jobs: Sequence[Sequence[Lap]], sent_bytes: Sequence[int] = (0,)) -> Measured:
+    """One lap of all jobs that trained at the same time, or of one that was alone; each host sent so much in it."""
     ends = [find_ends(laps) for laps in jobs]
     window = find_window(ends)
     whole_s = max(ends_s[-1] for ends_s in ends) - min(ends_s[0] for ends_s in ends)
@@ -81,7 +81,7 @@ def measure_laps(jobs: Sequence[Sequence[Lap]]) -> Measured:
         steps_s=tuple(window.length_s / count_steps(ends_s, window) for ends_s in ends),
         window_s=window.length_s,
         cpu=sum(lap.cpu_s for laps in jobs for lap in laps) / whole_s,
-        sent_bytes=_find_sent(jobs[0]) if len(jobs) == 1 else None,
+        sent_bytes=max(sent_bytes) / max(len(ends_s) for ends_s in ends),
     )
 
 
@@ -105,10 +105,9 @@ def find_middle(laps: Sequence[Measured]) -> tuple[float, ...]:
     return tuple(statistics.median(steps) for steps in zip(*(lap.steps_s for lap in laps), strict=True))
 
 
-def find_spread(alone: Sequence[Sequence[Measured]], company: Sequence[Measured]) -> tuple[float, float]:
-    """The least and the most gained in any round: against what the same round's laps alone took."""
-    gains = [find_gain([laps[number].steps_s[0] for laps in alone], lap.steps_s) for number, lap in enumerate(company)]
-    return min(gains), max(gains)
+def find_gains(alone: Sequence[Sequence[Measured]], company: Sequence[Measured]) -> list[float]:
+    """What was gained in each round: against what the same round's laps alone took."""
+    return [find_gain([laps[number].steps_s[0] for laps in alone], lap.steps_s) for number, lap in enumerate(company)]
 
 
 def choose_steps(paces_s: Sequence[float], lap_s: float) -> list[int]:
@@ -117,11 +116,6 @@ def choose_steps(paces_s: Sequence[float], lap_s: float) -> list[int]:
     whole_s = SETTLE * slowest_s + max(lap_s, LEAST * slowest_s)
     finish = 0 if len(paces_s) == 1 else FINISH
     return [1 + round(whole_s / pace_s) + finish for pace_s in paces_s]
-
-
-def _find_sent(laps: Sequence[Lap]) -> float | None:
-    counts = [lap.sent_bytes / len(lap.ends_s) for lap in laps if lap.sent_bytes is not None]
-    return max(counts) if len(counts) == len(laps) else None
 
 
 def _find_progress(ends_s: Sequence[float], at_s: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from undertow.errors import LabError
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Lap
+from undertow.lab.network import Network
 from undertow.lab.sharing.figures import Measured, choose_steps, find_ends, measure_laps
 from undertow.lab.sharing.plan import Arrangement
 
@@ -29,6 +30,7 @@ class Heat:
     arrangement: Arrangement
     title: str
     fleets: Sequence[Fleet]
+    network: Network
     paces_s: list[float]  # of a step of each, as far as is known
     laps: list[Measured] = field(default_factory=list)
 
@@ -36,14 +38,15 @@ class Heat:
         """Laps that do not count, to learn the pace.  One pays back what somebody had while it warmed up alone."""
         for _ in range(REHEARSALS):
             # Each for itself: with a wrong guess of their pace they may not even have met.
-            self.paces_s = [measure_laps([laps]).steps_s[0] for laps in self._run(lap_s)]
+            laps, _ = self._run(lap_s)
+            self.paces_s = [measure_laps([one]).steps_s[0] for one in laps]
 
     def run(self, lap_s: float) -> None:
         """One lap; again if the jobs did not meet in it, with the pace that it showed."""
         for number in range(TRIES):
-            laps = self._run(lap_s)
+            laps, sent_bytes = self._run(lap_s)
             try:
-                self.laps.append(measure_laps(laps))
+                self.laps.append(measure_laps(laps, sent_bytes))
             except LabError:
                 if number == TRIES - 1:
                     raise
@@ -52,12 +55,16 @@ class Heat:
                 self.paces_s = list(self.laps[-1].steps_s)
                 return
 
-    def _run(self, lap_s: float) -> list[list[Lap]]:
+    def _run(self, lap_s: float) -> tuple[list[list[Lap]], list[int]]:
+        """The laps of all jobs, and what each host has sent in them."""
         steps = choose_steps(self.paces_s, lap_s)
         timeout_s = PATIENCE_S + PATIENCE * sum(n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True))
+        before = self.network.counters()
         for fleet, count in zip(self.fleets, steps, strict=True):
             fleet.begin_lap(count)
-        return [fleet.end_lap(timeout_s=timeout_s) for fleet in self.fleets]
+        laps = [fleet.end_lap(timeout_s=timeout_s) for fleet in self.fleets]
+        after = self.network.counters()
+        return laps, [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
 
 
 def warm_up(fleet: Fleet, expected_s: float) -> float:

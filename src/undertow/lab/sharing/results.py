@@ -26,7 +26,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     alone_s: float  # T
     exposed_s: float  # m = T - c
     exposed_over_compute: float  # m / c
-    links_s: float | None  # for so long its bytes fill a link; None: links are not shaped, or nobody counts
+    links_s: float | None  # for so long its bytes fill a link; None: links are not shaped
     turns_overhead: float  # what taking turns adds to a step alone, as a fraction
 
 
@@ -36,7 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     arrangement: str
     steps_s: list[float]  # of each job: median of the laps
     slow_downs: list[float]  # steps_s over the time alone
-    gain: float | None = None  # over one after the other
+    gain: float | None = None  # over one after the other, in the middle one of the rounds
     gain_low: float | None = None  # in the worst round, and in the best
     gain_high: float | None = None
     ideal: float | None = None  # with one step of each job, if device and links were never at rest in vain

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from undertow.lab.bench.messages import Ready
-from undertow.lab.sharing.figures import Measured, find_gain, find_ideal, find_middle, find_spread, make_load
+from undertow.lab.sharing.figures import Measured, find_gains, find_ideal, find_middle, make_load
 from undertow.lab.sharing.heats import Heat
 from undertow.lab.sharing.plan import Arrangement, SharePlan
 from undertow.lab.sharing.results import Case, JobFigures, Row
@@ -86,11 +86,10 @@ class _Summary:
 
     @staticmethod
     def _find_links_s(laps: Sequence[Measured], rate_bits_per_s: float | None) -> float | None:
-        """How long a step's bytes fill a link; None if that is not known."""
-        counts = [lap.sent_bytes for lap in laps if lap.sent_bytes is not None]
-        if rate_bits_per_s is None or len(counts) < len(laps):
+        """How long a step's bytes fill a link; None where links are not shaped."""
+        if rate_bits_per_s is None:
             return None
-        return statistics.median(counts) * 8 / (rate_bits_per_s * PAYLOAD_SHARE)
+        return statistics.median(lap.sent_bytes for lap in laps) * 8 / (rate_bits_per_s * PAYLOAD_SHARE)
 
     def _find_steps(self, arrangement: Arrangement) -> tuple[float, ...]:
         """Of each job, in this arrangement."""
@@ -111,13 +110,13 @@ class _Summary:
 
     def _compare(self, row: Row, laps: Sequence[Measured], steps_s: Sequence[float]) -> Row:
         """With what the jobs do one after the other."""
-        low, high = find_spread(self._laps[Arrangement.ALONE], laps)
+        gains = find_gains(self._laps[Arrangement.ALONE], laps)
         mix = [1 / step_s for step_s in steps_s]
         return msgspec.structs.replace(
             row,
-            gain=find_gain(self._alone_s, steps_s),
-            gain_low=low,
-            gain_high=high,
+            gain=statistics.median(gains),
+            gain_low=min(gains),
+            gain_high=max(gains),
             ideal=find_ideal(self._loads),
             ideal_as_mixed=find_ideal(self._loads, mix=mix),
         )
