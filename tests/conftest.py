@@ -1,12 +1,21 @@
-"""For all tests: nothing of an outer job leaks in."""
+"""For all tests: nothing of an outer job, or of the shell that started them, leaks in."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 _OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_are_heard() -> None:
+    """A shell's background jobs ignore these two, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
