@@ -19,6 +19,7 @@ from undertow.lab.sharing.figures import (
     find_gains,
     find_ideal,
     find_middle,
+    find_paces,
     find_window,
     make_load,
     measure_laps,
@@ -84,6 +85,13 @@ def test_in_company_only_the_common_time_counts() -> None:
     found = measure_laps([quick, slow])
     assert found.steps_s == (pytest.approx(0.5), pytest.approx(1.0))
     assert found.window_s == 3.0
+
+
+def test_the_pace_in_company_is_that_of_the_common_time() -> None:
+    quick = [lap(0.5, 1.0, 1.5, 2.0)]
+    slow = [lap(0.5, 3.5, 3.6, 3.7, 3.8)]  # in the middle of its first step when it is left alone
+    assert find_paces([quick, slow]) == pytest.approx([0.5, 3.0])
+    assert find_paces([quick, [lap(2.5, 3.5, 4.5)]]) == pytest.approx([0.5, 1.0])  # they never met
 
 
 def test_the_gain_is_work_over_time() -> None:

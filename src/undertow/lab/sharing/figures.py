@@ -85,6 +85,14 @@ def measure_laps(jobs: Sequence[Sequence[Lap]], sent_bytes: Sequence[int] = (0,)
     )
 
 
+def find_paces(jobs: Sequence[Sequence[Lap]]) -> list[float]:
+    """How long a step of each took while all trained, settled or not; of its own lap if they did not meet at all."""
+    ends = [find_ends(laps) for laps in jobs]
+    common = Window(max(ends_s[0] for ends_s in ends), min(ends_s[-1] for ends_s in ends))
+    windows = [common if common.length_s > 0 else Window(ends_s[0], ends_s[-1]) for ends_s in ends]
+    return [window.length_s / count_steps(ends_s, window) for ends_s, window in zip(ends, windows, strict=True)]
+
+
 def find_gain(alone_s: Sequence[float], company_s: Sequence[float]) -> float:
     """How much more is done than one after the other, in the same time: sum of steps x their time alone / elapsed."""
     return sum(alone / company for alone, company in zip(alone_s, company_s, strict=True))

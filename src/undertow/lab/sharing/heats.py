@@ -14,7 +14,7 @@ from undertow.errors import LabError
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Lap
 from undertow.lab.network import Network
-from undertow.lab.sharing.figures import Measured, choose_steps, find_ends, measure_laps
+from undertow.lab.sharing.figures import Measured, choose_steps, find_ends, find_paces, measure_laps
 from undertow.lab.sharing.plan import Arrangement
 
 PATIENCE_S = 60.0
@@ -37,9 +37,8 @@ class Heat:
     def rehearse(self, lap_s: float) -> None:
         """Laps that do not count, to learn the pace.  One pays back what somebody had while it warmed up alone."""
         for _ in range(REHEARSALS):
-            # Each for itself: with a wrong guess of their pace they may not even have met.
             laps, _ = self._run(lap_s)
-            self.paces_s = [measure_laps([one]).steps_s[0] for one in laps]
+            self.paces_s = find_paces(laps)
 
     def run(self, lap_s: float) -> None:
         """One lap; again if the jobs did not meet in it, with the pace that it showed."""
@@ -50,7 +49,7 @@ class Heat:
             except LabError:
                 if number == TRIES - 1:
                     raise
-                self.paces_s = [measure_laps([one]).steps_s[0] for one in laps]
+                self.paces_s = find_paces(laps)
             else:
                 self.paces_s = list(self.laps[-1].steps_s)
                 return
