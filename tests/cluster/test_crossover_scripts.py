@@ -109,15 +109,29 @@ def wait_behind_a_gate(rank: int) -> str:
     if rank == 1:
         hear()
     training.step()
+    if rank == 0:
+        tell_once(training.model.module, "in forward")
     training.step()
     return training.digest()
+
+
+def tell_once(module: nn.Module, word: str) -> None:
+    """When it begins its next forward pass, before it looks at any parameter."""
+
+    def tell(*_: object) -> None:
+        hook.remove()
+        say(word)
+
+    hook = module.register_forward_pre_hook(tell)
 
 
 @pytest.mark.usefixtures("other")
 def test_a_job_that_waits_behind_a_gate_hands_the_turn_over(arbiter: Arbiter) -> None:
     crew = start_workers(2, wait_behind_a_gate, environment=arbiter.environment)
     hear_all([crew])
-    eventually(lambda: arbiter.states()["job"] == "waits for the network" and arbiter.steps()["job"] == 2)
+    assert crew.heard(0) == "in forward"  # where it has the turn, and cannot go on without the other rank
+    eventually(lambda: arbiter.states()["job"] == "waits for the network")
+    assert arbiter.steps()["job"] == 2
     crew.tell(1, "go on")
     assert values_of(crew) == steps_alone(3)
 
