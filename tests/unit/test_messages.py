@@ -8,7 +8,12 @@ import msgspec
 import pytest
 
 from undertow.coordinator import messages
+from undertow.coordinator.terms import Route, Terms
+from undertow.core.dtypes import DType
+from undertow.core.rounds import Op
+from undertow.plan.slicing import Cut, TensorSpec
 
+TERMS = Terms("allreduce", Route.SLICES, Op.SUM, [TensorSpec("x", (2, 3), DType.FLOAT32, 6)], "root 0")
 ALL = [
     messages.Arrive(3, "tensors", b"\0payload"),
     messages.Verdict(3, b"", "ranks differ"),
@@ -20,6 +25,13 @@ ALL = [
     messages.Missing(4, 5, [0, 2]),
     messages.Standing(7, 12.5, 0.25),
     messages.Behind(3.5),
+    messages.Call("x", TERMS),
+    messages.RanOut(),
+    messages.Prepare(1, Cut(2, 1040), TERMS),
+    messages.Prepared(1),
+    messages.Begin("x", 1),
+    messages.Decline("x", "ranks differ"),
+    messages.AllOut(2),
 ]
 
 

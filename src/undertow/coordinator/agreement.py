@@ -19,18 +19,31 @@ from undertow.plan.slicing import Cut, count_slices
 Decide = Callable[[Sequence[bytes]], bytes]
 
 
+class Keys:
+    """The keys of one group.  None is ever given away twice."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, count: int) -> int:
+        """So many keys in a row; returns the first."""
+        first, self._next = self._next, self._next + count
+        return first
+
+
 class Agreements:
     """All agreements of one group.  Not thread-safe."""
 
-    def __init__(self, size: int, *, sizes: Sizes) -> None:
+    def __init__(self, size: int, *, sizes: Sizes, keys: Keys | None = None) -> None:
         self._size = size
         self._sizes = sizes
-        self._next_key = 0
+        self._keys = keys or Keys()
         self._decided = 0  # the last agreement; a rank comes to the next one only after it
         self._arrivals: dict[int, dict[int, Arrive]] = {}
         self._failed: Verdict | None = None  # after a mismatch ranks are out of step for good
         self._deciders: dict[str, Decide] = {
             "barrier": lambda payloads: b"",
+            "copy": lambda payloads: payloads[0],
             "tensors": self._cut,
             "digest": compare_digests,
             "join": latest,
@@ -85,10 +98,9 @@ class Agreements:
         tables = [msgspec.msgpack.decode(payload, type=Table) for payload in payloads]
         compare_tables(tables)
         total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tables[0].tensors)
-        how = Cut(self._next_key, self._sizes.choose(total, shards=self._size))
-        # Keys are never used twice.
-        self._next_key += max(tables[0].keys, count_slices(tables[0].tensors, how.slice_bytes))
-        return msgspec.msgpack.encode(how)
+        slice_bytes = self._sizes.choose(total, shards=self._size)
+        first_key = self._keys.take(max(tables[0].keys, count_slices(tables[0].tensors, slice_bytes)))
+        return msgspec.msgpack.encode(Cut(first_key, slice_bytes))
 
 
 def compare_tables(tables: Sequence[Table]) -> None:

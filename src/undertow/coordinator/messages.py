@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from undertow.coordinator.terms import Terms
 from undertow.core.rounds import Op
-from undertow.plan.slicing import TensorSpec
+from undertow.plan.slicing import Cut, TensorSpec
 
 
 class Arrive(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +77,56 @@ class Behind(msgspec.Struct, frozen=True, tag=True):
     to_s: float
 
 
-Message = Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing | Standing | Behind
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """To the coordinator: this rank makes a call that all ranks make, sooner or later, under this name."""
+
+    name: str
+    terms: Terms
+
+
+class RanOut(msgspec.Struct, frozen=True, tag=True):
+    """To the coordinator: this rank has no more input, calls go on without it."""
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: know this set of keys, for calls of this form."""
+
+    number: int
+    how: Cut
+    terms: Terms
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """To the coordinator: this rank knows the set."""
+
+    number: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: all have made this call; contribute to it with this set of keys."""
+
+    name: str
+    number: int
+
+
+class Decline(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: all have made this call, but it cannot be."""
+
+    name: str
+    reason: str
+
+
+class AllOut(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: all have run out of input, this rank last."""
+
+    last: int
+
+
+Asked = Call | RanOut | Prepared  # of the coordinator
+Told = Prepare | Begin | Decline | AllOut  # by the coordinator
+Message = (
+    Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing | Standing | Behind | Asked | Told
+)
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -29,9 +29,10 @@ from undertow.errors import ConfigError, MismatchError, UndertowError
 from undertow.plan.placement import Placement
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
+from undertow.runtime.calls import NamedCall, RunningOut
 from undertow.runtime.exchange import SLICE_KINDS, Exchange
-from undertow.runtime.shape import Shape
-from undertow.runtime.steward import COORDINATOR, GOODBYE_TIMEOUT_S, Steward
+from undertow.runtime.shape import COORDINATOR, Shape
+from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
 from undertow.store.gathering import Piece
 from undertow.store.shard import Unexpected
@@ -168,6 +169,28 @@ class Group:
         """Wait until all ranks are here."""
         self.agree("barrier")
 
+    def call(self, call: NamedCall) -> None:
+        """Begin a call that all ranks make under its name, in any order; `wait_for_call` ends it.
+
+        No two calls of one name may be under way on a rank.
+        """
+        self.waiters.check()
+        self._loop.post(self._make_call, call)
+
+    def wait_for_call(self, call: NamedCall) -> None:
+        """Return when the call has ended; raise `MismatchError` if the ranks differ in it."""
+        self.waiters.wait(call.done)
+        if call.refusal:
+            raise MismatchError(call.refusal)
+
+    def run_out(self) -> int:
+        """This worker has no more input: calls go on without it until all have none.  Returns who was the last."""
+        self.waiters.check()
+        waiting = RunningOut()
+        self._loop.post(self._run, lambda: self._steward.calls.run_out(waiting), threading.Event())
+        self.waiters.wait(waiting.done)
+        return waiting.last
+
     def share(self, hear: Callable[[int, messages.Standing | messages.Behind], None]) -> None:
         """From now on `hear` is told, in the engine thread, what peers say of turns on devices."""
         self._call(lambda: setattr(self._steward, "on_turns", hear))
@@ -195,6 +218,11 @@ class Group:
     def resume(self, slices: Sequence[Slice], rounds_done: int) -> None:
         """All have joined: go on together after this many rounds.  A barrier must follow."""
         self._call(lambda: self._exchange.resume([item.spec.key for item in slices], rounds_done))
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of every rank."""
+        return self._shape.hosts
 
     @property
     def sizes(self) -> Sizes:
@@ -254,6 +282,11 @@ class Group:
     @_guarded
     def _arrive(self, arrival: messages.Arrive) -> None:
         self._steward.arrive(arrival)
+
+    @_guarded
+    def _make_call(self, call: NamedCall) -> None:
+        self._steward.calls.make(call)
+        self._steward.check_departed()
 
     @_guarded
     def _ask_who_is_missing(self, waited_s: float) -> None:

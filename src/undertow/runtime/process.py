@@ -70,6 +70,13 @@ def add_group(name: object, form: Any) -> Group:
         return _groups[name]
 
 
+def start_trace(settings: Settings, *, rank: int) -> None:
+    """Record from now on, if that is wished for; the file is written when the process ends."""
+    if settings.trace and not trace.is_on:
+        trace.start()
+        atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{rank}.jsonl"))
+
+
 def loop() -> Loop:
     """The engine thread, started when first needed."""
     global _loop
@@ -96,9 +103,7 @@ def shutdown(error: str = "") -> None:
 
 
 def _form_default(settings: Settings) -> Group:
-    if settings.trace:
-        trace.start()
-        atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{settings.rank}.jsonl"))
+    start_trace(settings, rank=settings.rank)
     name = f"workers-{_formed}"
     if settings.rendezvous and settings.world_size > 1:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
@@ -181,11 +186,20 @@ def _watch_process() -> None:
 _watched = False
 
 
+def blame(reason: str) -> None:
+    """Tell the others, when this process ends, why it did: not because its work is done."""
+    global _reason
+    _reason = reason
+
+
+_reason = ""
+
+
 def _at_exit() -> None:
     failure = getattr(sys, "last_value", None)
     # These three the others have heard of already, or raise themselves.
     if failure is None or isinstance(failure, (PeerLost, MismatchError, DriftError)):
-        shutdown()
+        shutdown(_reason)
     else:
         shutdown(f"its script failed with {type(failure).__name__}: {failure}")
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from undertow.plan.sizing import Sizes
 from undertow.settings import Priority, Sharing
 
+COORDINATOR = 0  # the rank that it lives with
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

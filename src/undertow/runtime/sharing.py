@@ -16,7 +16,7 @@ from undertow.crossover.messages import VERSION, Hello
 from undertow.crossover.place import find_socket
 from undertow.crossover.turns import Place
 from undertow.runtime.group import Group
-from undertow.runtime.steward import COORDINATOR
+from undertow.runtime.shape import COORDINATOR
 from undertow.store.shard import Unexpected
 
 _turns: dict[str, Turn] = {}

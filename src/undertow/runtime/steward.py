@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable
 
 from undertow.coordinator import messages
-from undertow.coordinator.agreement import Agreements
+from undertow.coordinator.agreement import Agreements, Keys
+from undertow.coordinator.calls import Calls
 from undertow.core import frames
 from undertow.core.frames import Header, Kind
 from undertow.core.membership import Loss, Membership
 from undertow.core.rounds import EVERYONE
 from undertow.errors import PeerLost
+from undertow.runtime.calls import Caller
 from undertow.runtime.exchange import Exchange
-from undertow.runtime.shape import Shape
+from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.waiting import Waiters
 from undertow.store.shard import Unexpected
 from undertow.wire.loop import Loop
@@ -27,7 +29,6 @@ from undertow.wire.transport import Transport
 
 log = logging.getLogger("undertow")
 
-COORDINATOR = 0
 GOODBYE_TIMEOUT_S = 5.0
 GOODBYE_POLL_S = 0.005
 
@@ -54,7 +55,16 @@ class Steward:
         self._waiters = waiters
         self._clock = clock
         self._awaiting = 0  # the agreement that this rank is at
-        self._agreements = Agreements(shape.size, sizes=shape.sizes)
+        keys = Keys()
+        self._agreements = Agreements(shape.size, sizes=shape.sizes, keys=keys)
+        self.calls = Caller(
+            shape.rank,
+            exchange,
+            tell=self.tell,
+            tell_all=self.tell_all,
+            size=shape.size,
+            decide=Calls(shape.size, sizes=shape.sizes, keys=keys) if shape.rank == COORDINATOR else None,
+        )
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
         self._farewells: set[int] = set()
 
@@ -108,6 +118,8 @@ class Steward:
                 self._name_missing(step, ranks)
             case messages.Standing() | messages.Behind():
                 self.on_turns(peer, message)
+            case _:
+                self.calls.obey(peer, message)
         self.check_departed()
 
     def tell(self, peer: int, message: messages.Message) -> None:
@@ -149,6 +161,8 @@ class Steward:
             rank = next((peer for peer in departed if self._agreements.waits_for(peer)), None)
         if rank is None and COORDINATOR in departed and self._awaiting:
             rank = COORDINATOR
+        if rank is None:
+            rank = self.calls.blocked_by(departed)
         if rank is not None:
             reason = "its script has ended while others still train (uneven inputs? see join())"
             self._mourn(Loss(rank, self._shape.hosts[rank], reason))
@@ -199,8 +213,12 @@ class Steward:
     def ask_who_is_missing(self, waited_s: float) -> None:
         pending = self._exchange.pending()
         if pending is None:
+            missing = self.calls.describe_missing()
             log.warning(
-                "rank %d has waited for %.0f s for the other ranks to come to the same call", self._shape.rank, waited_s
+                "rank %d has waited for %.0f s for the other ranks to come to the same call%s",
+                self._shape.rank,
+                waited_s,
+                f": {missing}" if missing else "",
             )
             return
         spec, step = pending

@@ -1,0 +1,156 @@
+"""One rank's side of named calls: what it asks, what it contributes, how a call ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from undertow.coordinator import messages
+from undertow.coordinator.agreement import Keys
+from undertow.coordinator.calls import Calls
+from undertow.coordinator.messages import AllOut, Begin, Decline, Message, Prepare, Prepared, RanOut
+from undertow.coordinator.terms import Route, Terms
+from undertow.core.flow import Contribution
+from undertow.plan.sizing import Sizes
+from undertow.plan.slicing import Cut, Slice
+from undertow.runtime.calls import Answer, Caller, NamedCall, RunningOut
+from undertow.store.gathering import Piece
+from undertow.store.shard import Unexpected
+
+GATHER = Terms("allgather", Route.EVERYONE, allows_absent=True)
+
+
+class Exchange:
+    """Only writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.learned: list[int] = []
+        self.contributed: list[Contribution] = []
+        self.released: list[Piece] = []
+
+    def learn(self, slices: Sequence[Slice]) -> None:
+        self.learned += [item.spec.key for item in slices]
+
+    def contribute(self, contributions: Sequence[Contribution]) -> None:
+        self.contributed += contributions
+
+    def release(self, pieces: Sequence[Piece]) -> None:
+        self.released += pieces
+
+
+class Rank:
+    """One of two ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.exchange: Any = Exchange()
+        self.sent: list[Message] = []
+        self.caller = Caller(
+            rank,
+            self.exchange,
+            tell=lambda peer, message: self.sent.append(message),
+            tell_all=self.sent.append,
+            size=2,
+            decide=None if rank else Calls(2, sizes=Sizes(), keys=Keys()),
+        )
+
+    def call(self, name: str = "x", terms: Terms = GATHER) -> NamedCall:
+        made = NamedCall(name, terms, contribute)
+        self.caller.make(made)
+        return made
+
+    def answer_all(self, pieces: Sequence[Piece] = ()) -> None:
+        waiting, self.exchange.contributed = self.exchange.contributed, []
+        for contribution in waiting:
+            contribution.pieces = pieces
+            contribution.on_result(contribution)
+
+
+def contribute(slices: Sequence[Slice], answer: Answer) -> list[Contribution]:
+    return [Contribution(item.spec.key, None, None, 1, answer) for item in slices]
+
+
+def test_a_call_asks_learns_contributes_and_ends() -> None:
+    rank = Rank(1)
+    made = rank.call()
+    assert rank.sent == [messages.Call("x", GATHER)]
+    rank.caller.obey(0, Prepare(0, Cut(5, 1040), GATHER))
+    assert rank.exchange.learned == [5]
+    assert rank.sent[1:] == [Prepared(0)]
+    assert rank.exchange.contributed == []
+    rank.caller.obey(0, Begin("x", 0))
+    assert [(item.key, item.present) for item in rank.exchange.contributed] == [(5, 1)]
+    assert not made.done.is_set()
+    rank.answer_all()
+    assert made.done.is_set()
+    assert made.refusal == ""
+
+
+def test_a_refused_call_ends_with_the_reason() -> None:
+    rank = Rank(1)
+    made, other = rank.call(), rank.call("y")
+    rank.caller.obey(0, Decline("x", "ranks differ"))
+    assert made.done.is_set()
+    assert made.refusal == "ranks differ"
+    assert not other.done.is_set()
+    rank.caller.obey(0, Decline("z", "of a call that this rank has not made"))
+
+
+def test_nothing_travels_for_a_barrier() -> None:
+    rank = Rank(0)
+    made = rank.call("b", Terms("barrier", Route.NOWHERE))
+    rank.caller.obey(1, messages.Call("b", Terms("barrier", Route.NOWHERE)))
+    rank.caller.obey(1, Prepared(0))
+    assert made.done.is_set()
+    assert [type(message) for message in rank.sent] == [Prepare, Begin]
+
+
+def test_a_rank_without_input_takes_part_with_nothing() -> None:
+    rank = Rank(1)
+    waiting = RunningOut()
+    rank.caller.run_out(waiting)
+    assert rank.sent == [RanOut()]
+    rank.caller.obey(0, Prepare(0, Cut(5, 1040), GATHER))
+    rank.caller.obey(0, Begin("x", 0))
+    assert [(item.key, item.source, item.present) for item in rank.exchange.contributed] == [(5, None, 0)]
+    theirs, own = Piece(None, 1), Piece(None, 0)
+    rank.answer_all([theirs, own])
+    assert rank.exchange.released == [theirs]
+    rank.caller.obey(0, AllOut(0))
+    assert waiting.done.is_set()
+    assert waiting.last == 0
+
+
+def test_keys_are_free_again_when_the_call_is_over_here() -> None:
+    rank = Rank(0)
+    for name in ("x", "y"):
+        made = rank.call(name)
+        rank.caller.obey(1, messages.Call(name, GATHER))
+        rank.caller.obey(1, Prepared(0))
+        rank.answer_all()
+        assert made.done.is_set()
+    assert [type(message) for message in rank.sent] == [Prepare, Begin, Begin]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    first, second = Rank(0), Rank(1)
+    first.caller.obey(1, messages.Call("x", GATHER))
+    with pytest.raises(Unexpected, match="makes the call 'x' once more"):
+        first.caller.obey(1, messages.Call("x", GATHER))
+    with pytest.raises(Unexpected, match="wrong rank for the coordinator"):
+        first.caller.obey(1, Begin("x", 0))
+    with pytest.raises(Unexpected, match="wrong rank for the coordinator"):
+        second.caller.obey(0, RanOut())
+    with pytest.raises(Unexpected, match="keys that this rank does not know"):
+        second.caller.obey(0, Begin("x", 7))
+
+
+def test_who_blocks_a_call_is_known() -> None:
+    first, second = Rank(0), Rank(1)
+    for rank, departed in ((first, 1), (second, 0)):
+        assert rank.caller.blocked_by([departed]) is None
+        rank.call()
+        assert rank.caller.blocked_by([departed]) == departed
+    assert first.caller.describe_missing() == "'x' waits for rank 1"
+    assert second.caller.describe_missing() == "'x' waits for other ranks"

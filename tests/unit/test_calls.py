@@ -1,0 +1,195 @@
+"""Calls by name: matched in any order, begun for all in one order, refused alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from undertow.coordinator.agreement import Keys
+from undertow.coordinator.calls import Calls
+from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message, Prepare
+from undertow.coordinator.terms import Route, Terms, find_difference, lay_out
+from undertow.core.dtypes import DType
+from undertow.core.rounds import EVERYONE, Op
+from undertow.plan.sizing import Sizes
+from undertow.plan.slicing import Cut, TensorSpec
+
+
+def calls(size: int = 2) -> Calls:
+    return Calls(size, sizes=Sizes(), keys=Keys())
+
+
+def summed(elements: int = 6, *, allows_absent: bool = True, details: str = "") -> Terms:
+    tensors = [TensorSpec("x", (elements,), DType.FLOAT32, elements)]
+    return Terms("allreduce", Route.SLICES, Op.SUM, tensors, details, allows_absent=allows_absent)
+
+
+GATHER = Terms("allgather", Route.EVERYONE)
+
+
+def make(made: Calls, name: str, terms: Terms, *ranks: int) -> list[Message]:
+    return [message for rank in ranks for message in made.arrive(rank, Call(name, terms))]
+
+
+def first_begun(made: Calls, name: str, terms: Terms, size: int = 2) -> int:
+    """A call with keys of its own, to the point where it begins; returns its set."""
+    [prepare] = make(made, name, terms, *range(size))
+    assert isinstance(prepare, Prepare)
+    told = [message for rank in range(size) for message in made.prepared(rank, prepare.number)]
+    assert told == [Begin(name, prepare.number)]
+    return prepare.number
+
+
+def test_a_call_is_prepared_when_the_last_rank_has_made_it() -> None:
+    made = calls(3)
+    assert make(made, "x", summed(), 2, 0) == []
+    [told] = make(made, "x", summed(), 1)
+    assert isinstance(told, Prepare)
+    assert told.terms == summed()
+
+
+def test_nobody_begins_before_everybody_knows_the_keys() -> None:
+    made = calls()
+    [prepare] = make(made, "x", summed(), 0, 1)
+    assert isinstance(prepare, Prepare)
+    assert made.prepared(1, prepare.number) == []
+    assert made.prepared(1, prepare.number) == []
+    assert made.prepared(0, prepare.number) == [Begin("x", prepare.number)]
+    assert made.prepared(0, prepare.number) == []
+
+
+def test_names_are_matched_in_any_order() -> None:
+    made = calls()
+    assert make(made, "x", summed(), 0) + make(made, "y", summed(9), 0) == []
+    [second] = make(made, "y", summed(9), 1)
+    [first] = make(made, "x", summed(), 1)
+    assert isinstance(first, Prepare)
+    assert isinstance(second, Prepare)
+    assert first.how.first_key != second.how.first_key
+
+
+def test_a_call_of_the_same_form_uses_the_keys_of_one_that_is_over() -> None:
+    made = calls()
+    number = first_begun(made, "x", summed())
+    made.release(number)
+    assert make(made, "y", summed(), 1, 0) == [Begin("y", number)]
+    [told] = make(made, "z", summed(), 0, 1)  # under way together: keys of its own
+    assert isinstance(told, Prepare)
+
+
+def test_gathers_of_any_tensors_share_their_keys() -> None:
+    made = calls()
+    number = first_begun(made, "x", GATHER)
+    made.release(number)
+    other = Terms("allgather", Route.EVERYONE, tensors=[TensorSpec("y", (-1, 3), DType.BYTES, 0)])
+    assert make(made, "y", other, 0, 1) == [Begin("y", number)]
+
+
+def test_a_difference_ends_that_call_on_all_ranks_and_no_other() -> None:
+    made = calls()
+    make(made, "y", summed(), 0)
+    assert make(made, "x", summed(), 0) == []
+    [told] = make(made, "x", summed(7), 1)
+    assert told == Decline("x", "ranks 0 and 1 differ in allreduce 'x': 'x' [6] float32 against 'x' [7] float32")
+    [told] = make(made, "y", summed(), 1)
+    assert isinstance(told, Prepare)
+    assert make(made, "x", summed(), 0, 1) != []  # and the name is free again
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (GATHER, "ranks do different things in 'x': rank 0 calls allreduce, rank 1 allgather"),
+        (summed(details="root 1"), "ranks 0 and 1 differ in allreduce 'x': root 0 against root 1"),
+        (
+            Terms("allreduce", Route.SLICES, Op.SUM, [], "root 0"),
+            "ranks 0 and 1 differ in allreduce 'x': 1 tensors against 0",
+        ),
+        (
+            Terms("allreduce", Route.SLICES, Op.MEAN, summed().tensors, "root 0"),
+            "ranks 0 and 1 differ in allreduce 'x': SLICES SUM against SLICES MEAN",
+        ),
+    ],
+)
+def test_the_difference_is_named(other: Terms, words: str) -> None:
+    assert find_difference("x", {0: summed(details="root 0"), 1: other}) == words
+    assert find_difference("x", {0: other, 1: other}) == ""
+
+
+def test_a_rank_makes_a_call_once() -> None:
+    made = calls()
+    assert made.expects(0, "x")
+    make(made, "x", summed(), 0)
+    assert not made.expects(0, "x")
+    assert made.expects(1, "x")
+    make(made, "x", summed(), 1)
+    assert made.expects(0, "x")
+
+
+def test_calls_go_on_without_a_rank_that_has_run_out() -> None:
+    made = calls(3)
+    make(made, "x", summed(), 1, 2)
+    [told] = made.run_out(0)
+    assert isinstance(told, Prepare)
+    [told] = make(made, "y", summed(9), 1, 2)
+    assert isinstance(told, Prepare)
+
+
+def test_a_call_that_needs_all_ranks_is_refused_without_one() -> None:
+    made = calls(3)
+    made.run_out(0)
+    [told] = make(made, "x", GATHER, 1, 2)
+    words = "allgather 'x' needs all ranks, but rank 0 has run out of input and called join()"
+    assert told == Decline("x", words)
+
+
+def test_the_last_to_run_out_is_named_and_all_go_on() -> None:
+    made = calls(3)
+    assert made.run_out(1) == made.run_out(1) == made.run_out(0) == []
+    assert made.run_out(2) == [AllOut(2)]
+    assert make(made, "x", summed(), 0, 1) == []
+
+
+def test_what_was_called_before_the_last_ran_out_comes_first() -> None:
+    made = calls()
+    make(made, "x", summed(), 0)
+    made.run_out(0)
+    prepare, out = made.run_out(1)
+    assert isinstance(prepare, Prepare)
+    assert out == AllOut(1)
+
+
+def test_who_is_waited_for_is_known() -> None:
+    made = calls(3)
+    assert made.waits_for(0) is None
+    make(made, "x", summed(), 0)
+    assert made.waits_for(1) == "x"
+    assert made.waits_for(0) is None
+    assert made.missing() == {"x": [1, 2]}
+    make(made, "x", summed(), 1, 2)
+    assert made.waits_for(0) == "x"  # it does not know the keys yet
+    made.prepared(0, 0)
+    assert made.waits_for(0) is None
+
+
+def test_keys_are_never_given_away_twice() -> None:
+    keys = Keys()
+    made = Calls(3, sizes=Sizes(fixed=1040), keys=keys)
+    each = Terms("alltoall", Route.EACH)
+    used: set[int] = set()
+    for name, terms in (("a", summed(5000)), ("b", each), ("c", GATHER), ("d", summed(5000))):
+        [told] = make(made, name, terms, 0, 1, 2)
+        assert isinstance(told, Prepare)
+        ours = {item.spec.key for item in lay_out(terms, told.how, 3)}
+        assert ours.isdisjoint(used)
+        used |= ours | {keys.take(1)}
+
+
+def test_each_route_has_its_slices() -> None:
+    assert lay_out(Terms("barrier", Route.NOWHERE), Cut(7, 1040), 3) == []
+    [everyone] = lay_out(GATHER, Cut(7, 1040), 3)
+    assert (everyone.spec.key, everyone.spec.shard, everyone.spec.op) == (7, EVERYONE, Op.GATHER)
+    each = lay_out(Terms("alltoall", Route.EACH), Cut(7, 1040), 3)
+    assert [(item.spec.key, item.spec.shard) for item in each] == [(7, 0), (8, 1), (9, 2)]
+    cut = lay_out(summed(5000), Cut(7, 1040), 3)
+    assert sum(item.spec.elements for item in cut) == 5000
+    assert {item.spec.shard for item in cut} == {0, 1, 2}
