@@ -43,6 +43,51 @@ def test_it_is_an_instance_of_torchs_class(rank: int) -> None:
 
 
 @on_workers(2)
+def test_frameworks_may_ask_for_the_next_backward_to_be_synchronised(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    for _ in range(2):
+        model.zero_grad()
+        with model.no_sync():
+            first, second = (model(torch.full((1, 1), float(rank + more))) for more in (1, 3))
+        first.backward()
+        assert model.module.weight.grad == 1 + rank
+        model.reducer.prepare_for_backward([])  # as Accelerate does
+        second.backward()
+        assert model.module.weight.grad == 5
+
+
+class Inside(nn.Module):
+    """Its backward is called inside of its forward, as Lightning's manual optimization does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.outer: list[DistributedDataParallel] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for passes in range(1, 3):
+            loss = (self.weight * x).sum()
+            self.outer[0].reducer.prepare_for_backward([loss])
+            loss.backward()
+            assert self.weight.grad == 0.5 * passes
+        self.outer[0].require_backward_grad_sync = False
+        return loss
+
+
+@on_workers(2)
+def test_backward_inside_of_forward_is_synchronised(rank: int) -> None:
+    model = DistributedDataParallel(Inside())
+    model.module.outer.append(model)
+    for _ in range(2):
+        model.zero_grad()
+        model.require_backward_grad_sync = True
+        model(torch.full((1,), float(rank)))
+    # No forward expects this one.
+    (model.module.weight * rank).sum().backward()
+    assert model.module.weight.grad == 1 + rank
+
+
+@on_workers(2)
 def test_its_state_has_the_prefix_of_torchs_class_and_loads(rank: int) -> None:
     model = DistributedDataParallel(make_module())
     state = model.state_dict()
@@ -89,8 +134,14 @@ def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> Non
 
 @on_workers(1)
 def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
-    with pytest.raises(undertow.ConfigError, match="communication hooks"):
+    with pytest.raises(undertow.ConfigError, match=r"communication hooks .* --ddp off"):
         DistributedDataParallel(make_module()).register_comm_hook(None, lambda state, bucket: None)
+
+
+@on_workers(1)
+def test_a_script_is_told_how_to_keep_torchs_own_wrapper(rank: int) -> None:
+    with pytest.raises(undertow.ConfigError, match=r"mixed_precision .* keeps that with --ddp off"):
+        DistributedDataParallel(make_module(), mixed_precision=object())
 
 
 @on_workers(1, init=False)

@@ -17,7 +17,16 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
-from undertow.torch.device import DeviceCopier, HostCopier, copier_for, find_free_bytes, host_memory, name_device
+from undertow.torch.device import (
+    DeviceCopier,
+    HostCopier,
+    choose_accelerator,
+    copier_for,
+    find_free_bytes,
+    host_memory,
+    name_device,
+    seed_accelerator,
+)
 
 DEVICE = torch.device("cuda", 1)
 
@@ -258,3 +267,42 @@ def test_free_memory_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_free_memory_of_the_host_is_a_number_of_bytes() -> None:
     assert find_free_bytes(torch.device("cpu")) > 1 << 20
+
+
+class FakeDevices:
+    """What is needed of `torch.cuda` where a host has several devices."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.calls: list[tuple[str, int]] = []
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, index: int) -> None:
+        self.calls.append(("set_device", index))
+
+    def manual_seed(self, seed: int) -> None:
+        self.calls.append(("manual_seed", seed))
+
+
+@pytest.mark.parametrize(("count", "calls"), [(4, [("set_device", 3)]), (2, [("set_device", 1)]), (1, [])])
+def test_workers_of_a_host_take_its_devices_in_turn(
+    count: int, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = FakeDevices(count)
+    monkeypatch.setattr(torch, "get_device_module", lambda: devices)
+    choose_accelerator(3)
+    assert devices.calls == calls
+
+
+def test_a_device_draws_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = FakeDevices(1)
+    monkeypatch.setattr(torch, "get_device_module", lambda: devices)
+    seed_accelerator(5)
+    assert devices.calls == [("manual_seed", 5)]
+
+
+def test_without_a_device_there_is_nothing_to_choose() -> None:
+    choose_accelerator(3)
+    seed_accelerator(5)

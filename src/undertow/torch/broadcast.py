@@ -52,7 +52,7 @@ class Broadcast:
         takes = source != self._group.rank
         hosts = [_host_copy(tensor) for tensor in tensors]
         arrays = [as_array(host, DType.BYTES) for host in hosts]
-        memories = [_gather(item, arrays) for item in self.table.first.slices]
+        memories = [gather_parts(item, arrays) for item in self.table.first.slices]
         self._running = Ticket(len(memories))
         self._group.contribute(
             [
@@ -71,7 +71,7 @@ class Broadcast:
             return
         self._group.waiters.wait_for(self._running)
         for item, memory in zip(self.table.first.slices, memories, strict=True):
-            _scatter(item, memory, arrays)
+            scatter_parts(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):
             tensor.copy_(host)
 
@@ -84,13 +84,13 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
-def _gather(item: Slice, arrays: Sequence[Array]) -> Array:
+def gather_parts(item: Slice, arrays: Sequence[Array]) -> Array:
     """The slice's bytes: a view where it is a piece of one tensor, a copy where it is fused."""
     pieces = [arrays[part.tensor][part.offset : part.offset + part.elements] for part in item.parts]
     return np.concatenate(pieces) if item.is_fused else pieces[0]
 
 
-def _scatter(item: Slice, memory: Array, arrays: Sequence[Array]) -> None:
+def scatter_parts(item: Slice, memory: Array, arrays: Sequence[Array]) -> None:
     if item.is_fused:
         for part in item.parts:
             arrays[part.tensor][part.offset : part.offset + part.elements] = memory[part.at : part.at + part.elements]

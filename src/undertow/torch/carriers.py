@@ -46,10 +46,19 @@ class Carrier(Protocol):
 class Home:
     """Where one parameter's gradient lives."""
 
-    def __init__(self, name: str, parameter: torch.nn.Parameter, copier: Copier, *, is_sparse: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameter: torch.nn.Parameter,
+        copier: Copier,
+        *,
+        is_sparse: bool,
+        travels_as: torch.dtype | None = None,
+    ) -> None:
         self.name = name
         self.parameter = parameter
         self.dtype = gradient_dtype(parameter)
+        self._travels_as = travels_as or self.dtype
         self.copier = copier
         self._is_sparse = is_sparse  # its owner says so; without a gradient nothing else tells
         self._shape = parameter.shape
@@ -65,7 +74,11 @@ class Home:
             )
 
     def make_host_memory(self, elements: int) -> torch.Tensor:
-        return host_memory(elements, self.dtype.to_real(), self.parameter.device)
+        return host_memory(elements, self._travels_as.to_real(), self.parameter.device)
+
+    def is_sent_as_it_is(self, gradient: torch.Tensor) -> bool:
+        """Whether it can travel from its own memory, and the result come back there."""
+        return is_plain(gradient) and self._travels_as is self.dtype
 
     def shape(self, memory: torch.Tensor) -> torch.Tensor:
         """Flat host memory in the form of the gradient, for `take` and `put`."""
@@ -127,7 +140,7 @@ class Whole:
         gradient = self._home.parameter.grad
         is_ready: Callable[[], bool] | None = None
         source: Array | None = None
-        self._is_in_place = gradient is not None and is_plain(gradient)
+        self._is_in_place = gradient is not None and self._home.is_sent_as_it_is(gradient)
         if gradient is not None and self._is_in_place:
             uses = count_uses(gradient)
             source = target = as_array(real(gradient), self._dtype)

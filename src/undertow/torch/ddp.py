@@ -26,6 +26,7 @@ from undertow.torch.hooks import never_compiled
 from undertow.torch.join import Joining, TorchJoinHook
 from undertow.torch.overlap import Overlap
 from undertow.torch.profiling import Profiling
+from undertow.torch.reducer import Reducer
 from undertow.torch.synchroniser import Synchroniser
 
 # Accepted, and without effect: they tune torch's buckets, or name the parameters without
@@ -123,7 +124,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             taking.begin_forward()
         inputs, kwargs = self._move(inputs, kwargs)
         outputs = self.module(*inputs, **kwargs) if taking is None else taking.compute(self.module, inputs, kwargs)
-        # As torch has it: buffers follow the next time if this forward trained.
+        # As torch has it: buffers follow the next time if this forward trained.  Asked anew, because Lightning calls
+        # backward inside of a forward and then says that there will be none.
+        synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = synchronises
         if self._synchroniser is not None:
             self._synchroniser.passes.expect(outputs, synchronise=synchronises)
@@ -163,6 +166,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Who knows the plan, once there is one: some steps after the first."""
         planning = self._connect().planning
         return None if planning is None else planning.coordinator
+
+    @property
+    def reducer(self) -> Any:  # type: ignore[override]
+        """For frameworks that tell torch's own when gradients will come."""
+        return Reducer(self._connect().passes)
 
     @property
     def rank(self) -> int:
@@ -213,9 +221,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self.process_group if self.process_group is not None else torch.distributed.group.WORLD
 
     def register_comm_hook(self, state: object, hook: Any) -> NoReturn:
-        raise ConfigError(
+        raise _refuse(
             "communication hooks belong to torch's reducer, which is not used here; gradients travel without loss and "
-            "need none. Use torch's own DistributedDataParallel for a lossy compression"
+            "need none"
         )
 
     def _connect(self) -> Synchroniser:
@@ -266,19 +274,24 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
 
+def _refuse(reason: str) -> ConfigError:
+    """For what torch's own wrapper can do, and ours cannot."""
+    return ConfigError(
+        f"{reason}. A script for torch's own DistributedDataParallel keeps that with --ddp off (UNDERTOW_DDP=off)"
+    )
+
+
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name in _IMPOSSIBLE and value is not None:
-            raise ConfigError(f"{name} is not supported by undertow: {_IMPOSSIBLE[name]}")
+            raise _refuse(f"{name} is not supported by undertow: {_IMPOSSIBLE[name]}")
         if name not in _IMPOSSIBLE and name not in _WITHOUT_EFFECT:
             raise TypeError(f"unexpected argument {name!r}: no DistributedDataParallel has it")
 
 
 def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise ConfigError(
-            "a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from"
-        )
+        raise _refuse("a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from")
     for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             raise ConfigError(

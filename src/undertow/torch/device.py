@@ -122,6 +122,20 @@ def _name_cores() -> str:
     return f"cpu {','.join(map(str, own))}"
 
 
+def seed_accelerator(seed: int) -> None:
+    """Its random numbers, if there is one."""
+    if torch.get_device_module() is not torch.cpu:
+        torch.get_device_module().manual_seed(seed)
+
+
+def choose_accelerator(local_rank: int) -> None:
+    """The one of this host that "cuda" and the like mean from now on: each worker's own, where there are enough."""
+    module = torch.get_device_module()
+    count = module.device_count() if module is not torch.cpu else 0
+    if count > 1:
+        module.set_device(local_rank % count)
+
+
 def find_free_bytes(device: torch.device) -> int:
     """Memory of the device that nobody has."""
     if device.type != "cpu":

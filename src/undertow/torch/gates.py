@@ -75,6 +75,8 @@ class Gate:
             if self.is_closed:
                 self._value = close_value(self.parameter, self._kind)
                 self.update = update
+                if trace.is_on:
+                    trace.record("defer", tensor=self._gradients.name(self._index))
             return self.is_closed
 
     def open(self) -> None:

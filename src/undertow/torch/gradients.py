@@ -44,13 +44,21 @@ class Gradients:
         *,
         sparse: Container[torch.Tensor] = (),
         process_group: Any = None,
+        op: Op = Op.MEAN,
+        compress: Callable[[torch.Tensor], torch.dtype | None] = lambda parameter: None,
     ) -> None:
+        """`compress` tells the type in which a gradient travels, where that is not its own."""
         self.parameters = [parameter for _, parameter in named]
-        self.table = Table(group, label, [gradient_spec(name, parameter) for name, parameter in named], Op.MEAN)
+        types = [compress(parameter) for parameter in self.parameters]
+        specs = [gradient_spec(name, p, travels_as) for (name, p), travels_as in zip(named, types, strict=True)]
+        self.table = Table(group, label, specs, op)
         self._group = group
         self._process_group = process_group  # torch's, of the same workers, if there is one
         copiers = {device: copier_for(device) for device in {parameter.device for parameter in self.parameters}}
-        self._homes = [Home(name, p, copiers[p.device], is_sparse=p in sparse) for name, p in named]
+        self._homes = [
+            Home(name, p, copiers[p.device], is_sparse=p in sparse, travels_as=travels_as)
+            for (name, p), travels_as in zip(named, types, strict=True)
+        ]
         self.reduction: Reduction | None = None  # of those that go through torch's process group
         self.sources: Mapping[int, Source] = {}  # of those that are gathered
         # What the backward pass that runs now wants of a layer that could hand over parts of a gradient.

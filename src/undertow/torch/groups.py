@@ -9,7 +9,7 @@ import torch.distributed as dist
 from undertow.errors import ConfigError
 from undertow.runtime import process
 from undertow.runtime.group import Group
-from undertow.settings import Settings, read_settings
+from undertow.settings import read_settings
 from undertow.torch import c10d
 
 
@@ -24,9 +24,10 @@ def group_for(process_group: Any = None) -> Group:
     chosen = process_group if process_group is not None else dist.group.WORLD
     if dist.get_rank(chosen) < 0:
         raise ConfigError("this rank is not part of the process group that was given")
-    return process.add_group(chosen, lambda: c10d.form_process_group(chosen, process.loop(), _settings()))
+    return process.add_group(chosen, lambda: _form(chosen))
 
 
-def _settings() -> Settings:
-    """Those of the environment; rank and size are the process group's own."""
-    return read_settings(rank=0, world_size=1)
+def _form(process_group: Any) -> Group:
+    settings = read_settings(rank=0, world_size=1)  # both are the process group's own, whatever the environment says
+    process.start_trace(settings, rank=dist.get_rank())
+    return c10d.form_process_group(process_group, process.loop(), settings)

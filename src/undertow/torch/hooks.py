@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -35,12 +36,9 @@ class ForwardHook:
         return do_nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _forget, ()
+        # In files there must be nothing of ours: they are read elsewhere.  This takes anything, and does nothing.
+        return getattr, (nullcontext(), "__exit__")
 
 
 def do_nothing(module: torch.nn.Module, *inputs: Any) -> None:
     pass
-
-
-def _forget() -> Callable[..., None]:
-    return do_nothing

@@ -106,13 +106,13 @@ def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, lis
         if reader in seen:
             continue
         seen.add(reader)
-        is_opaque = _is_opaque(reader)
+        is_closed = is_opaque(reader)
         if next(reader.parameters(), None) is not None:
-            yield reader, list(reader.parameters(recurse=is_opaque))
-        if not is_opaque:
+            yield reader, list(reader.parameters(recurse=is_closed))
+        if not is_closed:
             waiting.extend(reversed(list(reader.children())))
 
 
-def _is_opaque(module: torch.nn.Module) -> bool:
+def is_opaque(module: torch.nn.Module) -> bool:
     """Compiled: inside no hook of ours should be called."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

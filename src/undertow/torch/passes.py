@@ -55,6 +55,9 @@ class Passes:
         self._parameters: set[torch.Tensor] = set()
         self._nodes: list[Any] = []  # autograd's own, held so that the hooks on them stay
         self._is_armed = False  # the last forward asked for synchronisation
+        self._arms_all = False  # every backward is synchronised, whatever forward came before
+        self._saw_forward = False  # since the last pass
+        self._is_asked_for = False  # the next pass, by somebody else than a forward
         self._outer: int | None = None  # autograd's number of the backward that has reached an output
         self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
         self._is_late = False  # another open pass sends these gradients: ours follow at the end
@@ -68,7 +71,7 @@ class Passes:
         gradients.asks = _ask(ref, table)
         for index, parameter in enumerate(gradients.parameters):
             # On the node, not on the parameter: it comes after all hooks that users put there.
-            node = _accumulator(parameter)
+            node = find_accumulator(parameter)
             node.register_hook(_hook(ref, table, index))
             self._nodes.append(node)
         if self._overlap is not None:
@@ -91,6 +94,14 @@ class Passes:
         """From now on somebody else decides how gradients travel."""
         self._planning = planning
 
+    def synchronise_all(self) -> None:
+        """From now on every backward pass is one, also without any forward that could be seen."""
+        self._is_armed = self._arms_all = True
+
+    def ignore_all(self) -> None:
+        """From now on none is, unless a forward asks for it."""
+        self._is_armed = self._arms_all = False
+
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
         self._is_armed = synchronise
@@ -100,8 +111,14 @@ class Passes:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._reached)  # type: ignore[no-untyped-call]
 
+    def ask_for(self, outputs: Any) -> None:
+        """Let the next backward be a pass, whatever forward came before."""
+        self._is_asked_for = True
+        self.expect(outputs, synchronise=True)
+
     def start_forward(self) -> None:
         """A forward that wants synchronisation begins."""
+        self._saw_forward = True
         if self._planning is None or self._is_joining():
             return
         if self._planning.start_forward() and self._overlap is not None:
@@ -174,7 +191,7 @@ class Passes:
             self._overlap.begin()
         # Ranks that have run out of input know no other slices than the first.
         is_joining = self._is_joining()
-        if self._planning is not None and is_joining:
+        if self._planning is not None and (is_joining or self._is_unforeseen):
             self._planning.stand_by()
         elif self._planning is not None:
             self._planning.begin(has_gates=self._overlap is not None)
@@ -189,7 +206,7 @@ class Passes:
             # And all results before any lands: gradients may share memory with ones still to be sent.
             together = [self] if self._is_late else [passes for passes in self._open if passes._is_beside(self)]
             gradients = [gradients for passes in together for gradients in passes._gradients]
-            if self._planning is not None and not self._is_joining():
+            if self._planning is not None and not self._is_unforeseen and not self._is_joining():
                 self._planning.end()
             for one in gradients:
                 one.send_rest()
@@ -205,9 +222,15 @@ class Passes:
                 absent = any(landed)
         finally:
             self._task = None
-            self._is_armed = False
+            self._is_armed = self._arms_all
+            self._saw_forward = self._is_asked_for = False
             self._open.remove(self)
         self._on_end(absent)
+
+    @property
+    def _is_unforeseen(self) -> bool:
+        """No forward of this module said so: parts of it are called by themselves, or somebody asked for a pass."""
+        return (self._arms_all or self._is_asked_for) and not self._saw_forward
 
     @property
     def _defers(self) -> Overlap | None:
@@ -244,7 +267,7 @@ def _ask(ref: weakref.ref[Passes], table: int) -> Callable[[int], Ask]:
     return ask
 
 
-def _accumulator(parameter: torch.Tensor) -> Any:
+def find_accumulator(parameter: torch.Tensor) -> Any:
     """Autograd's node that adds to this parameter's gradient."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

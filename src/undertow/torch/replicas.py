@@ -6,6 +6,7 @@ In: a module.  Out: one digest for all ranks, or `DriftError` naming the first t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 
 from undertow.core.dtypes import DType
 from undertow.errors import DriftError
+from undertow.runtime.group import Group
 from undertow.torch.groups import group_for
 from undertow.torch.tensors import as_array
 
@@ -22,10 +24,14 @@ def verify_replicas(module: torch.nn.Module, process_group: Any = None) -> str:
 
     All ranks must call it.  Returns a digest that is the same everywhere, in hexadecimal.
     """
-    digests = [
-        (name, _digest(tensor)) for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)
-    ]
-    reply = group_for(process_group).agree("digest", msgspec.msgpack.encode(digests))
+    tensors = [(name, tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)]
+    return compare_tensors(tensors, group_for(process_group))
+
+
+def compare_tensors(named: Iterable[tuple[str, torch.Tensor]], group: Group) -> str:
+    """The same for these tensors."""
+    digests = [(name, _digest(tensor)) for name, tensor in named]
+    reply = group.agree("digest", msgspec.msgpack.encode(digests))
     if reply:
         name, ranks = msgspec.msgpack.decode(reply, type=tuple[str, list[int]])
         names = ", ".join(map(str, ranks))

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
@@ -27,14 +27,26 @@ from undertow.torch.profiling import Profiling
 from undertow.torch.reduced import find_process_group
 from undertow.torch.turns import share_device
 
-if TYPE_CHECKING:
-    from undertow.torch.ddp import DistributedDataParallel
+
+class Wrapper(Protocol):
+    """What stands for the module: `DistributedDataParallel` around it, or whoever adopted it."""
+
+    module: torch.nn.Module
+    process_group: Any
+    plan: Any
+    parameters_to_ignore: set[str]
+    forward_sync_buffers: bool
+
+    @property
+    def is_joining(self) -> bool: ...
+
+    def end_of_backward(self, absent: bool) -> None: ...
 
 
 class Synchroniser:
     """Registers the module's tensors with all ranks; raises `MismatchError` if they differ."""
 
-    def __init__(self, wrapper: DistributedDataParallel) -> None:
+    def __init__(self, wrapper: Wrapper) -> None:
         self.group = group_for(wrapper.process_group)
         self._process_group = find_process_group(wrapper.process_group, self.group)
         self.taking = share_device(self.group, wrapper.module)
@@ -159,7 +171,7 @@ def _find_sparse(module: torch.nn.Module) -> set[torch.Tensor]:
 class _Owner:
     """The wrapper, as long as it is there: hooks that outlive it must not hold it."""
 
-    def __init__(self, wrapper: DistributedDataParallel) -> None:
+    def __init__(self, wrapper: Wrapper) -> None:
         self._wrapper = weakref.ref(wrapper)
 
     def is_joining(self) -> bool:

@@ -41,9 +41,9 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     return chosen or parameter.dtype
 
 
-def gradient_spec(name: str, parameter: torch.Tensor) -> TensorSpec:
-    """How this parameter's gradient travels; complex numbers as pairs of real ones."""
-    dtype = gradient_dtype(parameter)
+def gradient_spec(name: str, parameter: torch.Tensor, travels_as: torch.dtype | None = None) -> TensorSpec:
+    """How this parameter's gradient travels, in another type if one is given; complex numbers as pairs of real ones."""
+    dtype = travels_as or gradient_dtype(parameter)
     if dtype not in _DTYPES:
         raise ConfigError(
             f"parameter {name!r} is of type {dtype}, whose gradients cannot be summed exactly; "

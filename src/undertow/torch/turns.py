@@ -49,7 +49,7 @@ class Taking:
         except BaseException:
             self._give_up()
             raise
-        self._end_forward(outputs)
+        self.end_forward(outputs)
         return outputs
 
     @never_compiled
@@ -58,7 +58,7 @@ class Taking:
         self.turn.give()
 
     @never_compiled
-    def _end_forward(self, outputs: Any) -> None:
+    def end_forward(self, outputs: Any) -> None:
         """If a backward pass follows it goes on with the turn."""
         leads_on = False
         for tensor in find_tensors(outputs):
