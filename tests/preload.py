@@ -12,5 +12,6 @@ import torch.utils.checkpoint
 import torch.utils.data  # noqa: F401
 
 import undertow
+import undertow.horovod.torch
 import undertow.kvstore
 import undertow.torch  # noqa: F401

@@ -1,0 +1,69 @@
+"""`horovod` as another name of `undertow.horovod`, and the same for everything below it.
+
+In: imports of `horovod...`.  Out: the very modules of ours, imported when first asked for, never a
+second copy of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from undertow.errors import ConfigError
+
+ALIAS = "horovod"
+REAL = "undertow.horovod"
+
+
+def install() -> None:
+    """From now on `import horovod` finds ours; a second call changes nothing."""
+    loaded = sys.modules.get(ALIAS)
+    if loaded is not None and loaded is not sys.modules.get(REAL):
+        raise ConfigError(
+            "Horovod itself is imported already: call undertow.horovod.install() before the script does so"
+        )
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def uninstall() -> None:
+    """Take the names away again; modules that were imported by them stay what they are."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for name in [name for name in sys.modules if name == ALIAS or name.startswith(f"{ALIAS}.")]:
+        if sys.modules[name] is sys.modules.get(REAL + name.removeprefix(ALIAS)):
+            del sys.modules[name]
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != ALIAS and not name.startswith(f"{ALIAS}."):
+            return None
+        real = REAL + name.removeprefix(ALIAS)
+        if real not in sys.modules and importlib.util.find_spec(real) is None:
+            return None
+        return importlib.util.spec_from_loader(name, _Loader(real))
+
+
+class _Loader(Loader):
+    """Hands over the real module.  The import system would make it forget its own name: that is put right."""
+
+    def __init__(self, real: str) -> None:
+        self._real = real
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._real)
+        self._spec, self._loader = module.__spec__, module.__loader__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__, module.__loader__ = self._spec, self._loader
+
+
+_finder = _Finder()

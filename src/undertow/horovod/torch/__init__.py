@@ -1,0 +1,41 @@
+"""Horovod's torch module, name by name, over our engine: `import horovod.torch as hvd` finds it.
+
+Not there, and refused in words: Adasum, elastic training, process sets other than that of all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from undertow.horovod.errors import NotThere
+from undertow.horovod.torch import mpi_ops
+from undertow.horovod.torch.compression import Compression
+from undertow.horovod.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from undertow.horovod.torch.mpi_ops import *  # noqa: F403  # it has a list of its names
+from undertow.horovod.torch.optimizer import DistributedOptimizer
+from undertow.horovod.torch.sync_batch_norm import SyncBatchNorm
+
+__all__ = [
+    *mpi_ops.__all__,
+    "Compression",
+    "DistributedOptimizer",
+    "SyncBatchNorm",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name == "elastic":
+        raise NotThere(
+            "hvd.elastic is not there: a job has the workers it was started with. Save checkpoints, and start it again "
+            "with `undertow run` or torchrun when a worker is lost"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,212 @@
+"""`DistributedOptimizer`: the user's own optimizer, whose steps see the gradients of all ranks.
+
+In: any torch optimizer.  Out: one of the same class and with the same parameters and state, but `step()` first
+waits for the gradients, which have been travelling since backward produced them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from undertow.core.rounds import Op
+from undertow.errors import ConfigError
+from undertow.horovod.errors import NotThere, translated
+from undertow.horovod.torch import basics
+from undertow.horovod.torch.compression import Compression
+from undertow.horovod.torch.gradients import Named, StepGradients
+from undertow.horovod.torch.process_sets import global_process_set, require_all
+from undertow.horovod.torch.reducing import Average, Sum, choose_op
+
+
+def DistributedOptimizer(  # noqa: N802  # Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = global_process_set,
+) -> Any:
+    """All ranks call it alike.  Gradients are averaged, or summed with `op=hvd.Sum`.
+
+    Accepted, and without effect: `groups` and `num_groups` (small gradients are fused anyway),
+    `gradient_predivide_factor` (nothing overflows: 16-bit floats are summed in 32) and `sparse_as_dense`.
+    """
+    require_all(process_set)
+    chosen = choose_op(op)
+    if chosen not in (Average, Sum):
+        raise ConfigError(f"op {chosen.name} makes no gradient: use hvd.Average or hvd.Sum")
+    if gradient_predivide_factor != 1.0 and chosen is not Average:
+        raise ConfigError("gradient_predivide_factor goes with op=hvd.Average only")
+    if backward_passes_per_step <= 0:
+        raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}: it must be at least 1")
+    _check_groups(groups, num_groups)
+    named = _name(optimizer, named_parameters)
+    kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    wrapped = object.__new__(kind)
+    # All of the user's optimizer but what a learning-rate scheduler has put over its step.
+    vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    wrapped._connect(named, chosen is Sum, compression, backward_passes_per_step)
+    return wrapped
+
+
+class _Distributed:
+    """Goes in front of the user's optimizer class."""
+
+    param_groups: list[dict[str, Any]]
+    _gradients: StepGradients | None
+    # By Horovod's own name: scripts look parameters up in it.
+    _parameter_names: dict[torch.nn.Parameter, str]
+
+    def _connect(self, named: Named, is_sum: bool, compression: Any, passes: int) -> None:
+        self._gradients = None
+        self._parameter_names = {parameter: name for name, parameter in named}
+        self._watched: set[torch.nn.Parameter] = set()  # those whose gradients travel
+        self._waits = True  # `step` does, outside of `skip_synchronize`
+        self._is_synchronized = False
+        group = basics.group()
+        if group.size > 1:
+            is_sparse = isinstance(self, torch.optim.SparseAdam)
+            self._gradients = StepGradients(
+                group,
+                op=Op.SUM if is_sum else Op.MEAN,
+                passes=passes,
+                sparse={parameter for _, parameter in named} if is_sparse else (),
+                compress=_choose_type(compression),
+            )
+            with translated():
+                self._adopt()
+
+    def _adopt(self) -> None:
+        """Parameters that require a gradient take part from now on, also ones that came later."""
+        assert self._gradients is not None
+        new = []
+        for group, params in enumerate(group["params"] for group in self.param_groups):
+            for index, parameter in enumerate(params):
+                if parameter.requires_grad and parameter not in self._watched:
+                    self._watched.add(parameter)
+                    name = self._parameter_names.setdefault(parameter, f"group {group} parameter {index}")
+                    new.append((name, parameter))
+        if new:
+            self._gradients.watch(new)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return 1 if self._gradients is None else self._gradients.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        if self._gradients is not None:
+            self._gradients.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Return when every `.grad` is that of all ranks; then clip or unscale, and step in `skip_synchronize`."""
+        if self._gradients is not None:
+            with translated():
+                self._adopt()
+                self._gradients.synchronize()
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Steps inside of it take the gradients as they are."""
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if not self._waits:
+            self._is_synchronized = False
+            return self._step(closure)
+        if self._is_synchronized and self._gradients is not None:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): gradients "
+                "travel a second time. Put the step into `with optimizer.skip_synchronize():`",
+                stacklevel=2,
+            )
+        if closure is None:
+            self.synchronize()
+        loss = self._step(None if closure is None else self._follow(closure))
+        self._is_synchronized = False
+        return loss
+
+    # The user's own step calls what is hooked to steps: torch must not wrap this one as well.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        return super().step(closure) if closure is not None else super().step()  # type: ignore[misc]
+
+    def _follow(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """What computes gradients inside of a step is waited for there."""
+
+        def compute() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            return loss
+
+        return compute
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._gradients is not None and self._gradients.is_under_way:
+            raise AssertionError(
+                "optimizer.zero_grad() between loss.backward() and optimizer.step(): gradients are on their way. Call "
+                "optimizer.step() or optimizer.synchronize() first"
+            )
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+
+def _name(optimizer: torch.optim.Optimizer, given: Iterable[Any] | None) -> Named:
+    """Every parameter with its name; names must be the same on all ranks."""
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if given is None:
+        return [(f"parameter {index}", parameter) for index, parameter in enumerate(own)]
+    named = list(given)
+    if any(not isinstance(item, tuple) for item in named):
+        raise ConfigError("named_parameters must be pairs of name and parameter, as of model.named_parameters()")
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise ConfigError(f"named_parameters has these names more than once: {', '.join(sorted(twice))}")
+    known = {parameter for _, parameter in named}
+    missing = sum(parameter not in known for parameter in own)
+    if missing:
+        raise ConfigError(
+            f"named_parameters lacks {missing} of the optimizer's {len(own)} parameters: give "
+            "model.named_parameters() of the whole model, or leave it out"
+        )
+    return named
+
+
+def _check_groups(groups: Any, num_groups: int) -> None:
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+    if groups is None:
+        return
+    if not isinstance(groups, list):
+        if groups <= 0:
+            raise ConfigError(f"groups is {groups}: give a number above zero, or lists of parameters")
+        return
+    members = [member for group in groups for member in group]
+    if not all(isinstance(member, torch.Tensor) for member in members):
+        raise ConfigError("groups must be lists of parameters")
+    if len(set(members)) < len(members):
+        raise ConfigError("a parameter is in groups more than once")
+
+
+def _choose_type(compression: Any) -> Callable[[torch.Tensor], torch.dtype | None]:
+    """The type in which a gradient travels, where that is not its own."""
+    if compression is Compression.none:
+        return lambda parameter: None
+    if compression is Compression.fp16:
+        return lambda parameter: torch.float16 if parameter.is_floating_point() else None
+    raise NotThere("compressors of your own are not there: use hvd.Compression.none or hvd.Compression.fp16")

@@ -1,0 +1,101 @@
+"""Batch normalisation over the batches of all ranks: exact, on any device.
+
+In: this rank's batch.  Out: normalised by the mean and variance of all ranks' batches together, so that N ranks
+with batch B give what one process gives with batch N*B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from undertow.horovod.torch import basics, handles
+from undertow.horovod.torch.autograd import fresh
+from undertow.horovod.torch.moving import start_allgather
+from undertow.horovod.torch.reducing import Allreduce, Scales, Sum
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Takes torch's arguments; batches may differ in size between ranks."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm takes batches of at least 2 dimensions, not {input.dim()}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        uses_batch = self.training or self.running_mean is None
+        if not uses_batch or basics.size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        momentum = self._count_batch()
+        output, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        if momentum is not None and self.running_mean is not None and self.running_var is not None:
+            unbiased = variance * (count / (count - 1)) if count > 1 else variance
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+        result: torch.Tensor = output
+        return result
+
+    def _count_batch(self) -> float | None:
+        """The momentum of this batch, if running statistics are kept."""
+        if not (self.training and self.track_running_stats) or self.num_batches_tracked is None:
+            return None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class _Normalise(torch.autograd.Function):
+    """Statistics are made in the input's own type, in 32 bits at least."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
+        wide = torch.promote_types(input.dtype, torch.float32)
+        values = input.to(wide)
+        over = [dimension for dimension in range(input.dim()) if dimension != 1]
+        own = values.numel() // values.size(1)
+        variance, mean = torch.var_mean(values, over, correction=0) if own else _nothing(values)
+        counts, means, variances = _gather_statistics(own, mean, variance)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
+        inverse = torch.rsqrt(variance + eps)
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        normal = (values - mean.view(shape)) * inverse.view(shape)
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.over, ctx.shape, ctx.total = over, shape, float(total)
+        ctx.mark_non_differentiable(mean, variance)
+        output = normal if weight is None else normal * weight.to(wide).view(shape)
+        output = output if bias is None else output + bias.to(wide).view(shape)
+        return output.to(input.dtype), mean, variance, ctx.total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *others: Any) -> Any:
+        normal, inverse, weight = ctx.saved_tensors
+        wide = gradient.to(normal.dtype)
+        sums = torch.stack([wide.sum(ctx.over), (wide * normal).sum(ctx.over)])
+        reduction = Allreduce([sums], [fresh(sums)], Sum, Scales())
+        [total] = handles.synchronize(reduction.start("sync_batch_norm.backward"))
+        mean, slope = (total / ctx.total).unbind()
+        scale = inverse if weight is None else inverse * weight.to(normal.dtype)
+        own = scale.view(ctx.shape) * (wide - mean.view(ctx.shape) - normal * slope.view(ctx.shape))
+        # Of weight and bias each rank has its own part, as of every other parameter: the optimizer averages them.
+        to_weight = None if weight is None else sums[1].to(weight.dtype)
+        to_bias = sums[0].to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
+        return own.to(gradient.dtype), to_weight, to_bias, None
+
+
+def _nothing(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    zeros = values.new_zeros(values.size(1))
+    return zeros, zeros
+
+
+def _gather_statistics(
+    count: int, mean: torch.Tensor, variance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count, mean and variance of every rank, one row each."""
+    row = torch.cat([mean.new_tensor([count]), mean, variance]).unsqueeze(0)
+    rows = handles.synchronize(start_allgather([row], name="sync_batch_norm.forward"))[0]
+    channels = mean.numel()
+    return rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
