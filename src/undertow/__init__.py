@@ -106,7 +106,12 @@ def bytes_sent() -> int:
 
 
 def shutdown() -> None:
-    """Leave the job in order.  Done at the end of the process too; never hangs."""
-    from undertow.runtime import process
+    """Leave the job in order.  Done at the end of the process too; never hangs.
 
+    What `undertow run` has changed of torch for a script is undone as well.
+    """
+    from undertow.runtime import process
+    from undertow.script import preparation
+
+    preparation.undo()
     process.shutdown()

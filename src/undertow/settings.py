@@ -27,6 +27,13 @@ class Priority(enum.Enum):
     OFF = "off"
 
 
+class Batch(enum.Enum):
+    """What becomes of the batch of a script that knows nothing of other workers."""
+
+    SAME = "same"  # every rank keeps the script's: all together have as many times of it
+    SPLIT = "split"  # all together have the script's: results are those of a single process
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """How a job takes turns with others."""
@@ -138,6 +145,45 @@ class Settings:
     share_socket: str = field(
         default="",
         metadata={"env": "UNDERTOW_SHARE_SOCKET", "help": "where the arbiter is; default: one per user and host"},
+    )
+    ddp: bool = field(
+        default=True,
+        metadata={"env": "UNDERTOW_DDP", "help": "off: torch's DistributedDataParallel of a script stays torch's own"},
+    )
+    plain: bool = field(
+        default=True,
+        metadata={
+            "env": "UNDERTOW_PLAIN",
+            "help": "off: a script that knows nothing of other workers is left alone: each worker runs it by itself",
+        },
+    )
+    batch: Batch = field(
+        default=Batch.SAME,
+        metadata={
+            "env": "UNDERTOW_BATCH",
+            "help": "in such a script: same (each worker keeps the batch size) or split (all share it)",
+        },
+    )
+    overlap: bool = field(
+        default=False,
+        metadata={
+            "env": "UNDERTOW_OVERLAP",
+            "help": "scripts that are not written for undertow get parallelize: the next forward starts early",
+        },
+    )
+    horovod: bool = field(
+        default=False,
+        metadata={
+            "env": "UNDERTOW_HOROVOD",
+            "help": "import horovod.torch finds undertow's even where Horovod is installed",
+        },
+    )
+    autoload: bool = field(
+        default=False,
+        metadata={
+            "env": "UNDERTOW_AUTOLOAD",
+            "help": "under torchrun: whatever imports torch is prepared as by `undertow run`",
+        },
     )
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}

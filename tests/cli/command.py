@@ -32,7 +32,10 @@ class Cli:
         return path
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "undertow", *map(str, arguments)]
+        return self.start_python("-m", "undertow", *arguments, **options)
+
+    def start_python(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, *map(str, arguments)]
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {**defaults, "text": True, "errors": "surrogateescape", "env": self.environment, **options}
         process = subprocess.Popen(command, **options)

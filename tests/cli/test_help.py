@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.cli.command import Cli
-from undertow.cli import _COMMANDS
+from undertow.cli import COMMANDS
 from undertow.settings import table
 
 
@@ -17,8 +17,8 @@ def test_help_names_the_commands_and_an_example(cli: Cli) -> None:
     result = cli.run("--help")
     assert result.returncode == 0
     assert "undertow run -n 4 train.py" in result.stdout
-    assert {"run", "env", "lab", "bench", "bottleneck", "plan"} <= set(_COMMANDS)
-    for command in _COMMANDS:
+    assert {"run", "env", "lab", "bench", "bottleneck", "plan"} <= set(COMMANDS)
+    for command in COMMANDS:
         assert f" {command} " in result.stdout
 
 
@@ -60,7 +60,7 @@ def find_imports(code: str) -> list[str]:
 
 
 def test_no_command_imports_torch() -> None:
-    imported = find_imports("from undertow.cli import _COMMANDS, make_app; make_app(_COMMANDS)")
+    imported = find_imports("from undertow.cli import COMMANDS, make_app; make_app(COMMANDS)")
     assert {"undertow.cli.run", "undertow.cli.lab", "undertow.cli.bench", "undertow.cli.plan"} <= set(imported)
     assert "torch" not in imported
 

@@ -17,12 +17,13 @@ from undertow.lab.isolation import find_obstacle
 from undertow.lab.meeting import open_meeting
 from undertow.lab.network import Host, Network, open_loopback
 from undertow.lab.runner import LabJob, describe_traffic, find_command
+from undertow.launch.job import RUNNER
 
 
 def test_a_python_file_is_run_with_this_python(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    assert find_command([str(script), "-x"], {}) == (sys.executable, "-u", str(script), "-x")
+    assert find_command([str(script), "-x"], {}) == (sys.executable, "-u", *RUNNER, str(script), "-x")
     with pytest.raises(ConfigError, match=r"script 'nowhere\.py' is not there"):
         find_command(["nowhere.py"], {})
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from undertow.cli.run import find_misplaced
 from undertow.errors import ConfigError
 from undertow.launch.environment import build_environment
-from undertow.launch.job import DEFAULT_MASTER_PORT, Job, choose_master, read_job_settings
+from undertow.launch.job import DEFAULT_MASTER_PORT, RUNNER, Job, choose_master, read_job_settings
 from undertow.launch.nodes import Seat
 
 SEAT = Seat(
@@ -38,6 +40,7 @@ def test_a_worker_finds_its_place() -> None:
         "UNDERTOW_TOKEN": "secret",
         "UNDERTOW_START_TIMEOUT": "30",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": str(zlib.crc32(SEAT.token.encode())),
         "OMP_NUM_THREADS": "1",
     }
 
@@ -47,7 +50,7 @@ def test_the_users_thread_count_wins() -> None:
 
 
 def test_everything_after_the_script_is_the_scripts() -> None:
-    assert Job(script="pkg.train", is_module=True, args=("-n", "3")).command == ("-m", "pkg.train", "-n", "3")
+    assert Job(script="pkg.train", is_module=True, args=("-n", "3")).command == (*RUNNER, "-m", "pkg.train", "-n", "3")
 
 
 @pytest.mark.parametrize(

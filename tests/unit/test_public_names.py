@@ -75,8 +75,9 @@ class Watched(dict):
 threads = threading.active_count()
 before = set(os.listdir("/proc/self/fd"))
 os.environ = Watched(os.environ)
-import undertow, undertow.kvstore, undertow.cli
-undertow.cli.make_app(undertow.cli._COMMANDS)
+import undertow, undertow.kvstore, undertow.horovod, undertow.cli
+undertow.horovod.install()
+undertow.cli.make_app(undertow.cli.COMMANDS)
 import undertow.settings, undertow.trace, undertow.coordinator.rendezvous, undertow.launch.launcher
 assert threading.active_count() == threads, threading.enumerate()
 assert set(os.listdir("/proc/self/fd")) == before
@@ -95,7 +96,7 @@ def test_importing_starts_no_thread_opens_nothing_and_reads_no_environment() -> 
 IMPORT_TORCH = """
 import sys, threading, torch
 threads = threading.active_count()
-import undertow.torch
+import undertow.torch, undertow.horovod.torch
 assert threading.active_count() == threads
 assert "torch._dynamo" not in sys.modules  # two seconds
 """

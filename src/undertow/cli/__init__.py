@@ -18,7 +18,7 @@ import typer.main
 from undertow.cli.errors import USAGE_ERROR
 from undertow.launch.speech import say
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
 _LOOKS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
 # Everything after the script belongs to the script; torchrun's underscore spellings are understood as well.
@@ -27,7 +27,7 @@ _BEFORE_A_SCRIPT: dict[str, Any] = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 # Where each command is, and how its arguments are read; in the order of the help.
-_COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "run": ("undertow.cli.run:run", _BEFORE_A_SCRIPT),
     "env": ("undertow.cli.environment:show_environment", {}),
     "bench": ("undertow.cli.bench:bench", {}),
@@ -46,7 +46,7 @@ def make_app(names: Iterable[str]) -> typer.Typer:
     app = typer.Typer(**_LOOKS)
     app.callback(invoke_without_command=True)(_undertow)
     for name in names:
-        place, settings = _COMMANDS[name]
+        place, settings = COMMANDS[name]
         module, _, attribute = place.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if isinstance(command, typer.Typer):
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of `undertow` and of `python -m undertow`."""
     given = sys.argv[1:] if argv is None else argv
     # Without a command, or with one that is not known, the help and the hint need all of them.
-    asked = given[:1] if given[:1] and given[0] in _COMMANDS else _COMMANDS
+    asked = given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS
     command = typer.main.get_command(make_app(asked))
     try:
         code = command.main(given, prog_name="undertow", standalone_mode=False)

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from undertow.cli.errors import one_line_errors
+from undertow.launch.changes import Changes, Switch
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
 from undertow.launch.sharing import Wishes
 from undertow.launch.speech import notify
+from undertow.settings import Batch
 
 # Options that are easily written after the script, where nothing would tell that they were not ours.
 _SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
@@ -44,6 +46,25 @@ def run(
     quiet_ranks: Annotated[
         bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
     ] = False,
+    batch: Annotated[
+        Batch | None,
+        typer.Option(
+            "--batch",
+            help="For scripts that know nothing of workers: each one keeps the batch size (same), or all share it "
+            "(split): then results are those of one process.",
+        ),
+    ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Let the next forward start early: parallelize, for unchanged scripts.")
+    ] = False,
+    plain: Annotated[
+        Switch | None,
+        typer.Option("--plain", help="off: leave scripts alone that know nothing of workers; each runs by itself."),
+    ] = None,
+    ddp: Annotated[Switch | None, typer.Option("--ddp", help="off: a script's torch DDP stays torch's own.")] = None,
+    horovod: Annotated[
+        bool, typer.Option("--horovod", help="import horovod.torch finds undertow's even if Horovod is installed.")
+    ] = False,
     shares: Annotated[
         bool, typer.Option("--share", help="Take turns on the devices with other jobs that do: see undertow share.")
     ] = False,
@@ -65,11 +86,15 @@ def run(
     Example, two hosts: undertow run -n 4 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     (and on the other host the same with --node-rank 1)
 
+    Example, a script for one process: undertow run -n 4 --batch split train.py
+
     Example, beside another job: undertow share up; undertow run --share -n 4 train.py
     """
     with one_line_errors("undertow run", debug=debug):
         wishes = Wishes(shares=shares, weight=weight, urgent=urgent, name=share_name)
+        changes = Changes(batch=batch, overlap=overlap, plain=plain, ddp=ddp, horovod=horovod)
         environ = {**os.environ, **wishes.to_environment(script, is_module=is_module, environ=os.environ)}
+        environ |= changes.to_environment()
         settings = read_job_settings(environ)
         addr, port = choose_master(settings, nnodes=nnodes, addr=master_addr, port=master_port)
         job = Job(

@@ -20,6 +20,7 @@ from undertow.lab.link_check import check_links
 from undertow.lab.meeting import open_meeting
 from undertow.lab.network import Network, check_size, open_loopback, open_network
 from undertow.launch.failure import decide
+from undertow.launch.job import RUNNER
 from undertow.launch.launcher import supervise
 from undertow.launch.speech import notify, say, speak_for_the_log
 from undertow.launch.worker import Post
@@ -50,7 +51,7 @@ def find_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ConfigError(f"script {name!r} is not there; give the path of a Python file, or a command")
-        return (sys.executable, "-u", *words)
+        return (sys.executable, "-u", *RUNNER, *words)
     found = shutil.which(name, path=environ.get("PATH"))
     if found is None:
         raise ConfigError(f"command {name!r} is not found; give a Python file, or a command that is in PATH")

@@ -6,6 +6,7 @@ The names are torchrun's, so that any script and any framework finds its way.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 from undertow.launch.nodes import Seat
@@ -26,6 +27,8 @@ def build_environment(base: Mapping[str, str], seat: Seat, *, local_rank: int) -
         "UNDERTOW_START_TIMEOUT": f"{seat.start_timeout_s:g}",
         "PYTHONUNBUFFERED": "1",
     }
+    # The order of a set of strings decides about data and labels: it must be the same in all workers.
+    own |= {} if base.get("PYTHONHASHSEED") else {"PYTHONHASHSEED": str(zlib.crc32(seat.token.encode()))}
     threads = {"OMP_NUM_THREADS": "1"} if limits_threads(base, nproc=seat.nproc) else {}
     return {**base, **threads, **own}
 

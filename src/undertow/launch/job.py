@@ -13,6 +13,9 @@ from pathlib import Path
 from undertow.errors import ConfigError
 from undertow.settings import Settings, read_settings
 
+# Runs a script as Python would, in a process that was prepared for it.  By its file: with -m Python would import us
+# with the current folder in front of everything, where a random.py may be.
+RUNNER = (str(Path(__file__).parents[1] / "script" / "__main__.py"),)
 # torchrun's default, so that a cluster's firewall rules keep working.
 DEFAULT_MASTER_PORT = 29500
 
@@ -53,7 +56,7 @@ class Job:
     @property
     def command(self) -> tuple[str, ...]:
         """What follows the interpreter on a worker's command line."""
-        return (*(("-m",) if self.is_module else ()), self.script, *self.args)
+        return (*RUNNER, *(("-m",) if self.is_module else ()), self.script, *self.args)
 
 
 def read_job_settings(environ: Mapping[str, str]) -> Settings:

@@ -1,0 +1,37 @@
+"""What `undertow run` changes of scripts that were not written for it, told to the workers in their environment.
+
+In: the options of the command line.  Out: the variables to set; without a wish the user's own stay.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from undertow.settings import Batch
+
+
+class Switch(enum.Enum):
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """None and False are no wish."""
+
+    batch: Batch | None = None
+    overlap: bool = False
+    plain: Switch | None = None
+    ddp: Switch | None = None
+    horovod: bool = False
+
+    def to_environment(self) -> dict[str, str]:
+        wishes = {
+            "UNDERTOW_BATCH": self.batch and self.batch.value,
+            "UNDERTOW_OVERLAP": self.overlap and "on",
+            "UNDERTOW_PLAIN": self.plain and self.plain.value,
+            "UNDERTOW_DDP": self.ddp and self.ddp.value,
+            "UNDERTOW_HOROVOD": self.horovod and "on",
+        }
+        return {variable: value for variable, value in wishes.items() if value}

@@ -1,0 +1,1 @@
+"""What brings undertow to scripts that have never heard of it."""

@@ -1,0 +1,181 @@
+"""Modules that nobody wrapped, trained as if somebody had.
+
+In: the parameters of an optimizer.  Out: the modules that hold them, each with the machinery of a wrapped one:
+weights are rank 0's, gradients the mean of all ranks, buffers follow.
+Every backward pass is synchronised.  Where a script accumulates gradients over several, each of them adds its mean.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from undertow.plan.plan import Plan
+from undertow.runtime.group import Group
+from undertow.settings import Priority
+from undertow.torch.broadcast import Broadcast
+from undertow.torch.hooks import ForwardHook, never_compiled
+from undertow.torch.overlap import Overlap, is_opaque
+from undertow.torch.synchroniser import Synchroniser
+
+
+class Loose(torch.nn.Module):
+    """Parameters that are in no module."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__()
+        for index, parameter in enumerate(parameters):
+            self.register_parameter(f"parameter{index}", parameter)
+
+
+_numbers = itertools.count()
+
+
+class Adopted:
+    """Some parameters of one module, in place of a wrapper around it; lives as long as the module."""
+
+    process_group = None
+    plan: str | Plan | None = None
+    forward_sync_buffers = False  # see `Buffers`: they are the whole model's
+    is_joining = False
+
+    def __init__(self, module: torch.nn.Module, trained: Collection[torch.Tensor], *, overlaps: bool) -> None:
+        self.module = module
+        self.buffers: Buffers | None = None  # of the model that it is part of
+        self.has_trained = False  # in this epoch
+        self.number = next(_numbers)
+        own = {id(parameter) for parameter in trained}
+        self.parameters_to_ignore = {name for name, p in module.named_parameters() if id(p) not in own}
+        self._synchroniser = Synchroniser(self)
+        self._synchroniser.passes.synchronise_all()
+        self._overlap: Overlap | None = None
+        if overlaps and self._synchroniser.group.size > 1:
+            prioritises = self._synchroniser.group.priority is not Priority.OFF
+            self._overlap = Overlap(module, prioritises=prioritises)
+            self._synchroniser.passes.overlap_with(self._overlap)
+        self._handles = [module.register_forward_pre_hook(_Follow(self), prepend=True)]
+        if self._synchroniser.taking is not None:
+            self._handles.append(module.register_forward_hook(_EndForward(self), always_call=True))
+
+    def copy_weights(self) -> None:
+        """Rank 0's, to all."""
+        self._synchroniser.copy_state(with_buffers=False)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.module.named_parameters():
+            if name not in self.parameters_to_ignore:
+                yield f"{type(self.module).__name__}.{name}", parameter
+
+    def begin_forward(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self._synchroniser.passes.check_closed()
+        self._synchroniser.check_unchanged()
+        self._synchroniser.adopt_unfrozen()
+        self._synchroniser.passes.start_forward()
+        if self._synchroniser.taking is not None:
+            self._synchroniser.taking.begin_forward()
+
+    def end_forward(self, outputs: Any) -> None:
+        if self._synchroniser.taking is not None:
+            self._synchroniser.taking.end_forward(outputs)
+
+    def end_of_backward(self, absent: bool) -> None:
+        """Nothing to do: nobody joins."""
+
+    def release(self) -> None:
+        """The script turned out to know of ranks."""
+        self._synchroniser.passes.ignore_all()
+        for handle in self._handles:
+            handle.remove()
+
+
+class Buffers:
+    """Of one whole model: rank 0's, before a forward that follows a training one, as torch's DDP has it."""
+
+    def __init__(self, module: torch.nn.Module, group: Group) -> None:
+        self.module = module
+        self._label = f"the buffers of {type(module).__name__}"
+        self._group = group
+        self._broadcast: Broadcast | None = None
+        self._are_old = True
+        self._handle = module.register_forward_pre_hook(_Copy(self), prepend=True)
+
+    def copy(self) -> None:
+        named = list(self.module.named_buffers())
+        if self._broadcast is None:
+            self._broadcast = Broadcast(self._group, self._label, named)
+        self._broadcast.run(named)
+
+    def begin_forward(self) -> None:
+        if self._are_old:
+            self.copy()
+        self._are_old = torch.is_grad_enabled() and self.module.training
+
+    def release(self) -> None:
+        self._handle.remove()
+
+
+class _Follow(ForwardHook):
+    def __init__(self, adopted: Adopted) -> None:
+        self._adopted = adopted
+
+    @never_compiled
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._adopted.begin_forward()
+
+
+class _EndForward(ForwardHook):
+    def __init__(self, adopted: Adopted) -> None:
+        self._adopted = adopted
+
+    @never_compiled
+    def __call__(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        self._adopted.end_forward(outputs)
+
+
+class _Copy(ForwardHook):
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
+    @never_compiled
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._buffers.begin_forward()
+
+
+def find_models(parameters: Collection[torch.Tensor]) -> list[torch.nn.Module]:
+    """The outermost modules that hold some of them, in the order in which they do."""
+    ids = {id(parameter): place for place, parameter in enumerate(parameters)}
+    holding: dict[int, tuple[int, torch.nn.Module]] = {}
+    # By type: some objects pretend to be of another class, and do something when asked.
+    for module in [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]:
+        places = [ids[id(parameter)] for parameter in _parameters_of(module) if id(parameter) in ids]
+        if places:
+            holding[id(module)] = min(places), module
+    inner = {id(part) for _, module in holding.values() for part in module.modules() if part is not module}
+    roots = [found for key, found in holding.items() if key not in inner]
+    # The same order on all ranks, also of several that hold the same parameter.
+    key = lambda found: (found[0], type(found[1]).__qualname__, sum(1 for _ in _parameters_of(found[1])))  # noqa: E731
+    return [module for _, module in sorted(roots, key=key)]
+
+
+def find_holder(module: torch.nn.Module, parameters: Collection[torch.Tensor]) -> torch.nn.Module:
+    """The innermost part of it that holds all of these."""
+    wanted = {id(parameter) for parameter in parameters}
+    while not is_opaque(module):
+        inner = [part for part in module.children() if wanted <= {id(p) for p in _parameters_of(part)}]
+        if len(inner) != 1 or any(id(p) in wanted for p in module.parameters(recurse=False)):
+            break
+        module = inner[0]
+    return module
+
+
+def _parameters_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    try:
+        yield from module.parameters()
+    except (AttributeError, TypeError):
+        return  # one whose constructor has not come that far yet

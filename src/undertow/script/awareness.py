@@ -1,0 +1,52 @@
+"""Does a script know that it is one of several?  Then it is left to do what it does.
+
+In: the script's text, before it runs; the state of the process, when it makes its first optimizer.
+Out: yes or no.  The text gives a first guess, on which nothing hangs but who prints what until then, and whether
+random numbers are the same everywhere; what the process has done by then decides.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+# Words of scripts that know: ranks, process groups, and the frameworks that make them.
+_KNOWING = re.compile(
+    rb"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
+    rb"|DistributedDataParallel|DistributedSampler|horovod|hvd|undertow|accelerate|Accelerator|deepspeed|lightning"
+    rb"|pytorch_lightning|torchelastic|mpi4py)\b"
+)
+
+# What somebody means to do one day is not what the script does.
+_COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
+
+
+def speaks_of_ranks(script: str | None) -> bool:
+    """By its text.  Of one that cannot be read nothing is assumed."""
+    if script is None:
+        return True
+    try:
+        return _KNOWING.search(_COMMENT.sub(b"", Path(script).read_bytes())) is not None
+    except OSError:
+        return True
+
+
+def find_text(module: str) -> str | None:
+    """The file of a module that is the user's own, without importing anything; None if it is somewhere else."""
+    path = os.path.join(os.getcwd(), *module.split("."))
+    return next((file for file in (f"{path}.py", os.path.join(path, "__main__.py")) if os.path.isfile(file)), None)
+
+
+def knows_of_ranks() -> bool:
+    """By what it has done: it has joined the others, or has imported what does."""
+    process = sys.modules.get("undertow.runtime.process")
+    is_joined = process is not None and process.is_initialized()
+    return is_joined or has_process_group() or "horovod.torch" in sys.modules
+
+
+def has_process_group() -> bool:
+    """One of torch's."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())

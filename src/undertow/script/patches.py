@@ -1,0 +1,116 @@
+"""Everything that undertow replaces in a script's process: one table, each row with its reason.
+
+In: what a row makes of the original.  Out: it stands in the original's place, until it is undone.
+Nothing else in the package assigns to a module or class of somebody else's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undertow.errors import ConfigError
+from undertow.script import standins
+from undertow.script.plain import Plain
+
+CHECKED_WITH = "2.13.0"  # of torch; each row was seen to work, and to be needed, with this version
+
+
+@dataclass(frozen=True)
+class Patch:
+    """`place` is module:name, or module:class.name; `make(original, plain)` gives what stands there instead."""
+
+    place: str
+    make: Callable[[Any, Plain], Any]
+    reason: str
+    checked_with: str = CHECKED_WITH
+
+
+# For every script.
+DOOR = (
+    Patch(
+        "torch.nn.parallel:DistributedDataParallel",
+        standins.wrap_model,
+        "scripts for torchrun train over our engine; `isinstance` holds, it is a subclass of torch's",
+    ),
+    Patch("torch.nn.parallel.distributed:DistributedDataParallel", standins.wrap_model, "the same by its full name"),
+)
+# For scripts that know nothing of other ranks; undone as soon as one turns out to know.
+PLAIN = (
+    Patch(
+        "torch.optim:Optimizer.__init__",
+        standins.make_optimizer,
+        "an optimizer's parameters are what is trained: they are kept the same on all ranks",
+    ),
+    Patch("torch.optim:Optimizer.add_param_group", standins.add_parameters, "so are those that join it later"),
+    Patch(
+        "torch.utils.data:DataLoader._index_sampler",
+        standins.choose_indices,
+        "each rank takes its share; len() of the loader follows; sampler and batch_sampler stay as the script has them",
+    ),
+    Patch("torch.utils.data:DataLoader._get_iterator", standins.iterate, "streams are strided"),
+    Patch(
+        "torch.utils.data.dataloader:_BaseDataLoaderIter._reset",
+        standins.begin_again,
+        "with persistent workers one iterator serves all epochs: it must ask anew what to go through",
+    ),
+    Patch("torch.utils.data:DataLoader.__len__", standins.count_batches, "so is their length"),
+    Patch(
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+        standins.hand_out,
+        "tells which batch is computed now, for its weight, and when an epoch ends",
+    ),
+    Patch("torch.autograd:backward", standins.run_backward, "parts of different size count as much as they are large"),
+    Patch(
+        "torch.optim.lr_scheduler:ReduceLROnPlateau.step",
+        standins.step_on_plateau,
+        "it decides by a figure that may differ between ranks: rank 0's decides for all",
+    ),
+    Patch("torch:save", standins.save, "one rank writes a checkpoint"),
+    Patch("torch.serialization:save", standins.save, "the same by its full name"),
+    Patch("torch:load", standins.load, "a rank that did not write reads what it would have written"),
+    Patch("torch.serialization:load", standins.load, "the same by its full name"),
+    Patch("os:replace", standins.rename, "checkpoints are written under another name first: one rank renames them"),
+    Patch("os:rename", standins.rename, "the same by its other name"),
+    Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
+    Patch("os:unlink", standins.remove, "the same by its other name"),
+)
+
+
+class Patches:
+    """Those that are in force."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Patch, Any, str, Any]] = []
+
+    def apply(self, patches: Sequence[Patch], plain: Plain) -> None:
+        """Raises `ConfigError` if this torch does not have one of the places."""
+        for patch in patches:
+            owner, name = _find(patch.place, patch.checked_with)
+            original = vars(owner)[name]
+            self._originals.append((patch, owner, name, original))
+            setattr(owner, name, patch.make(original, plain))
+
+    def undo(self, patches: Sequence[Patch] | None = None) -> None:
+        """Put the originals of these, or of all, back; the last one first."""
+        for entry in reversed(self._originals):
+            patch, owner, name, original = entry
+            if patches is None or patch in patches:
+                setattr(owner, name, original)
+        self._originals = [entry for entry in self._originals if patches is not None and entry[0] not in patches]
+
+
+def _find(place: str, checked_with: str) -> tuple[Any, str]:
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in outer:
+        owner = getattr(owner, part)
+    if name not in vars(owner):
+        raise ConfigError(
+            f"this torch has no {path} in {module}: undertow was checked with {checked_with}. --plain off and "
+            "--ddp off (UNDERTOW_PLAIN, UNDERTOW_DDP) run a script without it"
+        )
+    return owner, name

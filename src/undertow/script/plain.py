@@ -1,0 +1,265 @@
+"""A script that knows nothing of other ranks, trained on all of them.
+
+In: its optimizers, its loaders, its random numbers, its files, what it prints.
+Out: one training: the first optimizer joins the ranks; from then on parameters of optimizers stay the same everywhere,
+and each rank takes its share of the data.  Everything that is changed is said once, by rank 0.
+A script without an optimizer is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from undertow.runtime import process
+from undertow.runtime.group import Group
+from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_models
+from undertow.script.awareness import has_process_group, knows_of_ranks
+from undertow.script.files import Files
+from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
+from undertow.settings import Batch, Settings
+from undertow.torch.replicas import compare_tensors
+
+
+class Plain:
+    """Of this process.  `on_end` is called if the script turns out to know of ranks, `on_begin` if not."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        looks_plain: bool = True,
+        on_begin: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self.is_split = settings.batch is Batch.SPLIT
+        self.numbers = OwnNumbers(settings.rank)
+        self.files = Files()
+        self.weight = 1.0  # of the part of a batch that is computed now
+        self.waiting = 0  # parts that were handed out, and of which no backward has come
+        self.is_mixed = False  # parts of different weights were handed out before one backward
+        self.drawing: Stream | None = None  # what a sampler of the script's own draws from
+        self._order = 0  # a digest of the batches of this epoch
+        self._group: Group | None = None  # once it has begun
+        self._is_over = False
+        self._looks_plain = looks_plain
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
+        self._fresh: list[Adopted] = []  # in the order in which they came, until the first epoch
+        self._loose: list[Adopted] = []  # which nobody else holds
+        self._buffers: weakref.WeakSet[Buffers] = weakref.WeakSet()
+        self._known: Any = WeakIdKeyDictionary()  # parameters that are adopted
+        self._trained_by: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Adopted]] = weakref.WeakKeyDictionary()
+        self._said: set[str] = set()
+        self._has_shared = False  # any data among the ranks
+        self._has_counted = False  # the batches of a loader, before anything was shared
+        self._stop_watching: Callable[[], None] = lambda: None
+
+    @property
+    def group(self) -> Group | None:
+        """All ranks, while this script is trained on them."""
+        return None if self._is_over else self._group
+
+    # Optimizers
+
+    def adopt(self, optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+        """Keep the parameters of these groups the same on all ranks."""
+        if self._is_over or (self._group is None and not self._begin()):
+            return
+        every = [parameter for group in groups for parameter in group["params"]]
+        new = [p for p in every if isinstance(p, torch.nn.Parameter) and p not in self._known]
+        name = type(optimizer).__name__
+        if not all(isinstance(p, torch.nn.Parameter) for p in every):
+            self.say(f"{name}: tensors that are no torch.nn.Parameter are left alone, each rank has its own")
+        if not new:
+            return
+        for parameter in new:
+            self._known[parameter] = True
+        for adopted in self._adopt_models(new):
+            self._trained_by.setdefault(optimizer, weakref.WeakSet()).add(adopted)
+        count = f"{len(new)} parameter{'s' if len(new) > 1 else ''}"
+        self.say(f"{name}: {count} start as rank 0's; gradients are averaged over {self.settings.world_size} workers")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            self.say("LBFGS decides by the loss, which may differ between ranks: give all of them the same data")
+
+    def _adopt_models(self, parameters: Sequence[torch.nn.Parameter]) -> list[Adopted]:
+        made = []
+        rest = {id(parameter): parameter for parameter in parameters}
+        for model in find_models(parameters):
+            held = [p for p in model.parameters() if rest.pop(id(p), None) is not None]
+            if held:
+                made.append(self._add(find_holder(model, held), held))
+                made[-1].buffers = self._follow_buffers(model)
+        if rest:
+            self._loose.append(self._add(Loose(list(rest.values())), list(rest.values())))
+            made.append(self._loose[-1])
+        return made
+
+    def _add(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> Adopted:
+        adopted = Adopted(module, parameters, overlaps=self.settings.overlap)
+        adopted.copy_weights()
+        self._adopted.add(adopted)
+        self._fresh.append(adopted)
+        return adopted
+
+    def _follow_buffers(self, model: torch.nn.Module) -> Buffers | None:
+        if next(model.buffers(), None) is None:
+            return None
+        for buffers in self._buffers:
+            if buffers.module is model:
+                return buffers
+        made = Buffers(model, self._joined)
+        self._buffers.add(made)
+        self._warn_of_batch_norm(model)
+        return made
+
+    def _warn_of_batch_norm(self, model: torch.nn.Module) -> None:
+        kind = torch.nn.modules.batchnorm._BatchNorm
+        if self.is_split and any(isinstance(part, kind) for part in model.modules()):
+            self.say("batch normalisation sees each rank's part of a batch only: results are not those of one process")
+
+    def _begin(self) -> bool:
+        """The first optimizer: join the others, unless the script has done so itself."""
+        if knows_of_ranks():
+            self.end()
+            return False
+        # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
+        process.init(start_timeout_s=max(self.settings.start_timeout_s, self.settings.stall_timeout_s))
+        self._group = process.default_group()
+        self._on_begin()
+        self.say(
+            f"{sys.argv[0]} knows nothing of other workers: it is trained on {self.settings.world_size} of them "
+            "(--plain off leaves it alone)"
+        )
+        self.say("output, progress bars and torch.save: rank 0's only")
+        self.say(
+            "random numbers: the same on all ranks for weights and the order of the data, others while they compute"
+            if self._looks_plain
+            else "random numbers: what Python and numpy have drawn so far differs between ranks, because the script's "
+            "text speaks of ranks; give them seeds"
+        )
+        self._stop_watching = register_optimizer_step_pre_hook(lambda optimizer, *given: self._step(optimizer)).remove
+        return True
+
+    def end(self) -> None:
+        """The script knows of ranks: leave it alone from now on."""
+        if not self._is_over:
+            self._is_over = True
+            self._stop_watching()
+            for adopted in self._adopted:
+                adopted.release()
+            for buffers in self._buffers:
+                buffers.release()
+            self._fresh, self._loose = [], []
+            self._on_end()
+
+    def _step(self, optimizer: Optimizer) -> None:
+        """A step is about to be made, whatever the gradients are from."""
+        for adopted in self._trained_by.get(optimizer, ()):
+            adopted.has_trained = True
+        self._fresh = [adopted for adopted in self._fresh if not adopted.has_trained]
+        if not self._has_shared:
+            self.say("no shuffling DataLoader so far: every rank computes the same, nothing is gained")
+
+    # Data
+
+    def shares(self) -> bool:
+        """Whether loaders hand out shares now: not before there is anything that keeps the ranks together."""
+        if self.group is not None and has_process_group():
+            self.end()
+        return self.group is not None and self.settings.world_size > 1
+
+    def start_sharing(self, words: str) -> None:
+        """A loader is about to hand out its shares, or says how many there are."""
+        self._has_shared = True
+        self.say(words)
+        if self._has_counted and not self.is_split:
+            self.say(
+                "len() of a DataLoader was asked before there was an optimizer, and was that of the whole: what the "
+                "script made of it, such as a schedule, may be too long (--batch split leaves it as it is)"
+            )
+
+    def count_whole(self) -> None:
+        """A loader that may be shared later was asked how many batches it has."""
+        self._has_counted |= self._group is None
+
+    def start_epoch(self) -> State:
+        """The numbers that all draw the order of the data from: rank 0's.
+
+        Weights that a script has changed since it made its optimizer are rank 0's as well.
+        """
+        fresh, self._fresh = self._fresh, []
+        for adopted in fresh:
+            adopted.copy_weights()
+        return self._share_numbers()
+
+    def start_backward(self) -> None:
+        """Of the part that was handed out last, as far as anybody knows."""
+        self.waiting = max(0, self.waiting - 1)
+        if self.is_mixed:
+            self.say(
+                "a batch is fetched before the one before it is computed: a smaller last one gets the wrong weight; "
+                "drop_last=True leaves it out"
+            )
+
+    def note_order(self, batch: object) -> None:
+        """These samples come next, on all ranks together."""
+        self._order = zlib.crc32(repr(batch).encode(), self._order)
+
+    def _share_numbers(self) -> State:
+        self.numbers.stop()
+        if self.drawing is not None:  # what a sampler has drawn for itself, the script has drawn
+            restore(self.drawing.state)
+            self.drawing = None
+        state = self._copy(capture())
+        restore(state)
+        return state
+
+    def end_epoch(self) -> None:
+        """All parts have been handed out: until the next ones all ranks draw the same numbers.
+
+        Raises `DriftError` if they have not gone through the same data, or have not trained the same weights: nothing
+        that is done next would be right.
+        """
+        self.weight, self.waiting = 1.0, 0
+        self._share_numbers()
+        order, self._order = torch.tensor(self._order), 0
+        # Of those that were trained: which others are still alive may differ between ranks.
+        trained = sorted((one for one in self._adopted if one.has_trained), key=lambda one: one.number)
+        weights = [named for one in trained for named in one.named_parameters()]
+        compare_tensors([("the order of the data", order), *weights], self._joined)
+        # Now, too: a script may evaluate a model without calling its forward.
+        for buffers in dict.fromkeys(one.buffers for one in trained if one.buffers is not None):
+            buffers.copy()
+        for adopted in trained:
+            adopted.has_trained = False
+
+    def choose(self, value: float) -> float:
+        """Rank 0's, on all ranks."""
+        return msgspec.msgpack.decode(self._joined.agree("copy", msgspec.msgpack.encode(value)), type=float)
+
+    def _copy(self, state: State) -> State:
+        payload = msgspec.msgpack.encode(state) if self.settings.rank == 0 else b""
+        return msgspec.msgpack.decode(self._joined.agree("copy", payload), type=State)
+
+    @property
+    def _joined(self) -> Group:
+        assert self._group is not None
+        return self._group
+
+    def say(self, words: str) -> None:
+        """Once, by rank 0 of several."""
+        if self.settings.rank == 0 < self.settings.world_size - 1 and words not in self._said:
+            self._said.add(words)
+            print(f"undertow: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,87 @@
+"""Random numbers: the same on all ranks for weights and the order of the data, different where each computes its part.
+
+In: the states of the generators that a script draws from (torch's, Python's, numpy's).
+Out: rank 0's state on all ranks, or a stream of torch's of this rank's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import torch
+
+from undertow.torch.device import seed_accelerator
+
+# Far apart: neighbouring seeds of a script are its own business.
+_APART = 0x9E3779B97F4A7C15
+
+
+class State(msgspec.Struct, frozen=True):
+    """Of everything a script draws from on the host."""
+
+    torch: bytes
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, bytes, int, int, float]
+
+
+def capture() -> State:
+    name, keys, place, has_gauss, gauss = np.random.get_state()
+    return State(
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        (str(name), np.asarray(keys, np.uint32).tobytes(), int(place), int(has_gauss), float(gauss)),
+    )
+
+
+def restore(state: State) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
+    random.setstate(state.python)
+    name, keys, place, has_gauss, gauss = state.numpy
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), place, has_gauss, gauss))
+
+
+class Stream:
+    """States of which one is in force from time to time."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        before = capture()
+        restore(self.state)
+        try:
+            yield
+        finally:
+            self.state = capture()
+            restore(before)
+
+
+class OwnNumbers:
+    """What torch draws on this rank while it computes its part.  The first rank goes on with the script's own."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._state: torch.Tensor | None = None
+        self._is_running = False
+
+    def start(self) -> None:
+        """A part of the data is about to be computed."""
+        if self._rank == 0 or self._is_running:
+            return
+        self._is_running = True
+        if self._state is None:
+            seed = (torch.initial_seed() + self._rank * _APART) % (1 << 63)
+            self._state = torch.Generator().manual_seed(seed).get_state()
+            seed_accelerator(seed)
+        torch.set_rng_state(self._state)
+
+    def stop(self) -> None:
+        """All compute the same again; whose numbers go on then is for others to say."""
+        if self._is_running:
+            self._is_running = False
+            self._state = torch.get_rng_state()

@@ -1,0 +1,76 @@
+"""Runs of scripts that know nothing of undertow: what they print, and what undertow did meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cli.command import Cli
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a script."""
+
+    folder: Path  # in which it ran
+    lines: list[str]  # what it printed; of several ranks rank 0
+    traces: list[list[dict[str, object]]]  # events of each rank that computed over our engine
+
+    @property
+    def curve(self) -> list[float]:
+        """The losses, the first one first."""
+        return [float(loss) for line in self.lines for loss in re.findall(r"loss ([\d.]+)", line)]
+
+    def count(self, event: str) -> list[int]:
+        """How often each rank did this."""
+        return [sum(one["event"] == event for one in trace) for trace in self.traces]
+
+
+class Runs:
+    """Each run is made once, in a folder of its own; whoever asks again gets the same one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runs: dict[object, Run] = {}
+
+    def run(self, script: str, *options: object) -> Run:
+        """`undertow run OPTIONS SCRIPT`."""
+        return self.run_python("-m", "undertow", "run", "--quiet-ranks", *options, SCRIPTS / script)
+
+    def run_alone(self, script: str) -> Run:
+        """Plain Python and torch, without undertow, as the only rank of a job."""
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        return self.run_python(SCRIPTS / script, **alone)
+
+    def run_python(self, *words: object, **environment: str) -> Run:
+        """Whatever it is."""
+        key = (words, *environment.items())
+        if key not in self._runs:
+            self._runs[key] = self._make(words, environment)
+        return self._runs[key]
+
+    def _make(self, words: Sequence[object], environment: Mapping[str, str]) -> Run:
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        cli = Cli(folder)
+        cli.environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        cli.environment |= {"UNDERTOW_TRACE": str(folder / "trace"), **environment}
+        with cli.start_python(*words, cwd=folder, start_new_session=True) as process:
+            try:
+                result = cli.finish(process)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert result.returncode == 0, result.stderr
+        files = sorted((folder / "trace").glob("rank-*.jsonl"))
+        traces = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        return Run(folder, result.stdout.splitlines(), traces)

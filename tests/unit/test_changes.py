@@ -1,0 +1,23 @@
+"""What `undertow run` tells its workers about scripts that were not written for it."""
+
+from __future__ import annotations
+
+from undertow.launch.changes import Changes, Switch
+from undertow.settings import Batch, read_settings
+
+
+def test_without_a_wish_the_users_variables_stay() -> None:
+    assert Changes().to_environment() == {}
+
+
+def test_every_wish_arrives() -> None:
+    wishes = Changes(batch=Batch.SPLIT, overlap=True, plain=Switch.OFF, ddp=Switch.OFF, horovod=True)
+    settings = read_settings(wishes.to_environment())
+    assert settings.batch is Batch.SPLIT
+    assert (settings.overlap, settings.horovod) == (True, True)
+    assert (settings.plain, settings.ddp) == (False, False)
+
+
+def test_what_is_on_anyway_can_be_asked_for() -> None:
+    settings = read_settings(Changes(batch=Batch.SAME, plain=Switch.ON, ddp=Switch.ON).to_environment())
+    assert (settings.batch, settings.plain, settings.ddp) == (Batch.SAME, True, True)

@@ -1,0 +1,105 @@
+"""Whether a script knows of ranks, by its text and by what it has done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from undertow.script.awareness import find_text, knows_of_ranks, speaks_of_ranks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rank = int(os.environ['RANK'])",
+        "parser.add_argument('--local_rank')",
+        "import torch.distributed as dist",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "from accelerate import Accelerator",
+        "import horovod.torch as hvd",
+        "import undertow",
+        "def setup(world_size):",
+    ],
+)
+def test_these_words_speak_of_ranks(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    assert speaks_of_ranks(str(script))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "import torch", "FRANK = 1", "ranking = 2", "print('rank of a matrix')", "accelerated = lightning_fast"],
+)
+def test_these_do_not(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    assert not speaks_of_ranks(str(script))
+
+
+def test_bytes_that_are_no_text_are_read_as_well(tmp_path: Path) -> None:
+    script = tmp_path / "script.pyc"
+    script.write_bytes(b"\xff\x00RANK\x00")
+    assert speaks_of_ranks(str(script))
+
+
+def test_of_what_cannot_be_read_nothing_is_assumed(tmp_path: Path) -> None:
+    assert speaks_of_ranks(None)
+    assert speaks_of_ranks(str(tmp_path / "nothing.py"))
+    assert speaks_of_ranks(str(tmp_path))
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As in a process that has imported none of them."""
+    for name in ("torch.distributed", "horovod.torch", "undertow.runtime.process"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return monkeypatch
+
+
+def distributed(*, available: bool, initialized: bool) -> SimpleNamespace:
+    def is_initialized() -> bool:
+        assert available, "a torch without it has no such function"
+        return initialized
+
+    return SimpleNamespace(is_available=lambda: available, is_initialized=is_initialized)
+
+
+@pytest.mark.parametrize(("available", "initialized"), [(False, False), (True, False), (True, True)])
+def test_a_process_group_knows(modules: pytest.MonkeyPatch, available: bool, initialized: bool) -> None:
+    modules.setitem(sys.modules, "torch.distributed", distributed(available=available, initialized=initialized))
+    assert knows_of_ranks() is initialized
+
+
+@pytest.mark.parametrize("is_initialized", [False, True])
+def test_whoever_has_called_init_knows(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
+    process = SimpleNamespace(is_initialized=lambda: is_initialized)
+    modules.setitem(sys.modules, "undertow.runtime.process", process)
+    assert knows_of_ranks() is is_initialized
+
+
+def test_whoever_has_imported_horovod_knows(modules: pytest.MonkeyPatch) -> None:
+    assert not knows_of_ranks()
+    modules.setitem(sys.modules, "horovod.torch", SimpleNamespace())
+    assert knows_of_ranks()
+
+
+def test_a_module_is_read_where_python_would_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pkg" / "inner").mkdir(parents=True)
+    (tmp_path / "pkg" / "train.py").touch()
+    (tmp_path / "pkg" / "inner" / "__main__.py").touch()
+    assert find_text("pkg.train") == str(tmp_path / "pkg" / "train.py")
+    assert find_text("pkg.inner") == str(tmp_path / "pkg" / "inner" / "__main__.py")
+    assert find_text("pkg") is None
+    assert find_text("json.tool") is None
+
+
+@pytest.mark.parametrize("text", ["# move this to accelerate one day", "x = 1  # no world_size here"])
+def test_a_comment_is_no_knowledge(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\n{text}\n")
+    assert not speaks_of_ranks(str(script))

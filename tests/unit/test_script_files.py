@@ -1,0 +1,97 @@
+"""A rank that is not the first writes no checkpoints, but reads what it would have written."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from undertow.script.files import MOST_KEPT, Files
+
+
+def save(thing: object, f: Any, ending: str = "") -> None:
+    """As torch's: to a path or an open file."""
+    data = f"{thing}{ending}".encode()
+    if hasattr(f, "write"):
+        f.write(data)
+    else:
+        Path(f).write_bytes(data)
+
+
+def read(f: Any) -> bytes:
+    data: bytes = f.read() if hasattr(f, "read") else Path(f).read_bytes()
+    return data
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint.pt"
+
+
+def test_nothing_is_written_and_the_own_copy_is_read(path: Path) -> None:
+    files = Files()
+    files.save(save, "weights", path, ending="!")
+    assert not path.exists()
+    assert read(files.find(path)) == b"weights!"
+    assert read(files.find(path)) == b"weights!"  # twice
+
+
+def test_the_last_one_counts(path: Path) -> None:
+    files = Files()
+    files.save(save, "old", path)
+    files.save(save, "new", path)
+    assert read(files.find(path)) == b"new"
+
+
+def test_one_file_has_many_names(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files()
+    files.save(save, "weights", path)
+    (path.parent / "link.pt").symlink_to(path)
+    monkeypatch.chdir(path.parent)
+    for name in (str(path), path.name, f"./{path.name}", path.parent / "link.pt"):
+        assert read(files.find(name)) == b"weights"
+
+
+def test_what_it_has_not_written_is_read_from_the_file(path: Path) -> None:
+    path.write_bytes(b"of an earlier run")
+    assert Files().find(path) is path
+    stream = io.BytesIO(b"x")
+    assert Files().find(stream) is stream
+
+
+def test_only_the_last_few_are_kept(path: Path) -> None:
+    files = Files()
+    names = [f"{path}.{number}" for number in range(MOST_KEPT + 1)]
+    for name in names:
+        files.save(save, name, name)
+    files.save(save, "again", names[1])
+    files.save(save, "one more", f"{path}.more")
+    assert files.find(names[0]) is names[0]
+    assert read(files.find(names[1])) == b"again"
+    assert read(files.find(f"{path}.more")) == b"one more"
+
+
+def test_what_is_no_file_is_written_as_ever() -> None:
+    files = Files()
+    memory = io.BytesIO()
+    files.save(save, "weights", memory)
+    assert memory.getvalue() == b"weights"
+
+
+def test_a_file_that_the_script_has_opened_is_written_by_all(path: Path) -> None:
+    with open(path, "wb") as file:
+        Files().save(save, "weights", file)
+    assert os.path.getsize(path) == len("weights")
+
+
+def test_what_cannot_be_saved_fails_on_every_rank(path: Path) -> None:
+    def refuse(thing: object, f: Any) -> None:
+        raise TypeError("cannot pickle")
+
+    files = Files()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        files.save(refuse, "x", path)
+    assert files.find(path) is path
