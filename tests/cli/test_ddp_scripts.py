@@ -1,0 +1,53 @@
+"""Scripts written for torchrun and DistributedDataParallel, unchanged, under `undertow run`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.script_runs import Runs
+
+CLASSIC, ACCUMULATION, BRANCHES = "ddp_classic.py", "ddp_accumulation.py", "ddp_branches.py"
+ALL = pytest.mark.parametrize("script", [CLASSIC, ACCUMULATION, BRANCHES])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+def test_one_worker_is_one_process(runs: Runs) -> None:
+    alone = runs.run_alone(CLASSIC)
+    assert runs.run(CLASSIC, "-n", 1).lines == alone.lines
+    assert alone.traces == []
+
+
+@ALL
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_loss_curve_is_that_of_one_worker(script: str, workers: int, runs: Runs) -> None:
+    alone, together = runs.run(script, "-n", 1).curve, runs.run(script, "-n", workers)
+    # What batch normalisation keeps is of rank 0's batches: of fewer, the more ranks there are.
+    count = len(alone) - (script == ACCUMULATION)
+    assert count >= 3
+    assert together.curve[:count] == pytest.approx(alone[:count], abs=1e-5)
+    pushes = together.count("push")
+    assert len(pushes) == workers
+    assert all(pushes)
+
+
+@ALL
+def test_every_digit_is_that_of_torchs_own_wrapper(script: str, runs: Runs) -> None:
+    # The sum of two numbers has the same bits in any order, and half of it too.
+    theirs = runs.run(script, "-n", 2, "--ddp", "off")
+    assert theirs.traces == []
+    assert runs.run(script, "-n", 2).lines == theirs.lines
+
+
+@ALL
+def test_overlap_changes_no_digit(script: str, runs: Runs) -> None:
+    waiting, overlapped = runs.run(script, "-n", 2), runs.run(script, "-n", 2, "--overlap")
+    assert overlapped.lines == waiting.lines
+    assert waiting.count("defer") == [0, 0]
+    if script == ACCUMULATION:  # who clips gradients needs all of them before the step
+        assert overlapped.count("defer") == [0, 0]
+    else:
+        assert all(overlapped.count("defer"))

@@ -1,0 +1,41 @@
+"""Which module a script finds that imports Horovod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Cli
+from tests.script_runs import Runs
+
+ASK = """
+    import horovod.torch
+    print("found", getattr(horovod.torch, "MARK", horovod.torch.__name__))
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "options", "found"),
+    [
+        (False, [], "undertow.horovod.torch"),
+        (True, [], "another one"),
+        (True, ["--horovod"], "undertow.horovod.torch"),
+    ],
+)
+def test_horovod_is_ours_unless_it_is_there(
+    is_installed: bool, options: list[str], found: str, cli: Cli, tmp_path: Path
+) -> None:
+    if is_installed:
+        (tmp_path / "horovod").mkdir()
+        (tmp_path / "horovod" / "__init__.py").touch()
+        (tmp_path / "horovod" / "torch.py").write_text("MARK = 'another one'")
+    result = cli.run("run", "--quiet-ranks", *options, cli.write(ASK))
+    assert result.stdout == f"found {found}\n"
+
+
+def test_a_script_for_horovod_runs_as_it_is(tmp_path: Path) -> None:
+    run = Runs(tmp_path).run("horovod_classic.py", "-n", 2)
+    assert run.lines[-1].startswith("final loss ")
+    assert all(run.count("push"))
+    assert len(run.traces) == 2

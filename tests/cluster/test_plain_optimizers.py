@@ -1,0 +1,359 @@
+"""Optimizers of scripts that know nothing of ranks: their parameters stay the same everywhere."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+from tests.workers import outcomes_of, run_workers
+from undertow.script.preparation import prepare
+from undertow.torch.closed import find_gate
+
+
+def as_a_script(rank: int, body: Any, *args: Any) -> Any:
+    """The body runs as a script would that was started by `undertow run`."""
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked by a server
+    prepare(None)
+    return body(rank, *args)
+
+
+def run(size: int, body: Any, *args: Any, **environment: str) -> list[Any]:
+    return run_workers(size, as_a_script, body, *args, init=False, environment=environment)
+
+
+def flat(module: nn.Module) -> list[float]:
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).tolist()
+
+
+def start_differently(rank: int) -> tuple[list[float], list[float]]:
+    torch.manual_seed(rank)
+    model = nn.Linear(3, 2)
+    before = flat(model)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    return before, flat(model)
+
+
+def test_all_start_with_the_weights_of_rank_0() -> None:
+    (before0, after0), (before1, after1) = run(2, start_differently)
+    assert before0 != before1
+    assert after0 == after1 == before0
+
+
+def average(rank: int) -> list[float]:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    gradients = []
+    for step in range(3):
+        optimizer.zero_grad()
+        for micro in (1.0, 2.0):  # accumulated
+            model(torch.tensor([[micro * (rank + 1) + step]])).sum().backward()
+        gradients.append(model.weight.grad.item())
+        optimizer.step()
+    return gradients
+
+
+def test_gradients_are_averaged_and_accumulated() -> None:
+    assert run(4, average) == [[3 * 2.5 + 2 * step for step in range(3)]] * 4
+
+
+class Pair(nn.Module):
+    """A module whose own forward is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.spare = nn.Linear(2, 2)
+
+
+def train_parts(rank: int) -> tuple[list[float], list[float], bool]:
+    """Two optimizers on one model, a parameter that joins later, one that is in no module, one in no optimizer."""
+    torch.manual_seed(rank)
+    model, alone, late = Pair(), nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2))
+    spare = model.spare.weight.detach().clone()
+    first = torch.optim.SGD(model.left.parameters(), lr=0.1)
+    second = torch.optim.Adam([{"params": model.right.parameters()}, {"params": [alone]}], lr=0.1)
+    for step in range(4):
+        if step == 2:
+            second.add_param_group({"params": [late], "lr": 0.2})
+        x = torch.full((1, 2), float(rank + 1))
+        (model.right(model.left(x)).sum() + (alone * late * (rank + 1)).sum()).backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step < 2:
+            late.grad = None
+    own = [*flat(model.left), *flat(model.right), *alone.tolist(), *late.tolist()]
+    return own, model.spare.weight.flatten().tolist(), bool((model.spare.weight == spare).all())
+
+
+def test_any_parameter_of_any_optimizer_is_kept_and_no_other() -> None:
+    (own0, spare0, left0), (own1, spare1, left1) = run(2, train_parts)
+    assert own0 == own1
+    assert spare0 != spare1
+    assert left0
+    assert left1
+
+
+def train_two_of_three(rank: int) -> tuple[list[float], float]:
+    torch.manual_seed(rank)
+    model = Pair()
+    torch.optim.SGD([*model.left.parameters(), *model.right.parameters()], lr=0.1)
+    (model.spare(model.right(model.left(torch.ones(1, 2)))).sum() * (1 + rank)).backward()
+    return [*flat(model.left), *flat(model.right)], model.spare.bias.grad[0].item()
+
+
+def test_a_module_may_hold_more_than_what_is_trained() -> None:
+    (own0, spare0), (own1, spare1) = run(2, train_two_of_three)
+    assert own0 == own1
+    assert (spare0, spare1) == (1.0, 2.0)
+
+
+def train_tensors(rank: int) -> float:
+    tensor = torch.full((1,), float(rank), requires_grad=True)
+    optimizer = torch.optim.SGD([tensor], lr=1.0)
+    (tensor * (rank + 1)).sum().backward()
+    optimizer.step()
+    return tensor.item()
+
+
+def test_a_tensor_that_is_no_parameter_is_left_alone() -> None:
+    assert run(2, train_tensors) == [-1.0, -1.0]
+
+
+def follow_buffers(rank: int) -> tuple[list[float], list[float]]:
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.tensor([[1.0], [3.0 + 10 * rank]])).sum().backward()
+        optimizer.step()
+    trained = model[0].running_mean.tolist()
+    model.eval()
+    with torch.no_grad():
+        model(torch.zeros(2, 1))
+    return trained, model[0].running_mean.tolist()
+
+
+def test_buffers_follow_rank_0_before_they_are_used() -> None:
+    (trained0, used0), (trained1, used1) = run(2, follow_buffers)
+    assert trained0 != trained1
+    assert used0 == used1 == trained0
+
+
+class Methodical(nn.Module):
+    """Its forward is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(1), nn.Linear(1, 1)
+
+    def find_loss(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.last(self.norm(x)).square().mean()
+        return loss
+
+
+def use_a_method(rank: int) -> tuple[list[float], list[float]]:
+    model = Methodical()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.arange(16.0).reshape(16, 1))
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=4, shuffle=True):
+        optimizer.zero_grad()
+        model.find_loss(x).backward()
+        optimizer.step()
+    return flat(model), model.norm.running_mean.tolist()
+
+
+def test_a_model_without_a_forward_is_kept_whole() -> None:
+    first, second = run(2, use_a_method)
+    assert first == second
+
+
+def choose_rate(rank: int) -> list[float]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    rates = []
+    for step in range(3):
+        schedule.step(step if rank == 0 else -step)  # worse and worse on rank 0 only
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_rank_0_decides_about_the_learning_rate() -> None:
+    first, second = run(2, choose_rate)
+    assert first == second
+    assert first[-1] < 1.0
+
+
+def keep(rank: int, folder: Path) -> tuple[list[str], list[float]]:
+    """Every rank in a folder of its own, as on a host of its own."""
+    own = folder / str(rank)
+    own.mkdir()
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=1.0)
+    loaded = []
+    for number in range(3):
+        torch.save({"number": number}, own / f"{number}.pt")
+        torch.save({"number": 10 + number}, str(own / "best.pt"))
+        loaded += [torch.load(own / f"{number}.pt")["number"], torch.load(own / "best.pt")["number"]]
+    with (own / "opened.pt").open("wb") as file:
+        torch.save(model.state_dict(), file)
+    return sorted(path.name for path in own.iterdir()), loaded
+
+
+def test_one_rank_writes_checkpoints_and_all_can_read_them(tmp_path: Path) -> None:
+    (files0, loaded0), (files1, loaded1) = run(2, keep, tmp_path)
+    assert files0 == ["0.pt", "1.pt", "2.pt", "best.pt", "opened.pt"]
+    assert files1 == ["opened.pt"]
+    assert loaded0 == loaded1 == [0, 10, 1, 11, 2, 12]
+
+
+def defer(rank: int) -> tuple[bool, list[float]]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    was_due = False
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.full((1, 2), rank + 1.0)).sum().backward()
+        gates = [find_gate(parameter) for parameter in model.parameters()]
+        optimizer.step()
+        was_due |= any(gate is not None for gate in gates)
+    return was_due, flat(model)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_overlap_puts_gates_in_front_of_parameters(overlap: str) -> None:
+    (first, own0), (second, own1) = run(2, defer, UNDERTOW_OVERLAP=overlap)
+    assert (first, second) == ((overlap == "on",) * 2)
+    assert own0 == own1
+
+
+def drift(rank: int) -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=2, shuffle=True):
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.bias += rank
+
+
+def test_weights_that_drift_apart_are_an_error_at_the_end_of_an_epoch() -> None:
+    for outcome in outcomes_of(2, as_a_script, drift, init=False):
+        assert outcome.kind == "DriftError"
+        assert "'Linear.bias' on rank 1" in outcome.text
+
+
+def set_gradients(rank: int) -> None:
+    """Made by `torch.autograd.grad`: no backward pass that could be averaged."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.arange(8.0).reshape(8, 1)), batch_size=2, shuffle=True
+    ):
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(model(x).square().sum(), list(model.parameters())), strict=True
+        ):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+def test_gradients_that_were_not_averaged_are_noticed() -> None:
+    for outcome in outcomes_of(2, as_a_script, set_gradients, init=False):
+        assert outcome.kind == "DriftError"
+        assert "'Linear.weight' on rank 1" in outcome.text
+
+
+def replace_file(rank: int, folder: Path) -> int:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    for number in range(4):
+        torch.save({"number": number}, folder / "last.tmp")
+        os.replace(folder / "last.tmp", folder / "last.pt")
+        torch.save(number, folder / f"{number}.pt")
+        if number > 1:
+            (folder / f"{number - 2}.pt").unlink()
+    number: int = torch.load(folder / "last.pt")["number"]
+    return number
+
+
+def test_checkpoints_are_renamed_and_removed_by_who_wrote_them(tmp_path: Path) -> None:
+    assert run(2, replace_file, tmp_path) == [3, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.pt", "3.pt", "last.pt"]
+
+
+def save_whole(rank: int, folder: Path) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.save(model, folder / "model.pt")
+
+
+def test_a_whole_model_is_read_without_us(tmp_path: Path) -> None:
+    run(2, save_whole, tmp_path)
+    text = (
+        "import sys, torch; sys.modules['undertow'] = None\n"
+        "print(torch.load(sys.argv[1], weights_only=False).eval()(torch.ones(1, 1)).shape)"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path / "model.pt")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "torch.Size([1, 1])\n"
+
+
+def wrap(rank: int) -> tuple[bool, bool]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
+        rank=0,
+        world_size=1,
+    )
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    copied = pickle.loads(pickle.dumps(model))  # noqa: S301
+    torch.distributed.destroy_process_group()
+    return isinstance(model, torch.nn.parallel.distributed.DistributedDataParallel), type(copied) is type(model)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_wrapper_is_of_one_class_by_all_its_names(overlap: str) -> None:
+    assert run(1, wrap, UNDERTOW_OVERLAP=overlap) == [(True, True)]
+
+
+def join_later(rank: int) -> tuple[bool, float]:
+    """A script that makes its optimizer before it says that it knows of ranks."""
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=8, shuffle=True)
+    seen = sum(len(batch) for batch in loader)
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    torch.distributed.destroy_process_group()
+    return seen == 8, model.weight.grad.item()
+
+
+def test_a_script_that_turns_out_to_know_of_ranks_is_left_alone() -> None:
+    assert run(2, join_later) == [(True, 0.0), (True, 1.0)]
+
+
+def shut_down(rank: int) -> tuple[bool, float]:
+    original = torch.optim.Optimizer.__init__
+    prepare(None)
+    patched = torch.optim.Optimizer.__init__
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    undertow.shutdown()
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    return original is torch.optim.Optimizer.__init__ is not patched, model.weight.grad.item()
+
+
+def test_after_shutdown_every_rank_trains_alone() -> None:
+    assert run_workers(2, shut_down, init=False) == [(True, 0.0), (True, 1.0)]
