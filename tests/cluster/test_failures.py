@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 import undertow
 import undertow.torch
 from tests.workers import DIED, HANG_S, RETURNED, hear, on_workers, outcomes_of, run_workers, say, start_workers
+from undertow.runtime import formation
 from undertow.torch import DistributedDataParallel
 
 HOST = socket.gethostname()
@@ -94,6 +96,53 @@ def test_all_are_told_who_never_came() -> None:
     for outcome in outcomes_of(3, just_init, init=False, ranks=[0, 2], environment={"UNDERTOW_START_TIMEOUT": "1"}):
         assert outcome.kind == "PeerLost"
         assert "rank 1 of 3 did not arrive within 1 s" in outcome.text
+
+
+def reach_only_the_first(rank: int) -> None:
+    if rank == 2:
+        dial = formation._dial
+
+        def meet_a_firewall(transport: Any, peer: int, *card: Any, **options: Any) -> None:
+            if peer == 1:
+                raise undertow.PeerLost("rank 1 was met but cannot be reached")
+            dial(transport, peer, *card, **options)
+
+        formation._dial = meet_a_firewall
+    undertow.init()
+    undertow.barrier()
+
+
+def test_a_worker_that_could_not_join_says_why() -> None:
+    first, _, third = outcomes_of(3, reach_only_the_first, init=False)
+    assert third.kind == "PeerLost"
+    assert first.kind == "PeerLost"
+    assert "rank 2" in first.text
+    assert "it could not join: PeerLost: rank 1 was met but cannot be reached" in first.text
+
+
+def leave_before_all_are_connected(rank: int, late: str) -> None:
+    if rank == 1:
+        in_time = getattr(formation, late)
+
+        def be_late(*arguments: Any, **options: Any) -> None:
+            hear()
+            in_time(*arguments, **options)
+
+        setattr(formation, late, be_late)
+    undertow.init()
+    if rank != 2:
+        undertow.barrier()
+
+
+@pytest.mark.parametrize("late", ["_dial", "_wait_for_links"])
+def test_a_worker_that_leaves_before_all_are_connected_is_named(late: str) -> None:
+    crew = start_workers(3, leave_before_all_are_connected, late, init=False)
+    assert crew.outcome(2).kind == RETURNED
+    crew.tell(1, "now")
+    for outcome in [crew.outcome(rank) for rank in (0, 1)]:
+        assert outcome.kind == "PeerLost", outcome
+        assert f"rank 2 on host {HOST} was lost: its script has ended" in outcome.text
+    crew.end()
 
 
 def try_again(rank: int) -> int:

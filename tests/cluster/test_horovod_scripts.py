@@ -8,7 +8,7 @@ import pytest
 
 import undertow.horovod
 from tests.forked_scripts import run_script
-from tests.workers import outcomes_of
+from tests.workers import outcomes_of, start_workers
 
 
 def final_loss(script: str, workers: int, folder: Path) -> float:
@@ -72,3 +72,17 @@ def test_a_worker_that_ends_early_is_named_by_those_who_wait_for_its_call() -> N
         assert outcome.kind == "WorkerLost"
         assert "rank 2" in outcome.text
         assert "its script has ended while others still train" in outcome.text
+
+
+def only_join(rank: int) -> None:
+    undertow.horovod.install()
+    import horovod.torch as hvd
+
+    hvd.init()
+
+
+def test_a_worker_that_never_comes_is_named_in_an_error_that_scripts_for_horovod_know() -> None:
+    crew = start_workers(2, only_join, init=False, ranks=[0], environment={"UNDERTOW_START_TIMEOUT": "0.5"})
+    (outcome,) = crew.outcomes()
+    assert outcome.kind == "WorkerLost"
+    assert "rank 1" in outcome.text

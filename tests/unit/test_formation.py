@@ -1,14 +1,20 @@
-"""Dialling a peer whose door is crowded, and one that cannot be reached."""
+"""Dialling a peer whose door is crowded, and one that cannot be reached; waiting until all are connected."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
+from undertow.coordinator import messages
+from undertow.core.frames import Header, Kind
 from undertow.errors import PeerLost, Refused
+from undertow.plan.sizing import Sizes
 from undertow.runtime import formation
 from undertow.runtime.formation import Card
+from undertow.runtime.group import Group
+from undertow.runtime.shape import Shape
 
 CARD = Card("10.0.0.1:4000", "unix:undertow-x", "mark", "alpha", "token", 1024, 4096)
 
@@ -54,3 +60,64 @@ def test_a_peer_that_cannot_be_reached_is_given_up_and_named() -> None:
     with pytest.raises(PeerLost, match=r"rank 3 on host alpha was met but cannot be reached at 10\.0\.0\.1:4000"):
         dial(door, is_local=False)
     assert formation.DIAL_PATIENCE_S < time.monotonic() - 100.0 < formation.DIAL_PATIENCE_S + 1.0
+
+
+class Wire:
+    """A transport that tells nobody, and is connected to nobody."""
+
+    bytes_sent = 0
+
+    def send(self, peer: int, header: bytes, body: Any = None) -> None: ...
+
+    def is_connected(self, peer: int) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+@pytest.fixture
+def group() -> Group:
+    shape = Shape(
+        rank=0,
+        hosts=["alpha", "beta", "gamma"],
+        job=7,
+        sizes=Sizes(fixed=64),
+        credit_bytes=256,
+        silence_timeout_s=10.0,
+        stall_timeout_s=60.0,
+    )
+    return Group(shape, None, Wire())  # type: ignore[arg-type]
+
+
+def wait_for_links(group: Group) -> None:
+    formation._wait_for_links(group, 100.0, 30.0)
+
+
+def say_goodbye(group: Group, peer: int) -> None:
+    body = messages.encode(messages.Goodbye(""))
+    group.arrived(peer, Header(Kind.CONTROL, rank=peer, length=len(body), job=7), body)
+    group.lost(peer, "its connection closed")
+
+
+def test_a_worker_that_has_left_before_the_last_came_is_not_waited_for(group: Group) -> None:
+    group.connected(2)
+    say_goodbye(group, 2)
+    group.connected(1)
+    wait_for_links(group)
+
+
+def test_a_worker_that_is_lost_while_others_are_awaited_is_named_at_once(group: Group) -> None:
+    group.connected(2)
+    group.lost(2, "its connection broke")
+    with pytest.raises(PeerLost, match="rank 2 on host gamma was lost: its connection broke"):
+        wait_for_links(group)
+
+
+def test_workers_that_never_come_are_named(group: Group) -> None:
+    with pytest.raises(PeerLost, match="rank 1, 2 did not connect within 30 s"):
+        wait_for_links(group)
+    group.connected(1)
+    with pytest.raises(PeerLost, match="rank 2 did not connect"):
+        wait_for_links(group)

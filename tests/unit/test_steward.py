@@ -185,6 +185,15 @@ def test_only_the_first_loss_counts(house: House) -> None:
     assert len(house.out.messages) == 2
 
 
+def test_who_connects_after_a_loss_hears_of_it(house: House) -> None:
+    house.steward.greet(0)
+    assert house.out.messages == []
+    house.steward.lose(2, "its connection broke")
+    house.out.messages.clear()
+    house.steward.greet(0)
+    assert house.out.messages == [(0, messages.Lost(2, "its connection broke"))]
+
+
 def test_a_loss_seen_by_another_rank_says_who_saw_it(house: House) -> None:
     house.steward.obey(0, messages.Lost(2, "no sign of life for 11.0 s"))
     assert "rank 2 on host gamma was lost: no sign of life for 11.0 s (seen by rank 0)" in house.error

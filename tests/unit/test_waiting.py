@@ -152,3 +152,24 @@ def test_a_ticket_remembers_that_somebody_was_absent() -> None:
     ticket.answer(contribution(absent=True))
     ticket.answer(contribution())
     assert ticket.absent
+
+
+def test_a_wait_with_a_limit_tells_whether_the_event_came(clock: Clock) -> None:
+    waiters = Waiters(60.0, pytest.fail)
+    assert waiters.wait_within(clock.event(set_after=3.0), 5.0)
+    assert not waiters.wait_within(clock.event(), 5.0)
+    assert clock.pauses == [5.0, 5.0]
+
+
+def test_an_error_ends_a_wait_with_a_limit() -> None:
+    waiters = Waiters(60.0, pytest.fail)
+
+    class Failing(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiters.fail(PeerLost("rank 3 was lost"))
+            return super().wait(0)
+
+    event = Failing()
+    with pytest.raises(PeerLost, match="rank 3 was lost"):
+        waiters.wait_within(event, 5.0)
+    assert event.is_set()

@@ -78,9 +78,13 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
         loop.post(group.start)
         for peer in range(rank):
             _dial(transport, peer, cards[peer], deadline=deadline, is_local=cards[peer].mark == card.mark)
-        _wait_for_links(group, transport, deadline, settings.start_timeout_s)
-    except BaseException:
-        loop.post(transport.close if group is None else group.end)
+        _wait_for_links(group, deadline, settings.start_timeout_s)
+    except BaseException as error:
+        if group is None:
+            loop.post(transport.close)
+        else:
+            is_known = group.waiters.error is not None  # then all who can hear of it have heard
+            group.close("" if is_known else f"it could not join: {type(error).__name__}: {error}")
         raise
     return group
 
@@ -114,11 +118,10 @@ def _dial(transport: SocketTransport, peer: int, card: Card, *, deadline: float,
             time.sleep(DIAL_PAUSE_S)
 
 
-def _wait_for_links(group: Group, transport: SocketTransport, deadline: float, timeout_s: float) -> None:
-    if not group.all_connected.wait(max(0.1, deadline - time.monotonic())):
-        absent = [rank for rank in range(group.size) if rank != group.rank and not transport.is_connected(rank)]
-        raise PeerLost(f"rank {', '.join(map(str, absent))} did not connect within {timeout_s:g} s of the start")
-    group.waiters.check()
+def _wait_for_links(group: Group, deadline: float, timeout_s: float) -> None:
+    if not group.waiters.wait_within(group.all_connected, max(0.1, deadline - time.monotonic())):
+        absent = ", ".join(map(str, group.never_connected))
+        raise PeerLost(f"rank {absent} did not connect within {timeout_s:g} s of the start")
 
 
 def route_to(host: str) -> str:

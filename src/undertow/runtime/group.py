@@ -76,7 +76,8 @@ class Group:
         self.sharing = shape.sharing
         self.priority = shape.priority
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
-        self.all_connected = threading.Event()
+        self.never_connected = sorted(shape.peers)
+        self.all_connected = threading.Event()  # each of them was, once: who was faster may have left again
         self.waiters = Waiters(shape.stall_timeout_s, self._stalled)
         self._shape = shape
         self._loop = loop
@@ -321,8 +322,9 @@ class Group:
 
     @_guarded
     def connected(self, peer: int) -> None:
-        self._steward.heard(peer)
-        if all(self._transport.is_connected(other) for other in self._shape.peers):
+        self._steward.greet(peer)
+        self.never_connected.remove(peer)
+        if not self.never_connected:
             self.all_connected.set()
 
     @_guarded

@@ -66,6 +66,7 @@ class Steward:
             decide=Calls(shape.size, sizes=shape.sizes, keys=keys) if shape.rank == COORDINATOR else None,
         )
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
+        self._mourned: messages.Lost | None = None  # what all were told who were connected then
         self._farewells: set[int] = set()
 
     # Agreements
@@ -133,6 +134,12 @@ class Steward:
 
     # Life and loss
 
+    def greet(self, peer: int) -> None:
+        """A peer is connected; who comes after a loss hears of it too."""
+        self.heard(peer)
+        if self._mourned is not None:
+            self.tell(peer, self._mourned)
+
     def heard(self, peer: int) -> None:
         self._membership.heard(peer, self._clock())
 
@@ -176,7 +183,8 @@ class Steward:
     def _mourn(self, loss: Loss | None) -> None:
         if loss is None or self._waiters.error is not None:
             return
-        self.tell_all(messages.Lost(loss.rank, loss.reason))
+        self._mourned = messages.Lost(loss.rank, loss.reason)
+        self.tell_all(self._mourned)
         self._waiters.fail(PeerLost(f"{loss}; this is rank {self._shape.rank} at step {self._exchange.step}"))
 
     # Leaving

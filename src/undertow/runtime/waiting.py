@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from undertow.core.flow import Contribution
@@ -77,16 +77,27 @@ class Waiters:
         """Return when the event is set; raise the group's error if it fails first."""
         if event.is_set() and self._error is None:
             return
-        with self._lock:
-            if self._error is None:
-                self._events.add(event)
-        try:
-            self.check()
+        with self._wakes(event):
             if self._turn is None:
                 self._wait(event)
             elif not event.wait(KEEP_TURN_S):
                 with self._turn.waiting():
                     self._wait(event)
+
+    def wait_within(self, event: threading.Event, timeout_s: float) -> bool:
+        """Whether the event is set in this time; raise the group's error if it fails first."""
+        with self._wakes(event):
+            return event.wait(timeout_s)
+
+    @contextmanager
+    def _wakes(self, event: threading.Event) -> Iterator[None]:
+        """Inside of the block an error sets the event; it is raised before and after."""
+        with self._lock:
+            if self._error is None:
+                self._events.add(event)
+        try:
+            self.check()
+            yield
         finally:
             with self._lock:
                 self._events.discard(event)

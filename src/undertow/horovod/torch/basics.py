@@ -10,7 +10,7 @@ from typing import Any
 
 from undertow.errors import ConfigError
 from undertow.horovod import topology
-from undertow.horovod.errors import NotThere
+from undertow.horovod.errors import NotThere, translated
 from undertow.runtime import process
 from undertow.runtime.group import Group
 
@@ -21,7 +21,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the other workers; see `undertow.init`.  A second call changes nothing."""
     if comm is not None or process_sets:
         raise NotThere("hvd.init() takes all ranks of the job: leave comm and process_sets out")
-    process.init()
+    with translated():
+        process.init()
 
 
 def shutdown() -> None:
