@@ -44,12 +44,13 @@ def test_a_lone_worker_says_what_it_did_in_a_word_or_two_per_second() -> None:
         part.take(now=0.01 * step)
         said += part.end_step(now=0.01 * step + 0.005)
     assert sum(word.steps for word in said if isinstance(word, EndStep)) > 60
-    assert len(said) <= 1.0 / WORD_EVERY_S
-    first = said[0]
-    assert isinstance(first, EndStep)
-    assert first.is_alone
-    assert first.compute_s == pytest.approx(0.005 * first.steps)
-    assert first.step == first.steps
+    assert len(said) <= 1 + 1.0 / WORD_EVERY_S
+    assert said[0] == EndStep(1, 1, pytest.approx(0.005), 0.0, is_alone=True)  # the first step is always told
+    second = said[1]
+    assert isinstance(second, EndStep)
+    assert second.is_alone
+    assert second.compute_s == pytest.approx(0.005 * second.steps)
+    assert second.step == 1 + second.steps
 
 
 # With turns
@@ -136,12 +137,13 @@ def test_who_does_not_compute_then_gives_back() -> None:
 
 def test_steps_that_nobody_counted_are_told_when_company_comes() -> None:
     part = make_part(Mode.ALONE)
+    part.end_step(now=0.0)
     part.take(now=0.0)
-    part.end_step(now=0.1)
-    assert part.hear(Company(), now=0.2) == [EndStep(1, 1, 0.1, 0.0, is_alone=True), Give()]
+    assert part.end_step(now=0.1) == []
+    assert part.hear(Company(), now=0.2) == [EndStep(2, 1, 0.1, 0.0, is_alone=True), Give()]
     part.take(now=0.2)
     part.hear(Grant(), now=0.2)
-    assert part.end_step(now=0.3)[1] == EndStep(2, 1, pytest.approx(0.1), 0.0, is_alone=False)
+    assert part.end_step(now=0.3)[1] == EndStep(3, 1, pytest.approx(0.1), 0.0, is_alone=False)
 
 
 def test_who_waits_when_the_others_leave_goes_on() -> None:

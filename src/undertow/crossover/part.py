@@ -10,6 +10,7 @@ need not ask, and says what it did in a word or two per second.
 from __future__ import annotations
 
 import enum
+import math
 
 from undertow.crossover import messages
 from undertow.crossover.messages import FromArbiter, ToArbiter
@@ -42,7 +43,7 @@ class Part:
         self._steps = 0
         self._compute_s = 0.0
         self._network_s = 0.0
-        self._word_s = 0.0
+        self._word_s = -math.inf  # the first step is always told
 
     @property
     def is_waiting(self) -> bool:
