@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -342,6 +344,22 @@ def join_later(rank: int) -> tuple[bool, float]:
 
 def test_a_script_that_turns_out_to_know_of_ranks_is_left_alone() -> None:
     assert run(2, join_later) == [(True, 0.0), (True, 1.0)]
+
+
+def know_of_ranks(rank: int) -> str:
+    undertow.init()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    return said.getvalue()
+
+
+def test_a_script_that_knows_of_ranks_is_told_that_it_shares_its_data_itself() -> None:
+    assert run(2, know_of_ranks) == ["", ""]
+    first, second = run(2, know_of_ranks, UNDERTOW_BATCH="split")
+    assert first.count("--batch split has no effect: the script knows of other workers") == 1
+    assert second == ""
 
 
 def shut_down(rank: int) -> tuple[bool, float]:

@@ -132,6 +132,8 @@ class Plain:
     def _begin(self) -> bool:
         """The first optimizer: join the others, unless the script has done so itself."""
         if knows_of_ranks():
+            if self.is_split:
+                self.say("--batch split has no effect: the script knows of other workers, and shares its data itself")
             self.end()
             return False
         # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
