@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda pause_s: now.__setitem__(0, now[0] + pause_s))
 
 
-def dial(door: Door, *, is_local: bool) -> None:
-    formation._dial(door, 3, CARD, deadline=160.0, is_local=is_local)  # type: ignore[arg-type]
+def dial(door: Door, *, is_local: bool, check: Callable[[], None] = lambda: None) -> None:
+    formation._dial(door, 3, CARD, deadline=160.0, is_local=is_local, check=check)  # type: ignore[arg-type]
 
 
 def test_a_crowded_door_is_tried_again_the_other_way_round() -> None:
@@ -60,6 +61,17 @@ def test_a_peer_that_cannot_be_reached_is_given_up_and_named() -> None:
     with pytest.raises(PeerLost, match=r"rank 3 on host alpha was met but cannot be reached at 10\.0\.0\.1:4000"):
         dial(door, is_local=False)
     assert formation.DIAL_PATIENCE_S < time.monotonic() - 100.0 < formation.DIAL_PATIENCE_S + 1.0
+
+
+def test_who_cannot_be_reached_because_another_was_lost_is_not_blamed() -> None:
+    door = Door(*[ConnectionRefusedError(111, "Connection refused")] * 1000)
+
+    def check() -> None:
+        if len(door.dialled) == 3:
+            raise PeerLost("rank 0 was lost")
+
+    with pytest.raises(PeerLost, match="rank 0 was lost"):
+        dial(door, is_local=False, check=check)
 
 
 class Wire:

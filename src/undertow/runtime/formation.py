@@ -77,7 +77,8 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
         loop.post(transport.start, group)
         loop.post(group.start)
         for peer in range(rank):
-            _dial(transport, peer, cards[peer], deadline=deadline, is_local=cards[peer].mark == card.mark)
+            is_local = cards[peer].mark == card.mark
+            _dial(transport, peer, cards[peer], deadline=deadline, is_local=is_local, check=group.waiters.check)
         _wait_for_links(group, deadline, settings.start_timeout_s)
     except BaseException as error:
         if group is None:
@@ -101,7 +102,9 @@ def _own_card(transport: SocketTransport, settings: Settings) -> Card:
     )
 
 
-def _dial(transport: SocketTransport, peer: int, card: Card, *, deadline: float, is_local: bool) -> None:
+def _dial(
+    transport: SocketTransport, peer: int, card: Card, *, deadline: float, is_local: bool, check: Callable[[], None]
+) -> None:
     ways = [card.local_address, card.address] if is_local and card.local_address else [card.address]
     patience = min(deadline, time.monotonic() + DIAL_PATIENCE_S)
     for address in itertools.cycle(ways):
@@ -109,6 +112,7 @@ def _dial(transport: SocketTransport, peer: int, card: Card, *, deadline: float,
             transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
             return
         except (OSError, Refused) as error:
+            check()  # it may be gone because of somebody else, of whom we have heard
             # Strangers may crowd the door for a moment.
             if time.monotonic() > patience:
                 raise PeerLost(
