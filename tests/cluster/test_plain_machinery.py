@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import undertow
-from tests.cluster.test_plain_optimizers import flat, run
+from tests.cluster.test_plain_optimizers import flat, look_backwards, run
 from tests.cluster.test_wait_free import WIDTH, Stack, first_key, happened
 from tests.planned_training import LIMITS, USED
 from undertow import trace
@@ -41,6 +41,8 @@ def train(rank: int, size: int, calls_parts: bool) -> tuple[list[float], list[fl
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         if step == USED:
+            flat(model)  # no gradient is still to come
+            undertow.barrier()
             sent = undertow.bytes_sent()  # what was measured of the links is out of the way
         batches = [torch.randn(4, 64, generator=torch.Generator().manual_seed(size * step + r)) for r in range(size)]
         optimizer.zero_grad()
@@ -54,6 +56,31 @@ def train(rank: int, size: int, calls_parts: bool) -> tuple[list[float], list[fl
                 parameter -= 0.1 * parameter.grad
     undertow.barrier()
     return flat(model), flat(whole), undertow.bytes_sent() - sent
+
+
+def train_twins(rank: int) -> tuple[list[float], int]:
+    look_backwards(rank)
+    torch.manual_seed(0)
+    parts = nn.Linear(64, 64), nn.Linear(64, 64)
+    used, unused = nn.Sequential(*parts), nn.Sequential(*parts)
+    optimizer = torch.optim.SGD(unused.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if step == USED:
+            sent = undertow.bytes_sent()
+        optimizer.zero_grad()
+        used(torch.full((4, 64), rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    undertow.barrier()
+    return flat(used), undertow.bytes_sent() - sent
+
+
+def test_what_is_made_of_the_same_parts_is_planned_on_all_ranks() -> None:
+    sent = {}
+    for plan in (Scheme.FACTORS.value, Scheme.DENSE.value):
+        (first, bytes0), (second, bytes1) = run(2, train_twins, **LIMITS, UNDERTOW_PLAN=plan)
+        assert first == second
+        sent[plan] = bytes0 + bytes1
+    assert sent["factors"] < 0.9 * sent["dense"]
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from undertow.plan.plan import Plan
 from undertow.runtime.group import Group
@@ -57,7 +60,12 @@ class Adopted:
             prioritises = self._synchroniser.group.priority is not Priority.OFF
             self._overlap = Overlap(module, prioritises=prioritises)
             self._synchroniser.passes.overlap_with(self._overlap)
-        self._handles = [module.register_forward_pre_hook(_Follow(self), prepend=True)]
+        self._handles: list[RemovableHandle] = []
+        self.follow(module)
+
+    def follow(self, module: torch.nn.Module) -> None:
+        """A forward of this module computes with the parameters."""
+        self._handles.append(module.register_forward_pre_hook(_Follow(self), prepend=True))
         if self._synchroniser.taking is not None:
             self._handles.append(module.register_forward_hook(_EndForward(self), always_call=True))
 
@@ -103,7 +111,12 @@ class Buffers:
         self._group = group
         self._broadcast: Broadcast | None = None
         self._are_old = True
-        self._handle = module.register_forward_pre_hook(_Copy(self), prepend=True)
+        self._handles: list[RemovableHandle] = []
+        self.follow(module)
+
+    def follow(self, module: torch.nn.Module) -> None:
+        """A forward of this module computes with the buffers."""
+        self._handles.append(module.register_forward_pre_hook(_Copy(self), prepend=True))
 
     def copy(self) -> None:
         named = list(self.module.named_buffers())
@@ -111,13 +124,14 @@ class Buffers:
             self._broadcast = Broadcast(self._group, self._label, named)
         self._broadcast.run(named)
 
-    def begin_forward(self) -> None:
+    def begin_forward(self, module: torch.nn.Module) -> None:
         if self._are_old:
             self.copy()
-        self._are_old = torch.is_grad_enabled() and self.module.training
+        self._are_old = torch.is_grad_enabled() and module.training
 
     def release(self) -> None:
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
 
 class _Follow(ForwardHook):
@@ -144,23 +158,44 @@ class _Copy(ForwardHook):
 
     @never_compiled
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._buffers.begin_forward()
+        self._buffers.begin_forward(module)
 
 
-def find_models(parameters: Collection[torch.Tensor]) -> list[torch.nn.Module]:
-    """The outermost modules that hold some of them, in the order in which they do."""
+@dataclass(frozen=True)
+class _Root:
+    """An outermost module that holds parameters of an optimizer."""
+
+    module: torch.nn.Module
+    places: tuple[int, ...]  # of these parameters in the optimizer; never empty
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The same on all ranks; the one that holds most comes first."""
+        names = tuple(name for name, _ in self.module.named_parameters())
+        return self.places[0], -len(self.places), self.places, type(self.module).__qualname__, names
+
+
+def find_models(parameters: Sequence[torch.Tensor]) -> list[list[torch.nn.Module]]:
+    """The outermost modules that hold some of them, in an order that is the same on all ranks.
+
+    Those that two ranks could take for each other come together.
+    """
+    gc.collect()  # modules that nobody uses any more may be there on some ranks only
+    order = operator.attrgetter("order")
+    roots = sorted(_find_roots(parameters), key=order)
+    return [[root.module for root in twins] for _, twins in itertools.groupby(roots, order)]
+
+
+def _find_roots(parameters: Sequence[torch.Tensor]) -> list[_Root]:
     ids = {id(parameter): place for place, parameter in enumerate(parameters)}
-    holding: dict[int, tuple[int, torch.nn.Module]] = {}
+    holding: dict[int, _Root] = {}
     # By type: some objects pretend to be of another class, and do something when asked.
     for module in [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]:
-        places = [ids[id(parameter)] for parameter in _parameters_of(module) if id(parameter) in ids]
+        places = sorted({ids[id(parameter)] for parameter in _parameters_of(module) if id(parameter) in ids})
         if places:
-            holding[id(module)] = min(places), module
-    inner = {id(part) for _, module in holding.values() for part in module.modules() if part is not module}
-    roots = [found for key, found in holding.items() if key not in inner]
-    # The same order on all ranks, also of several that hold the same parameter.
-    key = lambda found: (found[0], type(found[1]).__qualname__, sum(1 for _ in _parameters_of(found[1])))  # noqa: E731
-    return [module for _, module in sorted(roots, key=key)]
+            holding[id(module)] = _Root(module, tuple(places))
+    inner = {id(part) for root in holding.values() for part in root.module.modules() if part is not root.module}
+    return [root for key, root in holding.items() if key not in inner]
 
 
 def find_holder(module: torch.nn.Module, parameters: Collection[torch.Tensor]) -> torch.nn.Module:

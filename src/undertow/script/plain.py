@@ -96,11 +96,16 @@ class Plain:
     def _adopt_models(self, parameters: Sequence[torch.nn.Parameter]) -> list[Adopted]:
         made = []
         rest = {id(parameter): parameter for parameter in parameters}
-        for model in find_models(parameters):
+        for model, *twins in find_models(parameters):
             held = [p for p in model.parameters() if rest.pop(id(p), None) is not None]
             if held:
-                made.append(self._add(find_holder(model, held), held))
-                made[-1].buffers = self._follow_buffers(model)
+                adopted = self._add(find_holder(model, held), held)
+                adopted.buffers = self._follow_buffers(model, twins)
+                holders = {id(holder): holder for holder in (find_holder(twin, held) for twin in twins)}
+                for holder in holders.values():
+                    if holder is not adopted.module:
+                        adopted.follow(holder)
+                made.append(adopted)
         if rest:
             self._loose.append(self._add(Loose(list(rest.values())), list(rest.values())))
             made.append(self._loose[-1])
@@ -113,13 +118,15 @@ class Plain:
         self._fresh.append(adopted)
         return adopted
 
-    def _follow_buffers(self, model: torch.nn.Module) -> Buffers | None:
+    def _follow_buffers(self, model: torch.nn.Module, twins: Sequence[torch.nn.Module]) -> Buffers | None:
         if next(model.buffers(), None) is None:
             return None
         for buffers in self._buffers:
-            if buffers.module is model:
+            if any(buffers.module is one for one in (model, *twins)):
                 return buffers
         made = Buffers(model, self._joined)
+        for twin in twins:
+            made.follow(twin)
         self._buffers.add(made)
         self._warn_of_batch_norm(model)
         return made
