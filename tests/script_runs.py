@@ -47,6 +47,11 @@ class Runs:
         """`undertow run OPTIONS SCRIPT`."""
         return self.run_python("-m", "undertow", "run", "--quiet-ranks", *options, SCRIPTS / script)
 
+    def run_over_torch(self, script: str, *options: object) -> Run:
+        """The same, but torch's own wrapper sums the gradients."""
+        own = ("--ddp", "off", SCRIPTS.parent / "torchs_own.py")
+        return self.run_python("-m", "undertow", "run", "--quiet-ranks", *options, *own, SCRIPTS / script)
+
     def run_alone(self, script: str) -> Run:
         """Plain Python and torch, without undertow, as the only rank of a job."""
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

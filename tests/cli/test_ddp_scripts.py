@@ -37,7 +37,7 @@ def test_the_loss_curve_is_that_of_one_worker(script: str, workers: int, runs: R
 @ALL
 def test_every_digit_is_that_of_torchs_own_wrapper(script: str, runs: Runs) -> None:
     # The sum of two numbers has the same bits in any order, and half of it too.
-    theirs = runs.run(script, "-n", 2, "--ddp", "off")
+    theirs = runs.run_over_torch(script, "-n", 2)
     assert theirs.traces == []
     assert runs.run(script, "-n", 2).lines == theirs.lines
 

@@ -17,7 +17,7 @@ def test_a_framework_trains_over_our_engine(framework: str, tmp_path: Path, monk
         pytest.skip(f"{framework} is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     script, runs = f"framework_{framework}.py", Runs(tmp_path)
-    ours, theirs = runs.run(script, "-n", 2), runs.run(script, "-n", 2, "--ddp", "off")
+    ours, theirs = runs.run(script, "-n", 2), runs.run_over_torch(script, "-n", 2)
     assert len(ours.curve) >= 3
     assert ours.curve == theirs.curve
     assert len(ours.count("push")) == 2
