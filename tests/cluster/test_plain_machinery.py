@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import undertow
-from tests.cluster.test_plain_optimizers import flat, look_backwards, run
+from tests.cluster.test_plain_modules import look_backwards
+from tests.cluster.test_plain_optimizers import flat, run
 from tests.cluster.test_wait_free import WIDTH, Stack, first_key, happened
 from tests.planned_training import LIMITS, USED
 from undertow import trace
