@@ -53,7 +53,7 @@ class Handle:
 
     def wait(self) -> None:
         """Return when the operation is complete; raise what went wrong, such as `PeerLost`."""
-        self._group.waiters.wait_for(self._ticket)
+        self._group.waiters.wait_for(self._ticket, "the store")
         if self._after is not None:
             after, self._after = self._after, None
             after()

@@ -11,12 +11,13 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from undertow.errors import ConfigError
 from undertow.plan.sizing import ALIGNMENT, Sizes
+from undertow.trace.window import parse_window
 
 
 class Priority(enum.Enum):
@@ -188,6 +189,17 @@ class Settings:
     trace: str = field(
         default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
     )
+    trace_steps: str = field(
+        default="100",
+        metadata={"env": "UNDERTOW_TRACE_STEPS", "help": "which steps are in it: 20 (the first), 1000:1050 or all"},
+    )
+    live: str = field(
+        default="",
+        metadata={
+            "env": "UNDERTOW_LIVE",
+            "help": "socket of a launcher that shows the job live (`undertow run` sets it)",
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -212,6 +224,7 @@ class Settings:
             )
         if not 0 < self.share_weight < math.inf:
             raise ConfigError(f"a weight of {self.share_weight:g} is not possible: give a number above 0")
+        parse_window(self.trace_steps)
         for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s", "slice_time_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
@@ -252,6 +265,45 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
             f"unknown setting {next(iter(arguments))!r}; known: {', '.join(f.name for f in fields(Settings))}"
         )
     return Settings(**values)
+
+
+class Origin(enum.Enum):
+    """Where a setting's value came from."""
+
+    ARGUMENT = "argument"
+    VARIABLE = "variable"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One setting: its value as text, where that came from, and what is wrong with it, if anything."""
+
+    name: str
+    variable: str
+    value: str
+    origin: Origin
+    complaint: str = ""
+
+
+def list_sources(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[Source]:
+    """Every setting as `read_settings` would find it, also those that it would refuse."""
+    environ = os.environ if environ is None else environ
+    return [_find_source(item, environ, arguments.get(item.name)) for item in fields(Settings)]
+
+
+def _find_source(item: Field[Any], environ: Mapping[str, str], argument: Any) -> Source:
+    variable = item.metadata["env"]
+    if argument is not None:
+        return Source(item.name, variable, _show(argument), Origin.ARGUMENT)
+    text = environ.get(variable, "")
+    if text == "":
+        return Source(item.name, variable, _show(item.default), Origin.DEFAULT)
+    try:
+        value = _show(_parse(item.name, type(item.default), variable, text))
+    except ConfigError as error:
+        return Source(item.name, variable, text, Origin.VARIABLE, str(error))
+    return Source(item.name, variable, value, Origin.VARIABLE)
 
 
 _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from tests.workers import HANG_S, on_workers
 from undertow import torch as undertow_torch
-from undertow import trace
 from undertow.errors import ConfigError
 from undertow.horovod import torch as hvd
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 CLASSES = 4
 
@@ -83,10 +84,10 @@ class Pause(torch.autograd.Function):
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         pause = threading.Event()
         for _ in range(int(HANG_S * 50)):
-            if any(event["event"] == "result" for event in trace.events()):
+            if any(isinstance(note, notes.Answered) for note in here.notes()):
                 return gradient
             pause.wait(0.01)
-        raise AssertionError(f"no result while backward waits: {trace.events()}")
+        raise AssertionError(f"no result while backward waits: {here.notes()}")
 
 
 @on_workers(2)
@@ -94,12 +95,12 @@ def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
     first, last = (nn.Linear(300, 300, bias=False) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1))
     hvd.barrier()  # what the start has sent is out of the way
-    trace.start()
+    here.start()
     last(Pause.apply(first(torch.ones(300)))).sum().backward()
     optimizer.step()
-    trace.stop()
-    events = [event["event"] for event in trace.events()]
-    assert events.index("result") < [at for at, event in enumerate(events) if event == "gradient"][1]
+    here.stop()
+    first = next(note.time_s for note in here.notes() if isinstance(note, notes.Answered))
+    assert first < [note.began_s for note in here.notes() if isinstance(note, notes.Hooked)][1]
 
 
 @on_workers(2)

@@ -13,8 +13,8 @@ from tests.cluster.test_plain_modules import look_backwards
 from tests.cluster.test_plain_optimizers import flat, run
 from tests.cluster.test_wait_free import WIDTH, Stack, first_key, happened
 from tests.planned_training import LIMITS, USED
-from undertow import trace
 from undertow.plan.scheme import Scheme
+from undertow.trace.recorder import here
 
 STEPS = 12
 
@@ -23,9 +23,9 @@ def leave_early(rank: int) -> None:
     model = Stack()
     torch.optim.SGD(model.parameters(), lr=0.1)
     undertow.barrier()  # what the start has sent is out of the way
-    trace.start()
+    here.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
-    trace.stop()
+    here.stop()
     order = happened()
     assert order.index(("result", first_key())) < order.index(("gradient", "first.weight"))
 

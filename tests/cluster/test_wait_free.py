@@ -10,8 +10,9 @@ from torch import nn
 
 import undertow
 from tests.workers import HANG_S, on_workers
-from undertow import trace
 from undertow.torch import DistributedDataParallel
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 WIDTH = 300  # a layer's weight is large enough to travel alone
 
@@ -44,7 +45,17 @@ class Stack(nn.Module):
 
 
 def happened() -> list[tuple[str, Any]]:
-    return [(event["event"], event.get("tensor", event.get("key"))) for event in trace.events()]
+    """What became of gradients and slices, in the order of time."""
+    told: list[tuple[float, str, Any]] = []
+    for note in here.notes():
+        match note:
+            case notes.Hooked(began_s, _, tensor):
+                told.append((began_s, "gradient", tensor))
+            case notes.Pushed(time_s, key):
+                told.append((time_s, "push", key))
+            case notes.Answered(time_s, key):
+                told.append((time_s, "result", key))
+    return [(event, what) for _, event, what in sorted(told)]
 
 
 def first_key() -> Any:
@@ -56,9 +67,9 @@ def first_key() -> Any:
 def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(rank: int) -> None:
     model = DistributedDataParallel(Stack())
     undertow.barrier()  # what the start has sent is out of the way
-    trace.start()
+    here.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
-    trace.stop()
+    here.stop()
     order = happened()
     last = [("gradient", "last.weight"), ("push", first_key()), ("result", first_key())]
     assert sorted(map(order.index, last)) == [order.index(event) for event in last]
@@ -73,9 +84,9 @@ def test_turned_off_nothing_leaves_before_backward_has_ended(rank: int) -> None:
     undertow.barrier()
     # A parameter's own hook comes before ours: whatever was pushed by then was pushed during backward.
     first.weight.register_post_accumulate_grad_hook(lambda _: reached_the_end.append(list(happened())))
-    trace.start()
+    here.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
-    trace.stop()
+    here.stop()
     assert [event for event, _ in reached_the_end[0]] == []
     assert {event for event, _ in happened()} == {"gradient", "push", "result"}
     expected = torch.full((WIDTH, WIDTH), 0.5) * model.module[1].weight.sum(0)[:, None]

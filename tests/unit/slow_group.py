@@ -55,7 +55,7 @@ class SlowGroup:
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
         self.pending += contributions
 
-    def wait_for(self, ticket: Ticket) -> None:
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         if ticket.is_done:
             return
         if self.error is not None:

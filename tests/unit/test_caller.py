@@ -30,6 +30,8 @@ class Exchange:
         self.contributed: list[Contribution] = []
         self.released: list[Piece] = []
 
+    def note_names(self, name: str, slices: Sequence[Slice]) -> None: ...
+
     def learn(self, slices: Sequence[Slice]) -> None:
         self.learned += [item.spec.key for item in slices]
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from undertow import trace
 from undertow.core import frames
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
@@ -18,6 +17,8 @@ from undertow.plan.slicing import Part, Slice
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import Shape
 from undertow.store.shard import Unexpected
+from undertow.trace import notes
+from undertow.trace.recorder import here
 from undertow.wire.memory import MemoryNetwork
 
 SLICE_BYTES = 16
@@ -288,11 +289,12 @@ def test_the_latest_step_is_known_for_messages() -> None:
 
 def test_pushes_and_results_are_traced() -> None:
     bench = Bench(1)
-    trace.start()
+    here.start()
     give(bench, 0, Share(MINE))
-    assert [(event["event"], event["key"], event["step"]) for event in trace.stop()] == [
-        ("push", MINE, 1),
-        ("result", MINE, 1),
+    assert [(type(note), note.key, note.round) for note in here.stop()] == [  # type: ignore[attr-defined]
+        (notes.Pushed, MINE, 1),
+        (notes.Summed, MINE, 1),
+        (notes.Answered, MINE, 1),
     ]
 
 

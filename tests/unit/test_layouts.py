@@ -56,6 +56,8 @@ class Coordinated:
         how = msgspec.msgpack.decode(verdict.payload, type=Cut)
         return cut(tensors, how, op=op, keep=keep, placement=Placement(self.size))
 
+    def note_names(self, label: str, tensors: Sequence[TensorSpec], slices: Sequence[Slice]) -> None: ...
+
     def learn(self, slices: Sequence[Slice]) -> None:
         self.learned.append(slices)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from undertow.core.frames import HEADER_BYTES, Header, Kind, pack
+from undertow.trace import notes
+from undertow.trace.recorder import Recorder
 from undertow.wire.link import STAGING_BYTES, Link
 
 
@@ -243,3 +246,27 @@ def test_a_receiver_may_close_the_link_it_is_called_by(
     ends[0].sendall(frame(1, b"abc") + frame(2) + frame(3))
     settle(loop)
     assert [key for _, key, _ in inbox.frames] == [1]
+
+
+def test_a_slice_is_noted_when_its_last_byte_is_with_the_system(loop: HandLoop, inbox: Inbox) -> None:
+    plain, linked = socket.socketpair()
+    recorder = Recorder(lambda: 7.0)
+    link = Link(linked, 5, loop=loop, receiver=inbox, on_lost=inbox.lost.append, recorder=recorder)  # type: ignore[arg-type]
+    link.send(pack(Header(Kind.PUSH, key=1)), None)
+    recorder.start()
+    large = bytes(8 << 20)  # more than the system takes at once
+    for header, body in (
+        (Header(Kind.CONTROL, length=1), b"x"),
+        (Header(Kind.PUSH, key=2, step=3), None),
+        (Header(Kind.RESULT, key=4, step=5, length=len(large)), large),
+    ):
+        link.send(pack(header), body)
+    assert recorder.notes() == [notes.Written(7.0, 5, Kind.PUSH, 2, 3)]
+    plain.setblocking(False)
+    while len(recorder.notes()) < 2:
+        with contextlib.suppress(BlockingIOError):
+            plain.recv(1 << 20)
+        loop.turn()
+    assert recorder.notes()[1] == notes.Written(7.0, 5, Kind.RESULT, 4, 5)
+    link.close()
+    plain.close()

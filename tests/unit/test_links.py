@@ -77,7 +77,7 @@ class TimedGroup:
             one.target[:] = one.source * self.size + extra
             one.on_result(one)
 
-    def wait_for(self, ticket: Ticket) -> None:
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         assert ticket.is_done
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from undertow.errors import ConfigError
-from undertow.settings import Priority, Settings, read_settings, table
+from undertow.settings import Origin, Priority, Settings, list_sources, read_settings, table
 
 
 def test_defaults_hold_without_arguments_and_variables() -> None:
@@ -93,3 +93,20 @@ def test_table_has_every_setting_once() -> None:
     variables = [variable for variable, _, _ in table()]
     assert len(variables) == len(set(variables)) == len(dataclasses.fields(Settings))
     assert all(meaning for _, _, meaning in table())
+
+
+def test_every_setting_says_where_its_value_came_from() -> None:
+    environ = {"UNDERTOW_PRIORITY": "Push", "UNDERTOW_TRACE": "", "RANK": "nonsense"}
+    found = {source.name: source for source in list_sources(environ, rank=3, token=None)}
+    assert list(found) == [item.name for item in dataclasses.fields(Settings)]
+    assert (found["rank"].value, found["rank"].origin) == ("3", Origin.ARGUMENT)
+    assert (found["priority"].value, found["priority"].origin) == ("push", Origin.VARIABLE)
+    assert found["trace"].origin is found["token"].origin is Origin.DEFAULT
+    assert (found["wait_free"].variable, found["wait_free"].value) == ("UNDERTOW_WAIT_FREE", "on")
+
+
+def test_a_value_that_would_be_refused_is_listed_with_the_reason() -> None:
+    (bad,) = [source for source in list_sources({"UNDERTOW_SLICE": "big"}) if source.complaint]
+    assert (bad.name, bad.value, bad.origin) == ("slice_bytes", "big", Origin.VARIABLE)
+    with pytest.raises(ConfigError, match=bad.complaint):
+        read_settings({"UNDERTOW_SLICE": "big"})

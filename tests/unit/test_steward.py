@@ -371,3 +371,15 @@ def test_a_join_reaches_the_shard() -> None:
     owner.contribute()
     owner.steward.obey(1, messages.Joined([5], 0, False))
     assert owner.exchange.missing(5, 1) == [0]
+
+
+# Those who watch
+
+
+def test_a_pulse_is_handed_to_whoever_watches_and_to_nobody_else(coordinator: House) -> None:
+    coordinator.steward.obey(2, messages.Pulse(b"nobody listens yet"))
+    heard: list[bytes] = []
+    coordinator.steward.on_pulse = heard.append
+    coordinator.steward.obey(2, messages.Pulse(b"figures"))
+    assert heard == [b"figures"]
+    assert coordinator.out.messages == []

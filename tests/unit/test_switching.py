@@ -50,6 +50,8 @@ class Mirror:
         self.learn(slices)
         return slices
 
+    def note_names(self, label: str, tensors: Sequence[TensorSpec], slices: Sequence[Slice]) -> None: ...
+
     def learn(self, slices: Sequence[Slice]) -> None:
         self.known |= {item.spec.key: item for item in slices}
 
@@ -71,7 +73,7 @@ class Mirror:
     def release(self, pieces: Sequence[Piece]) -> None:
         self.released += len(pieces)
 
-    def wait_for(self, ticket: Ticket) -> None:
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         assert ticket.is_done
 
     def sent_specs(self) -> list[tuple[Op, int]]:

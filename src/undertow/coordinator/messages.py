@@ -63,6 +63,25 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
     ranks: list[int]
 
 
+class AskTime(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0: what does your clock show?  With what the asker's own did."""
+
+    asked_s: float
+
+
+class Time(msgspec.Struct, frozen=True, tag=True):
+    """The answer."""
+
+    asked_s: float
+    told_s: float
+
+
+class Pulse(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0, for whoever watches the job at its launcher: see `live`.  Nobody answers."""
+
+    body: bytes
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True):
     """From rank 0: the device time per weight that this job has had after a step, and what one costs."""
 
@@ -125,7 +144,21 @@ class AllOut(msgspec.Struct, frozen=True, tag=True):
 Asked = Call | RanOut | Prepared  # of the coordinator
 Told = Prepare | Begin | Decline | AllOut  # by the coordinator
 Message = (
-    Arrive | Verdict | Goodbye | Farewell | Lost | Joined | AskMissing | Missing | Standing | Behind | Asked | Told
+    Arrive
+    | Verdict
+    | Goodbye
+    | Farewell
+    | Lost
+    | Joined
+    | AskMissing
+    | Missing
+    | AskTime
+    | Time
+    | Pulse
+    | Standing
+    | Behind
+    | Asked
+    | Told
 )
 
 

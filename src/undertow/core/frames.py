@@ -51,6 +51,9 @@ class Kind(enum.IntEnum):
     HEARTBEAT = 6
 
 
+# What belongs to a round, and has its place in a memory of the receiver.
+SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
+
 # Flags
 WANTS = 1  # push: answer with the result, not only with "done"
 ABSENT = 2  # result: a worker had joined (ran out of input) and took no part

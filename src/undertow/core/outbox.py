@@ -25,6 +25,7 @@ class Parcel:
     header: Any
     body: Any  # a buffer
     size_bytes: int
+    queued_s: float = 0.0  # since when it waits, if anybody takes note of that
 
 
 class Outbox:

@@ -22,6 +22,8 @@ from undertow.crossover.part import Mode, Part
 from undertow.crossover.place import check_folder
 from undertow.crossover.turns import Place
 from undertow.errors import ConfigError
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 log = logging.getLogger("undertow")
 
@@ -30,6 +32,8 @@ LOOK_EVERY_S = 1.0
 ANSWER_S = 10.0
 ASK_EVERY_S = 5.0
 CHUNK_BYTES = 1 << 16
+# Who gets the turn sooner has not waited for it.
+NOTED_S = 0.00005
 
 
 class Turn:
@@ -56,6 +60,7 @@ class Turn:
         self._connection: socket.socket | None = None
         self._closing = threading.Event()
         self._is_silent = not speaks
+        self._taken_s = 0.0  # since when this worker computes
         self._heard_s = 0.0  # when the arbiter last said something
 
     @property
@@ -90,12 +95,14 @@ class Turn:
     def take(self) -> None:
         """Return when this worker may compute."""
         with self._changed:
-            began_s = time.monotonic()
+            was_computing, began_s = self._part.is_computing, time.monotonic()
             try:
                 while True:
                     # Again each time: another thread may have given back what this one waited for.
                     self._send(self._part.take(time.monotonic()))
                     if self._part.is_computing:
+                        if not was_computing:
+                            self._note_taken(began_s)
                         return
                     if not self._changed.wait(ASK_EVERY_S):
                         self._ask_for_a_sign(began_s)
@@ -108,12 +115,14 @@ class Turn:
         """This worker does not compute any more."""
         if self._part.is_computing:
             self._finish()
+            self._note_given()
             with self._changed:
                 self._send(self._part.give(time.monotonic()))
 
     def end_step(self) -> None:
         """Give back: a step has ended."""
         self._finish()
+        self._note_given()
         with self._changed:
             self._send(self._part.end_step(time.monotonic()))
 
@@ -165,6 +174,15 @@ class Turn:
         """The device may still work off what it was given; nobody cares as long as nobody waits for it."""
         if self._part.is_granted:
             self._synchronise()
+
+    def _note_taken(self, asked_s: float) -> None:
+        self._taken_s = time.monotonic()
+        if here.is_on and self._taken_s - asked_s > NOTED_S:
+            here.note(notes.TurnAwaited(asked_s, self._taken_s))
+
+    def _note_given(self) -> None:
+        if here.is_on and self._part.is_computing:
+            here.note(notes.TurnHeld(self._taken_s, time.monotonic()))
 
     # Inside, with the lock
 

@@ -153,6 +153,7 @@ class Caller:
             empty = [Contribution(item.spec.key, None, None, 0, self._drop(ticket)) for item in slices]
             self._exchange.contribute(empty)
         else:
+            self._exchange.note_names(call.name, slices)
             self._exchange.contribute(call.contribute(slices, ticket.answer))
         if not slices:
             self._end(call, number)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from undertow import trace
 from undertow.core import frames
 from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
@@ -26,10 +25,11 @@ from undertow.runtime.shape import Shape
 from undertow.settings import Priority
 from undertow.store.gathering import Gathering, Piece
 from undertow.store.shard import Answer, MakeRound, Shard, Unexpected
+from undertow.trace import notes
+from undertow.trace.recorder import Recorder, here
 from undertow.wire.transport import Transport
 
 MOST_PIECE_BYTES = 1 << 32  # no honest piece of one tensor is larger
-SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
 # Looked up once: these are asked for with every frame.
 _PUSH, _PULL, _RECEIVED = Kind.PUSH, Kind.PULL, Kind.RECEIVED
 
@@ -46,12 +46,15 @@ class Exchange:
         memory: Memory | None = None,
         make_round: MakeRound = Round,
         pack: Callable[[Header, int, int], Any] = frames.pack,
+        recorder: Recorder = here,
     ) -> None:
         self.step = 0  # the latest round that this worker has begun, for messages
         self._shape = shape
         self._rank = shape.rank
         self._transport = transport
         self._pack = pack
+        self._recorder = recorder
+        self._coming_s: dict[int, float] = {}  # of each peer since when its current slice comes, while that is noted
         self._memory = Pool() if memory is None else memory
         self._flow = Flow()
         self._shard = Shard(shape.size, self._memory.give, make_round)
@@ -118,6 +121,8 @@ class Exchange:
 
     def sink(self, peer: int, header: Header) -> Array:
         """Where the body of this slice belongs; `Unexpected` if it makes no sense."""
+        if self._recorder.is_on:
+            self.note_coming(peer, self._recorder.clock())
         if header.kind is Kind.PUSH and self._gathering.knows(header.key):
             self._gathering.expects(peer, header.key, header.step)
             if header.length > MOST_PIECE_BYTES:
@@ -139,6 +144,8 @@ class Exchange:
         if not self._outbox.acknowledge(peer, header.received):
             raise Unexpected(f"rank {peer} says that it received {header.received} bytes, which it cannot have")
         kind = header.kind
+        if self._recorder.is_on and kind is not _RECEIVED:
+            self._note_received(peer, header)
         if kind is _PUSH:
             self._take_push(peer, header, body)
         elif kind is _PULL:
@@ -155,6 +162,8 @@ class Exchange:
         """Send what the credit allows."""
         while (parcel := self._outbox.take()) is not None:
             flags = RECEIPT if self._outbox.wants_receipt(parcel) else 0
+            if self._recorder.is_on:
+                self._note_sent(parcel)
             self._send(parcel.peer, parcel.header, parcel.body, flags)
 
     def _expect_size(self, size_bytes: int) -> None:
@@ -205,8 +214,8 @@ class Exchange:
         self.step = max(self.step, item.step)
         if self._shape.priority is Priority.BOTH:
             self._priorities[item.key] = item.priority
-        if trace.is_on:
-            trace.record("push", key=item.key, step=item.step)
+        if self._recorder.is_on:
+            self._recorder.note(notes.Pushed(self._recorder.clock(), item.key, item.step))
         if spec.op is Op.GATHER:
             self._push_piece(item, spec)
         elif spec.is_published:
@@ -214,21 +223,22 @@ class Exchange:
                 self._answer(self._shard.publish(self._rank, item.key, item.step, item.source, present=item.present))
         elif spec.shard != self._rank:
             header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
-            self._outbox.put(_make_parcel(spec.shard, header, item.source), item.priority)
+            self._outbox.put(self._make_parcel(spec.shard, header, item.source), item.priority)
         elif item.is_pull:
             self._answer([self._shard.pull(self._rank, item.key, item.step)])
         else:
-            self._answer(
-                self._shard.contribute_own(
-                    self._rank, item.key, item.step, item.source, present=item.present, into=item.target
-                )
+            since_s = self._recorder.clock() if self._recorder.is_on else 0.0
+            answers = self._shard.contribute_own(
+                self._rank, item.key, item.step, item.source, present=item.present, into=item.target
             )
+            self._note_sum(since_s, answers)
+            self._answer(answers)
 
     def _push_piece(self, item: Contribution, spec: KeySpec) -> None:
         header = self._push_header(Kind.PUSH, item, spec)
         self._expect_size(header.length)  # nothing else tells
         peers = self._shape.peers if spec.shard == EVERYONE else [spec.shard]
-        parcels = [_make_parcel(peer, header, item.source) for peer in peers if peer != self._rank]
+        parcels = [self._make_parcel(peer, header, item.source) for peer in peers if peer != self._rank]
         self._outbox.put_all(parcels, item.priority)
         if spec.shard in (self._rank, EVERYONE):
             self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
@@ -254,7 +264,7 @@ class Exchange:
         assert item is not None, f"key {key} is complete without this worker's own piece"
         if self._flow.spec(key).shard != EVERYONE:
             done = Header(Kind.RESULT, key, step, self._rank, job=self._shape.job)
-            self._put_all([_make_parcel(peer, done, None) for peer in self._shape.peers])
+            self._put_all([self._make_parcel(peer, done, None) for peer in self._shape.peers])
         item.pieces = pieces
         self._accept(item, item.present, absent=False)
 
@@ -266,7 +276,10 @@ class Exchange:
             raise Unexpected(f"a contribution to key {header.key} without its bytes")
         array = None if body is None else body.view(header.dtype.numpy)
         wants = bool(header.flags & WANTS)
-        self._answer(self._shard.contribute(peer, header.key, header.step, array, present=header.present, wants=wants))
+        since_s = self._recorder.clock() if self._recorder.is_on else 0.0
+        answers = self._shard.contribute(peer, header.key, header.step, array, present=header.present, wants=wants)
+        self._note_sum(since_s, answers)
+        self._answer(answers)
 
     def _awaited(self, peer: int, header: Header) -> Contribution:
         item = self._flow.awaited(header.key, header.step)
@@ -290,7 +303,7 @@ class Exchange:
             if parcels and parcels[-1].header.key != answer.key:
                 self._put_all(parcels)
                 parcels = []
-            parcels.append(_make_parcel(answer.rank, header, answer.array))
+            parcels.append(self._make_parcel(answer.rank, header, answer.array))
         self._put_all(parcels)
 
     def _answer_header(self, kind: Kind, answer: Answer) -> Header:
@@ -315,8 +328,8 @@ class Exchange:
         self._accept(item, answer.present, absent=answer.absent > 0)
 
     def _accept(self, item: Contribution, present: int, *, absent: bool) -> None:
-        if trace.is_on:
-            trace.record("result", key=item.key, step=item.step)
+        if self._recorder.is_on:
+            self._recorder.note(notes.Answered(self._recorder.clock(), item.key, item.step))
         following = self._flow.answer(item.key)
         item.present, item.absent = present, absent
         item.on_result(item)
@@ -328,9 +341,37 @@ class Exchange:
         if answers:
             self._outbox.put_all(answers, self._priorities.get(answers[0].header.key, 0))
 
+    def _make_parcel(self, peer: int, header: Header, body: Array | None) -> Parcel:
+        queued_s = self._recorder.clock() if self._recorder.is_on else 0.0
+        return Parcel(peer, header, None if body is None else _raw(body), header.length, queued_s)
 
-def _make_parcel(peer: int, header: Header, body: Array | None) -> Parcel:
-    return Parcel(peer, header, None if body is None else _raw(body), header.length)
+    # What is noted of it
+
+    def note_names(self, name: str, slices: Sequence[Slice]) -> None:
+        """These slices carry what is called so."""
+        if self._recorder.is_on and slices:
+            keys: dict[int, tuple[str, ...]] = {item.spec.key: (name,) for item in slices}
+            self._recorder.note(notes.Named(self._recorder.clock(), "calls", slices[0].spec.op.name.lower(), keys))
+
+    def note_coming(self, peer: int, since_s: float) -> None:
+        """The body of the next frame of this peer comes since then."""
+        self._coming_s[peer] = since_s
+
+    def _note_received(self, peer: int, header: Header) -> None:
+        now_s = self._recorder.clock()
+        since_s = self._coming_s.pop(peer, now_s)
+        self._recorder.note(notes.Received(since_s, now_s, peer, header.kind, header.key, header.step, header.length))
+
+    def _note_sent(self, parcel: Parcel) -> None:
+        header, now_s = parcel.header, self._recorder.clock()
+        queued_s = parcel.queued_s or now_s  # it was put there before anybody took note
+        self._recorder.note(
+            notes.Sent(queued_s, now_s, parcel.peer, header.kind, header.key, header.step, header.length)
+        )
+
+    def _note_sum(self, since_s: float, answers: Sequence[Answer]) -> None:
+        if since_s and answers:
+            self._recorder.note(notes.Summed(since_s, self._recorder.clock(), answers[0].key, answers[0].step))
 
 
 def _raw(array: Array) -> Array:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import secrets
 import socket
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
-from undertow.errors import ConfigError, PeerLost, Refused
+from undertow.errors import PeerLost, Refused
 from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
 from undertow.settings import Settings
+from undertow.trace.recorder import here
 from undertow.wire.loop import Loop
+from undertow.wire.routes import route_to, same_host_mark
 from undertow.wire.sockets import SocketTransport
+
+__all__ = ["Card", "Meet", "form", "host_of", "route_to", "same_host_mark"]
 
 DIAL_PATIENCE_S = 5.0
 DIAL_PAUSE_S = 0.02
@@ -50,7 +52,10 @@ class Card(msgspec.Struct, frozen=True):
 def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loop: Loop, address: str) -> Group:
     """Meet the others and connect to them all.  Raises `PeerLost` if one does not come."""
     deadline = time.monotonic() + settings.start_timeout_s
-    transport = SocketTransport(loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s)
+    recorder = here.lend()
+    transport = SocketTransport(
+        loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s, recorder=recorder
+    )
     group: Group | None = None
     try:
         card = _own_card(transport, settings)
@@ -72,7 +77,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             identity=hashlib.sha256(cards[0].token.encode()).hexdigest()[:12],
             sharing=settings.sharing,
         )
-        group = Group(shape, loop, transport)
+        group = Group(shape, loop, transport, recorder=recorder)
         transport.admit(token, job)
         loop.post(transport.start, group)
         loop.post(group.start)
@@ -82,6 +87,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
         _wait_for_links(group, deadline, settings.start_timeout_s)
     except BaseException as error:
         if group is None:
+            recorder.give_back()
             loop.post(transport.close)
         else:
             is_known = group.waiters.error is not None  # then all who can hear of it have heard
@@ -126,26 +132,6 @@ def _wait_for_links(group: Group, deadline: float, timeout_s: float) -> None:
     if not group.waiters.wait_within(group.all_connected, max(0.1, deadline - time.monotonic())):
         absent = ", ".join(map(str, group.never_connected))
         raise PeerLost(f"rank {absent} did not connect within {timeout_s:g} s of the start")
-
-
-def route_to(host: str) -> str:
-    """The own address from which this host is reached: the interface in use."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"host {host!r} is not known here: {error.strerror}") from None
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here; the kernel only picks the route
-        return str(probe.getsockname()[0])
-
-
-def same_host_mark() -> str:
-    """Two processes with the same mark share a network stack's loopback."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def host_of(address: str) -> str:

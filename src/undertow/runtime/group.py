@@ -22,7 +22,7 @@ import msgspec
 from undertow.coordinator import messages
 from undertow.core import frames
 from undertow.core.flow import Contribution
-from undertow.core.frames import Header, Kind
+from undertow.core.frames import SLICE_KINDS, Header, Kind
 from undertow.core.rate import Rate
 from undertow.core.rounds import Op
 from undertow.errors import ConfigError, MismatchError, UndertowError
@@ -30,12 +30,14 @@ from undertow.plan.placement import Placement
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.calls import NamedCall, RunningOut
-from undertow.runtime.exchange import SLICE_KINDS, Exchange
+from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
 from undertow.store.gathering import Piece
 from undertow.store.shard import Unexpected
+from undertow.trace import notes
+from undertow.trace.recorder import Recorder, here
 from undertow.wire.loop import Loop
 from undertow.wire.transport import Transport
 
@@ -65,7 +67,12 @@ def _guarded(method: _Call) -> _Call:
 
 class Group:
     def __init__(
-        self, shape: Shape, loop: Loop, transport: Transport, clock: Callable[[], float] = time.monotonic
+        self,
+        shape: Shape,
+        loop: Loop,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder = here,
     ) -> None:
         self.rank = shape.rank
         self.size = shape.size
@@ -78,12 +85,13 @@ class Group:
         self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
         self.never_connected = sorted(shape.peers)
         self.all_connected = threading.Event()  # each of them was, once: who was faster may have left again
-        self.waiters = Waiters(shape.stall_timeout_s, self._stalled)
+        self.recorder = recorder
+        self.waiters = Waiters(shape.stall_timeout_s, self._stalled, recorder)
         self._shape = shape
         self._loop = loop
         self._transport = transport
-        self._exchange = Exchange(shape, transport, clock=clock)
-        self._steward = Steward(shape, loop, transport, self._exchange, self.waiters, clock)
+        self._exchange = Exchange(shape, transport, clock=clock, recorder=recorder)
+        self._steward = Steward(shape, loop, transport, self._exchange, self.waiters, clock, recorder)
         self._placement = Placement(shape.size)
         self._agreement_lock = threading.RLock()
         self._agreement_count = 0
@@ -111,6 +119,7 @@ class Group:
         with self._agreement_lock:  # all ranks place their slices in the order of the agreements
             how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
             slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
+            self.note_names(label, tensors, slices)
         self._call(lambda: self._exchange.learn(slices))
         self.barrier()  # nobody pushes before everybody knows the keys
         return slices
@@ -121,6 +130,12 @@ class Group:
         For who is sure that nobody pushes one before everybody has come here.
         """
         self._loop.post(self._run, functools.partial(self._exchange.learn, slices), threading.Event())
+
+    def note_names(self, label: str, tensors: Sequence[TensorSpec], slices: Sequence[Slice]) -> None:
+        """For those who look on: which tensors these slices carry."""
+        if self.recorder.is_on and slices:
+            names = {item.spec.key: tuple(tensors[part.tensor].name for part in item.parts) for item in slices}
+            self.recorder.note(notes.Named(self.recorder.clock(), label, slices[0].spec.op.name.lower(), names))
 
     def resize(self, slice_bytes: int) -> None:
         """Slices that fit the links have this size from now on: the credit follows."""
@@ -159,7 +174,7 @@ class Group:
             self._agreement_count += 1
             self._steward.agreed.clear()
             self._loop.post(self._arrive, messages.Arrive(self._agreement_count, matter, payload))
-            self.waiters.wait(self._steward.agreed)
+            self.waiters.wait(self._steward.agreed, matter)
             verdict = self._steward.verdict
         assert verdict is not None
         if verdict.error:
@@ -180,7 +195,7 @@ class Group:
 
     def wait_for_call(self, call: NamedCall) -> None:
         """Return when the call has ended; raise `MismatchError` if the ranks differ in it."""
-        self.waiters.wait(call.done)
+        self.waiters.wait(call.done, call.name)
         if call.refusal:
             raise MismatchError(call.refusal)
 
@@ -189,7 +204,7 @@ class Group:
         self.waiters.check()
         waiting = RunningOut()
         self._loop.post(self._run, lambda: self._steward.calls.run_out(waiting), threading.Event())
-        self.waiters.wait(waiting.done)
+        self.waiters.wait(waiting.done, "others have more input")
         return waiting.last
 
     def share(self, hear: Callable[[int, messages.Standing | messages.Behind], None]) -> None:
@@ -200,6 +215,16 @@ class Group:
         """Say something of turns: the first rank to all others, the others to the first."""
         say = self._steward.tell_all if self.rank == 0 else functools.partial(self._steward.tell, COORDINATOR)
         self._loop.post(self._run, functools.partial(say, message), threading.Event())
+
+    def hear_pulses(self, hear: Callable[[bytes], None]) -> None:
+        """From now on `hear` is told, in the engine thread, what other ranks show those who watch the job."""
+        self._steward.on_pulse = hear
+
+    def send_pulse(self, body: bytes) -> None:
+        """Show this to those who watch the job at rank 0."""
+        if self.rank != COORDINATOR:
+            tell = functools.partial(self._steward.tell, COORDINATOR, messages.Pulse(body))
+            self._loop.post(self._run, tell, threading.Event())
 
     def join(self, slices: Sequence[Slice], *, divide_by_active: bool) -> None:
         """This worker has no more input: rounds of these slices go on without it."""
@@ -258,7 +283,7 @@ class Group:
         """Run something in the engine thread and wait until it is done."""
         done = threading.Event()
         self._loop.post(self._run, work, done)
-        self.waiters.wait(done)
+        self.waiters.wait(done, "the engine")
 
     def _stalled(self, waited_s: float) -> None:
         self._loop.post(self._ask_who_is_missing, waited_s)
@@ -304,6 +329,7 @@ class Group:
         """Let go of everything at once, without a word; in the engine thread."""
         self._loop.no_tick(self._tick)
         self._transport.close()
+        self.recorder.give_back()
         if self._helper is not None:
             self._helper.shutdown(wait=False)
         self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))

@@ -11,13 +11,12 @@ import logging
 import os
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from undertow import trace
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost
-from undertow.runtime import formation, sharing
+from undertow.runtime import formation, recording, sharing
 from undertow.runtime.group import Group
 from undertow.settings import Settings, read_settings
 from undertow.wire.loop import Loop
@@ -39,7 +38,7 @@ def init(**arguments: Any) -> None:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
-        add_group(_DEFAULT, lambda: _form_default(settings))
+        add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings), rank=settings.rank))
         _settings = settings
         _formed += 1
 
@@ -70,11 +69,16 @@ def add_group(name: object, form: Any) -> Group:
         return _groups[name]
 
 
-def start_trace(settings: Settings, *, rank: int) -> None:
-    """Record from now on, if that is wished for; the file is written when the process ends."""
-    if settings.trace and not trace.is_on:
-        trace.start()
-        atexit.register(lambda: trace.write(Path(settings.trace) / f"rank-{rank}.jsonl"))
+def form_recorded(settings: Settings, form: Callable[[], Group], *, rank: int) -> Group:
+    """Form a group, and record from then on what this worker does, if that is wished for."""
+    recording.prepare(settings)
+    group = form()
+    try:
+        recording.begin(settings, group, rank=rank)
+    except BaseException as error:
+        group.close(f"it could not join: {error}")
+        raise
+    return group
 
 
 def loop() -> Loop:
@@ -103,7 +107,6 @@ def shutdown(error: str = "") -> None:
 
 
 def _form_default(settings: Settings) -> Group:
-    start_trace(settings, rank=settings.rank)
     name = f"workers-{_formed}"
     if settings.rendezvous and settings.world_size > 1:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
@@ -202,6 +205,7 @@ def _at_exit() -> None:
         shutdown(_reason)
     else:
         shutdown(f"its script failed with {type(failure).__name__}: {failure}")
+    recording.end()
 
 
 def _after_fork() -> None:
@@ -216,5 +220,6 @@ def _after_fork() -> None:
     if _loop is not None:
         _loop.abandon()
     sharing.abandon_all()
+    recording.abandon()
     _groups.clear()
     _loop = None

@@ -6,6 +6,7 @@ most one `PeerLost`, which names the first cause.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -20,10 +21,12 @@ from undertow.core.membership import Loss, Membership
 from undertow.core.rounds import EVERYONE
 from undertow.errors import PeerLost
 from undertow.runtime.calls import Caller
+from undertow.runtime.comparing import Comparing
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.waiting import Waiters
 from undertow.store.shard import Unexpected
+from undertow.trace.recorder import Recorder, here
 from undertow.wire.loop import Loop
 from undertow.wire.transport import Transport
 
@@ -44,16 +47,19 @@ class Steward:
         exchange: Exchange,
         waiters: Waiters,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder = here,
     ) -> None:
         self.agreed = threading.Event()
         self.verdict: messages.Verdict | None = None
         self.on_turns: Callable[[int, messages.Standing | messages.Behind], None] = lambda peer, message: None
+        self.on_pulse: Callable[[bytes], None] = lambda body: None
         self._shape = shape
         self._loop = loop
         self._transport = transport
         self._exchange = exchange
         self._waiters = waiters
         self._clock = clock
+        self._comparing = Comparing(recorder, functools.partial(self.tell, COORDINATOR))
         self._awaiting = 0  # the agreement that this rank is at
         keys = Keys()
         self._agreements = Agreements(shape.size, sizes=shape.sizes, keys=keys)
@@ -117,6 +123,14 @@ class Steward:
                 self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
             case messages.Missing(_, step, ranks):
                 self._name_missing(step, ranks)
+            case messages.AskTime() if self._shape.rank == COORDINATOR:
+                self.tell(peer, self._comparing.answer(message))
+            case messages.Time() if peer == COORDINATOR:
+                self._comparing.hear(message)
+            case messages.AskTime() | messages.Time():
+                raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
+            case messages.Pulse(body):
+                self.on_pulse(body)
             case messages.Standing() | messages.Behind():
                 self.on_turns(peer, message)
             case _:
@@ -137,6 +151,8 @@ class Steward:
     def greet(self, peer: int) -> None:
         """A peer is connected; who comes after a loss hears of it too."""
         self.heard(peer)
+        if peer == COORDINATOR:
+            self._comparing.begin()
         if self._mourned is not None:
             self.tell(peer, self._mourned)
 
@@ -147,6 +163,8 @@ class Steward:
         heartbeat = frames.pack(Header(Kind.HEARTBEAT, rank=self._shape.rank, job=self._shape.job))
         for peer in self._shape.peers:
             self._transport.send(peer, heartbeat)
+        if self._shape.rank != COORDINATOR:
+            self._comparing.tick()
         self._mourn(self._membership.tick(now))
 
     def lose(self, rank: int, reason: str) -> None:

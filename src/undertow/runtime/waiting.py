@@ -14,6 +14,8 @@ from typing import Protocol
 
 from undertow.core.flow import Contribution
 from undertow.errors import UndertowError
+from undertow.trace import notes
+from undertow.trace.recorder import Recorder, here
 
 # Later than the silence timeout: until then nobody can be called alive.
 FIRST_NOTICE_S = 20.0
@@ -33,9 +35,10 @@ class Pausing(Protocol):
 class Waiters:
     """The training threads that wait, and the first error, which ends all waits."""
 
-    def __init__(self, stall_timeout_s: float, on_stall: Callable[[float], None]) -> None:
+    def __init__(self, stall_timeout_s: float, on_stall: Callable[[float], None], recorder: Recorder = here) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._on_stall = on_stall
+        self._recorder = recorder
         self._lock = threading.Lock()
         self._error: UndertowError | None = None
         self._events: set[threading.Event] = set()
@@ -64,20 +67,23 @@ class Waiters:
         if self._error is not None:
             raise type(self._error)(*self._error.args)
 
-    def wait_for(self, ticket: Ticket) -> None:
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         """Return when all its answers are here; raise the group's error if it fails first."""
         if not ticket.is_done or self._error is not None:
-            self.wait(ticket.done)
+            self.wait(ticket.done, reason, tensor=tensor)
 
     def share(self, turn: Pausing) -> None:
         """From now on whoever waits does not keep the device meanwhile."""
         self._turn = turn
 
-    def wait(self, event: threading.Event) -> None:
-        """Return when the event is set; raise the group's error if it fails first."""
+    def wait(self, event: threading.Event, reason: str = "", *, tensor: str = "") -> None:
+        """Return when the event is set; raise the group's error if it fails first.
+
+        The reason, or the tensor at whose gate this is, is for those who look on.
+        """
         if event.is_set() and self._error is None:
             return
-        with self._wakes(event):
+        with self._wakes(event), self._noted(reason, tensor):
             if self._turn is None:
                 self._wait(event)
             elif not event.wait(KEEP_TURN_S):
@@ -102,6 +108,20 @@ class Waiters:
             with self._lock:
                 self._events.discard(event)
         self.check()
+
+    @contextmanager
+    def _noted(self, reason: str, tensor: str) -> Iterator[None]:
+        """Inside of the block a training thread stands still."""
+        if not self._recorder.is_on:
+            yield
+            return
+        since_s = self._recorder.clock()
+        self._recorder.standstill = tensor or reason, since_s
+        try:
+            yield
+        finally:
+            self._recorder.standstill = None
+            self._recorder.note(notes.Waited(since_s, self._recorder.clock(), reason, tensor))
 
     def _wait(self, event: threading.Event) -> None:
         since = time.monotonic()

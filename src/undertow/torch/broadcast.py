@@ -47,7 +47,7 @@ class Broadcast:
             self._register(named)
         tensors = [tensor for _, tensor in named]
         # The source may be here again before the others have taken its last values.
-        self._group.waiters.wait_for(self._running)
+        self._group.waiters.wait_for(self._running, self._label)
         offers = source is None or source == self._group.rank
         takes = source != self._group.rank
         hosts = [_host_copy(tensor) for tensor in tensors]
@@ -69,7 +69,7 @@ class Broadcast:
         )
         if not takes:
             return
-        self._group.waiters.wait_for(self._running)
+        self._group.waiters.wait_for(self._running, self._label)
         for item, memory in zip(self.table.first.slices, memories, strict=True):
             scatter_parts(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -21,10 +21,11 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-from undertow import trace
 from undertow.errors import UndertowError
 from undertow.torch.closed import can_close, close_gradient, close_value, passing, restore
 from undertow.torch.gradients import Gradients
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 
 class Update(Protocol):
@@ -48,6 +49,10 @@ class Gate:
         self._kind = type(self.parameter)
         self._value: torch.Tensor | None = None  # while it is due
         self._failure: BaseException | None = None  # of the update: the value is good for nothing
+
+    @property
+    def name(self) -> str:
+        return self._gradients.name(self._index)
 
     @property
     def is_due(self) -> bool:
@@ -75,8 +80,6 @@ class Gate:
             if self.is_closed:
                 self._value = close_value(self.parameter, self._kind)
                 self.update = update
-                if trace.is_on:
-                    trace.record("defer", tensor=self._gradients.name(self._index))
             return self.is_closed
 
     def open(self) -> None:
@@ -85,12 +88,10 @@ class Gate:
 
     def wait(self) -> None:
         if self._failure is not None:
-            name = self._gradients.name(self._index)
             raise UndertowError(
-                f"the optimizer's step of {name!r} failed: its value is not to be used, start again from a checkpoint"
+                f"the optimizer's step of {self.name!r} failed: its value is not to be used, start again from a "
+                "checkpoint"
             ) from self._failure
-        if trace.is_on and not self.is_here:
-            trace.record("wait", tensor=self._gradients.name(self._index))
         self._gradients.wait_for(self._index)
 
     def land(self) -> None:
@@ -138,11 +139,14 @@ class Gates:
     def close(self, gradients: Gradients) -> None:
         """Whatever has not come yet must be waited for."""
         with self.lock:
+            since_s, landed = here.clock(), []
             for gate in self._gates[gradients]:
                 if gate.is_here:
                     gate.land()
+                    landed.append(gate)
                 else:
                     gate.close()
+            _note_applied(since_s, landed)
 
     def open(self, gate: Gate) -> None:
         with self.lock:
@@ -154,9 +158,11 @@ class Gates:
             if gate.is_due:
                 self._make_updates(gate)
             else:
+                since_s = here.clock()
                 with _aside(gate.parameter.device.type):
                     gate.land()
                 gate.restore()
+                _note_applied(since_s, [gate])
 
     def flush(self) -> None:
         """Open them all."""
@@ -183,6 +189,7 @@ class Gates:
 def _make_updates(due: dict[Gate, Update]) -> None:
     """Land these gradients and step their parameters; nobody else sees one before that."""
     by_update: dict[Update, list[Gate]] = {}
+    since_s = here.clock()
     try:
         with _aside(*{gate.parameter.device.type for gate in due}):
             for gate, update in due.items():
@@ -196,6 +203,12 @@ def _make_updates(due: dict[Gate, Update]) -> None:
         raise
     for gate in due:
         gate.restore()
+    _note_applied(since_s, due, stepped=True)
+
+
+def _note_applied(since_s: float, gates: Collection[Gate], *, stepped: bool = False) -> None:
+    if here.is_on and gates:
+        here.note(notes.Applied(since_s, here.clock(), tuple(gate.name for gate in gates), stepped))
 
 
 @contextmanager

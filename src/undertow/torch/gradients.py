@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from undertow import trace
 from undertow.core.rounds import EVERYONE, Op
 from undertow.errors import UndertowError
 from undertow.runtime.group import Group
@@ -27,6 +26,8 @@ from undertow.torch.sharded import Sharded
 from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
 from undertow.torch.tensors import ALONE, count_references, count_uses, gradient_spec, known_once
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 
 class Gradients:
@@ -157,11 +158,12 @@ class Gradients:
         self.check_unsent(index)
         self._homes[index].check()
         self._sent[index] = True
-        if trace.is_on:
-            trace.record("gradient", tensor=self.name(index), rank=self._group.rank)
         carrier = self._carriers[index]
+        since_s = here.clock() if here.is_on else 0.0
         if carrier is not None:
             carrier.send(index, fresh)
+        if since_s:
+            here.note(notes.Hooked(since_s, here.clock(), self.name(index)))
 
     def check_unsent(self, index: int) -> None:
         """More was added to this gradient: an error if that is too late."""
@@ -179,16 +181,19 @@ class Gradients:
 
     def wait(self) -> None:
         """Return when all results are there."""
-        for ticket in self._tickets:
-            self._group.waiters.wait_for(ticket)
+        for index, ticket in enumerate(self._tickets):
+            self._group.waiters.wait_for(ticket, notes.AT_THE_END, tensor=self.name(index))
 
     def land(self) -> bool:
         """Put all results in place.
 
         Returns whether a worker had joined, that is, took no part for lack of input.
         """
+        since_s = here.clock()
         for index in range(len(self.parameters)):
             self.land_one(index)
+        if here.is_on:
+            here.note(notes.Applied(since_s, here.clock(), tuple(home.name for home in self._homes)))
         return any(ticket.absent for ticket in self._tickets)
 
     def is_here(self, index: int) -> bool:
@@ -217,7 +222,7 @@ class Gradients:
 
     def wait_for(self, index: int) -> None:
         """Return when it is."""
-        self._group.waiters.wait_for(self._tickets[index])
+        self._group.waiters.wait_for(self._tickets[index], notes.AT_THE_GATE, tensor=self.name(index))
 
     def land_one(self, index: int) -> None:
         """Put a result in place that is there, unless it came straight to where it belongs."""

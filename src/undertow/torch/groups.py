@@ -29,5 +29,8 @@ def group_for(process_group: Any = None) -> Group:
 
 def _form(process_group: Any) -> Group:
     settings = read_settings(rank=0, world_size=1)  # both are the process group's own, whatever the environment says
-    process.start_trace(settings, rank=dist.get_rank())
-    return c10d.form_process_group(process_group, process.loop(), settings)
+    return process.form_recorded(
+        settings,
+        lambda: c10d.form_process_group(process_group, process.loop(), settings),
+        rank=dist.get_rank(),
+    )

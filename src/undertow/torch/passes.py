@@ -22,6 +22,7 @@ import torch
 from undertow.crossover.client import Turn
 from undertow.errors import UndertowError
 from undertow.torch.gradients import Gradients
+from undertow.torch.noting import PassNoting
 from undertow.torch.overlap import Overlap
 from undertow.torch.planning import Planning
 from undertow.torch.profiling import Profiling
@@ -61,6 +62,7 @@ class Passes:
         self._outer: int | None = None  # autograd's number of the backward that has reached an output
         self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
         self._is_late = False  # another open pass sends these gradients: ours follow at the end
+        self.noting = PassNoting()
 
     def watch(self, gradients: Gradients) -> None:
         """From now on these gradients take part."""
@@ -119,6 +121,7 @@ class Passes:
     def start_forward(self) -> None:
         """A forward that wants synchronisation begins."""
         self._saw_forward = True
+        self.noting.start_forward()
         if self._planning is None or self._is_joining():
             return
         if self._planning.start_forward() and self._overlap is not None:
@@ -185,6 +188,7 @@ class Passes:
 
     def _begin(self) -> None:
         self._task = self._outer
+        self.noting.begin()
         self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
         self._open.append(self)
         if self._overlap is not None:
@@ -201,6 +205,7 @@ class Passes:
 
     @torch.no_grad()
     def _end(self) -> None:
+        self.noting.end()
         try:
             # All that this backward went through: another rank may have met them in another order.
             # And all results before any lands: gradients may share memory with ones still to be sent.

@@ -41,6 +41,8 @@ from undertow.torch.links import measure_cluster
 from undertow.torch.measuring import RowCounter, Survey
 from undertow.torch.switching import Switch, Ways
 from undertow.torch.table import Table
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 log = logging.getLogger("undertow")
 
@@ -131,7 +133,7 @@ class Planning:
         if self._switch.is_prepared:
             self._ways = self._switch.change(self._layers)
         elif self._report is not None:
-            self._group.waiters.wait_for(self._reported)
+            self._group.waiters.wait_for(self._reported, "the reports for the plan")
             self._consider(self._read(self._report))
         elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
             self._tell(has_gates=has_gates)
@@ -169,6 +171,8 @@ class Planning:
             is_new = self.coordinator is not None
             cluster = measure_cluster(self._group, self._device, self._process_group, again=is_new)
             self._wants_cluster = False
+            if here.is_on:
+                here.note(notes.Linked(here.clock(), cluster.bytes_per_s))
         report = Report(
             has_gates=has_gates,
             bytes_per_s=self._find_rate(),
@@ -211,6 +215,8 @@ class Planning:
     def _follow(self, coordinator: Coordinator, reports: Sequence[Report]) -> None:
         before = {} if self._ways is None else self._ways.schemes
         self.coordinator = coordinator
+        if here.is_on:
+            here.note(notes.Planned(here.clock(), coordinator.plan, coordinator.profile, coordinator.cluster))
         plan, slice_bytes = coordinator.plan, self._choose_bytes(reports)
         if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes or self._has_newcomers:
             self._has_newcomers = False

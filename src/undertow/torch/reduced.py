@@ -23,6 +23,8 @@ from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Home
+from undertow.trace import notes
+from undertow.trace.recorder import here
 
 # As many of the largest slices as torch's own buckets have bytes, but the first one, which is small to start early.
 BUCKET_SLICES = 6
@@ -137,7 +139,13 @@ class Bucket:
         except Exception as error:
             self._reduction.group.suspect(UndertowError(f"torch's all_reduce failed: {error}"))
         else:
-            self._reduction.note(self._memory.nbytes, called_s, time.perf_counter())
+            done_s = time.perf_counter()
+            self._reduction.note(self._memory.nbytes, called_s, done_s)
+            if here.is_on:
+                names = tuple(home.name for home in self._homes.values())
+                # The same span on the clock of the record.
+                ended_s = here.clock()
+                here.note(notes.Reduced(ended_s - (done_s - called_s), ended_s, names, self._memory.nbytes))
             ticket.answer(_ANSWER)
 
 

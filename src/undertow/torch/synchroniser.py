@@ -21,6 +21,7 @@ from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
+from undertow.torch.noting import note_layers
 from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
 from undertow.torch.profiling import Profiling
@@ -55,6 +56,7 @@ class Synchroniser:
         if self.taking is not None:
             self.passes.share(self.taking.turn)
         self._module = wrapper.module
+        note_layers(wrapper.module)
         self._ignored = wrapper.parameters_to_ignore
         self._label = type(wrapper.module).__name__
         self._gradients: list[Gradients] = []

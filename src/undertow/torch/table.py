@@ -53,6 +53,7 @@ class Table:
         self.first = self.current = Layout(slices, len(self.specs))
         self._group = group
         self._op = op
+        self._label = label
         self._first_key = slices[0].spec.key if slices else 0
         self._sets = 0  # how many cuts there have been after the first
         self._next: Layout | None = None
@@ -67,6 +68,7 @@ class Table:
         first_key = self._first_key + self._keys * (1 + self._sets % 2)
         placement = Placement(self._group.size, start=self._first_key)
         slices = cut(self.specs, Cut(first_key, slice_bytes), op=self._op, placement=placement, ways=ways)
+        self._group.note_names(self._label, self.specs, slices)
         self._group.learn(slices)
         self._next = Layout(slices, len(self.specs))
         return self._next

@@ -14,7 +14,9 @@ from itertools import islice
 from typing import Any
 
 from undertow.core import frames
-from undertow.core.frames import HEADER_BYTES, Garbled, Header
+from undertow.core.frames import HEADER_BYTES, Garbled, Header, Kind
+from undertow.trace import notes
+from undertow.trace.recorder import Recorder
 from undertow.wire.loop import Loop
 from undertow.wire.transport import Receiver
 
@@ -26,6 +28,7 @@ LOW_WATER_BYTES = 256 << 10
 # One peer is read at most this often before the others get their chance.
 READS_IN_A_ROW = 8
 MAX_PARTS = 16
+_ABOUT_NO_SLICE = (Kind.RECEIVED, Kind.CONTROL, Kind.HEARTBEAT)
 CLOSED = "its connection closed (the process ended)"
 
 
@@ -33,7 +36,14 @@ class Link:
     """Owned by the engine thread.  `on_lost(reason)` is called once, when it breaks."""
 
     def __init__(
-        self, sock: socket.socket, peer: int, *, loop: Loop, receiver: Receiver, on_lost: Callable[[str], None]
+        self,
+        sock: socket.socket,
+        peer: int,
+        *,
+        loop: Loop,
+        receiver: Receiver,
+        on_lost: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_sent = 0
@@ -42,6 +52,9 @@ class Link:
         self._loop = loop
         self._receiver = receiver
         self._on_lost = on_lost
+        self._recorder = recorder
+        self._given_bytes = 0  # to be sent, so far
+        self._noted: deque[tuple[int, Header]] = deque()  # slices on their way out, and the bytes up to their ends
         self._parts: deque[memoryview] = deque()
         self._wants_write = False
         self._staging = memoryview(bytearray(STAGING_BYTES))
@@ -58,9 +71,13 @@ class Link:
 
     def send(self, header: bytes, body: Any) -> None:
         self._parts.append(memoryview(header))
+        self._given_bytes += len(header)
         # An empty part would never be written off: sending it sends nothing.
         if body is not None and (view := memoryview(body).cast("B")):
             self._parts.append(view)
+            self._given_bytes += len(view)
+        if self._recorder is not None and self._recorder.is_on:
+            self._noted.append((self._given_bytes, frames.unpack(header)))
         if not self._wants_write:
             self._write()
 
@@ -75,6 +92,8 @@ class Link:
                 return
             self.bytes_sent += sent
             self._written(sent)
+            if self._noted:
+                self._note_written()
         self._want_write(bool(self._parts))
 
     def _written(self, sent: int) -> None:
@@ -85,6 +104,13 @@ class Link:
                 return
             sent -= len(part)
             self._parts.popleft()
+
+    def _note_written(self) -> None:
+        while self._noted and self._noted[0][0] <= self.bytes_sent:
+            header = self._noted.popleft()[1]
+            if self._recorder is not None and header.kind not in _ABOUT_NO_SLICE:
+                now_s = self._recorder.clock()
+                self._recorder.note(notes.Written(now_s, self.peer, header.kind, header.key, header.step))
 
     def _want_write(self, wants: bool) -> None:
         if wants != self._wants_write and self.is_open:

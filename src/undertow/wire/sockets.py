@@ -22,6 +22,7 @@ from collections import Counter
 from typing import Any
 
 from undertow.errors import ConfigError, Refused
+from undertow.trace.recorder import Recorder
 from undertow.wire.auth import Handshake, Role, shake_hands
 from undertow.wire.link import Link
 from undertow.wire.loop import Loop
@@ -40,12 +41,15 @@ ACCEPT_PAUSE_S = 0.1
 class SocketTransport:
     """All links of one group.  Made and closed in any thread, used in the engine's."""
 
-    def __init__(self, loop: Loop, *, rank: int, size: int, host: str, silence_s: float) -> None:
+    def __init__(
+        self, loop: Loop, *, rank: int, size: int, host: str, silence_s: float, recorder: Recorder | None = None
+    ) -> None:
         self.refused: Counter[str] = Counter()  # why, how often
         self._loop = loop
         self._rank = rank
         self._size = size
         self._silence_s = silence_s
+        self._recorder = recorder
         self._job = 0
         self._token = b""
         self._links: dict[int, Link] = {}
@@ -185,7 +189,12 @@ class SocketTransport:
         tune(sock, self._silence_s)
         receiver = self._receiver
         self._links[peer] = Link(
-            sock, peer, loop=self._loop, receiver=receiver, on_lost=lambda reason: receiver.lost(peer, reason)
+            sock,
+            peer,
+            loop=self._loop,
+            receiver=receiver,
+            on_lost=lambda reason: receiver.lost(peer, reason),
+            recorder=self._recorder,
         )
         receiver.connected(peer)
 

@@ -67,7 +67,7 @@ class EchoGroup:
 
         return on_result
 
-    def wait_for(self, ticket: Ticket) -> None:
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         self._cluster.run(until=lambda: ticket.is_done)
         self._cluster.check(ticket.is_done, "somebody waits at a gate that never opens")
 

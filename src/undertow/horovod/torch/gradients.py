@@ -17,6 +17,7 @@ from undertow.core.rounds import Op
 from undertow.horovod.torch import joining
 from undertow.runtime.group import Group
 from undertow.torch.gradients import Gradients
+from undertow.torch.noting import PassNoting
 from undertow.torch.passes import find_accumulator
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
@@ -43,6 +44,7 @@ class StepGradients:
         self._left: list[list[int]] = []  # of each gradient, passes until it leaves
         self._nodes: list[Any] = []  # autograd's own, held so that the hooks on them stay
         self.is_under_way = False  # something was added to a gradient since the last step
+        self._noting = PassNoting()
 
     def watch(self, named: Named) -> None:
         """These take part from now on; all ranks call it with the same."""
@@ -89,6 +91,7 @@ class StepGradients:
     def synchronize(self) -> None:
         """Return when every gradient is that of all ranks."""
         self._begin()
+        self._noting.end()
         for gradients in self._tables:
             gradients.send_rest()
         for gradients in self._tables:
@@ -101,6 +104,7 @@ class StepGradients:
     def _begin(self) -> None:
         if not self.is_under_way:
             self.is_under_way = True
+            self._noting.begin()
             for gradients in self._tables:
                 gradients.begin()
 

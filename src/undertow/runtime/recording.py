@@ -1,0 +1,68 @@
+"""What is recorded of this process, and where that goes.
+
+In: settings, the first group.  Out: the record is on before the group is formed, so that clocks are compared while the
+links are idle; a file, if one was asked for, from when it is known who the others are.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from undertow import __version__
+from undertow.errors import ConfigError
+from undertow.runtime.group import Group
+from undertow.settings import Settings
+from undertow.trace.chrome import About
+from undertow.trace.file import TraceFile
+from undertow.trace.recorder import here
+from undertow.trace.scribe import Scribe
+from undertow.trace.window import parse_window
+
+_scribe: Scribe | None = None
+
+
+def prepare(settings: Settings) -> None:
+    """A group is about to be formed."""
+    if settings.trace and _scribe is None:
+        here.start()
+
+
+def begin(settings: Settings, group: Group, *, rank: int) -> None:
+    """It is formed; this worker has that rank among all."""
+    global _scribe
+    if _scribe is None and settings.trace:
+        _scribe = Scribe(here)
+        _open_file(settings, group, _scribe, rank=rank)
+
+
+def _open_file(settings: Settings, group: Group, scribe: Scribe, *, rank: int) -> None:
+    about = About(
+        rank=rank,
+        world_size=group.size,
+        host=group.hosts[group.rank],
+        version=__version__,
+        script=sys.argv[0],
+        started=group.identity,
+    )
+    window = parse_window(settings.trace_steps)
+    try:
+        trace = TraceFile(Path(settings.trace), about, window, lambda: scribe.remove(trace))
+    except OSError as error:
+        raise ConfigError(f"the trace cannot be written to {settings.trace}: {error.strerror}") from None
+    scribe.add(trace)
+
+
+def end() -> None:
+    """Write the rest; a second call does nothing."""
+    global _scribe
+    if _scribe is not None:
+        _scribe.close()
+        _scribe = None
+
+
+def abandon() -> None:
+    """In a forked child: the parent writes."""
+    global _scribe
+    here.is_on = False
+    _scribe = None

@@ -1,0 +1,62 @@
+"""All ranks' traces in one file, for viewers.
+
+In: a folder with `rank-N.json`.  Out: `trace.json` in it.  Times are rank 0's already, so the events are put one after
+the other as they are; a last line that was cut off is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+MERGED = "trace.json"
+
+
+def find_files(folder: Path) -> dict[int, Path]:
+    """The traces of a folder, by rank."""
+    found = {}
+    for path in folder.glob("rank-*.json"):
+        match = re.fullmatch(r"rank-(\d+)\.json", path.name)
+        if match is not None:
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def merge(folder: Path) -> Path | None:
+    """Returns the file, or None if there is nothing to put into it."""
+    files = find_files(folder)
+    if not files:
+        return None
+    target = folder / MERGED
+    draft = folder / f".{MERGED}"
+    with draft.open("wb") as out:
+        separator = b"[\n"
+        for path in files.values():
+            for line in _read_events(path):
+                out.write(separator + line)
+                separator = b",\n"
+        out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
+    draft.replace(target)
+    return target
+
+
+def _read_events(path: Path) -> Iterator[bytes]:
+    """One by one; what is no event is left out."""
+    with path.open("rb") as lines:
+        for line in lines:
+            text = line.strip().rstrip(b",")
+            if text in (b"[", b"]", b""):
+                continue
+            if line.endswith(b",\n") or _is_whole(text):
+                yield text
+
+
+def _is_whole(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True

@@ -1,0 +1,38 @@
+"""Which steps are recorded: `20`, `1000:1050` or `all`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from undertow.errors import ConfigError
+
+
+class Window(NamedTuple):
+    """From the first step to the last, both included."""
+
+    first: int
+    last: float
+
+    def holds(self, step: int) -> bool:
+        """Also what comes before the first step, if that is recorded."""
+        return step <= self.last and (step >= self.first or self.first <= 1)
+
+    def is_over(self, step: int) -> bool:
+        return step > self.last
+
+    def __str__(self) -> str:
+        return f"{self.first} to {self.last:g}"
+
+
+def parse_window(text: str) -> Window:
+    if text == "all":
+        return Window(1, math.inf)
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
+    if match is None:
+        raise ConfigError(f"trace steps {text!r}: give a number such as 20, a range such as 1000:1050, or all")
+    first, last = int(match[1] or 1), int(match[2])
+    if not 1 <= first <= last:
+        raise ConfigError(f"trace steps {text!r}: there is no step from {first} to {last}; the first one is 1")
+    return Window(first, last)

@@ -1,0 +1,33 @@
+"""Which of the own addresses is used, and who shares this host.
+
+In: a peer's name or address.  Out: the own address from which it is reached; a mark of this host.
+Apart from `formation`, so that the launcher and the doctor can ask without the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from undertow.errors import ConfigError
+
+
+def route_to(host: str) -> str:
+    """The own address from which this host is reached: the interface in use."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"host {host!r} is not known here: {error.strerror}") from None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here; the kernel only picks the route
+        return str(probe.getsockname()[0])
+
+
+def same_host_mark() -> str:
+    """Two processes with the same mark share a network stack's loopback."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
