@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from undertow.runtime.shape import Shape
 from undertow.sim.bulk import CountedRound, Nowhere
 from undertow.sim.clock import Clock
 from undertow.sim.topology import Sends
+from undertow.trace.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +36,22 @@ class Costs:
 class Engine:
     """One worker's; also the `Transport` of its exchange."""
 
-    def __init__(self, clock: Clock, fabric: Sends, shape: Shape, costs: Costs) -> None:
+    def __init__(
+        self, clock: Clock, fabric: Sends, shape: Shape, costs: Costs, recorder: Recorder | None = None
+    ) -> None:
         self.rank = shape.rank
         self.peers: Sequence[Engine] = ()  # all engines, by rank
         self._clock = clock
         self._fabric = fabric
         self._costs = costs
         self._exchange = Exchange(
-            shape, self, clock=lambda: clock.now_s, memory=Nowhere(), make_round=CountedRound, pack=keep_header
+            shape,
+            self,
+            clock=lambda: clock.now_s,
+            memory=Nowhere(),
+            make_round=CountedRound,
+            pack=keep_header,
+            recorder=recorder or Recorder(),
         )
         self._busy_until_s = 0.0
         self._coming: list[tuple[float, int, tuple[int, Header, Any]]] = []  # a heap: when, and which frame
@@ -65,7 +74,11 @@ class Engine:
     def send(self, peer: int, header: Any, body: Any = None) -> None:
         self._spend(self._costs.message_s)
         size_bytes = HEADER_BYTES + header.length
-        self._fabric.send(self.rank, peer, size_bytes, self.peers[peer].expect, (self.rank, header, body))
+        self._fabric.send(self.rank, peer, size_bytes, self._arrival_at(peer), (self.rank, header, body))
+
+    def _arrival_at(self, peer: int) -> Callable[[float, tuple[int, Header, Any]], None]:
+        """Whom to tell when the frame that leaves now will be there."""
+        return self.peers[peer].expect
 
     def is_connected(self, peer: int) -> bool:
         return True
@@ -107,13 +120,16 @@ class Engine:
     def _end(self) -> None:
         assert self._current is not None
         frame, self._current = self._current, None
-        self._exchange.handle(*frame)
+        self._handle(frame)
         if not self._coming:
             return
         if self._coming[0][0] <= self._clock.now_s:
             self._begin()
         else:
             self._wake_at(self._coming[0][0])
+
+    def _handle(self, frame: tuple[int, Header, Any]) -> None:
+        self._exchange.handle(*frame)
 
     def _spend(self, seconds: float) -> None:
         now_s = self._clock.now_s

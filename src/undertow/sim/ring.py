@@ -53,6 +53,8 @@ class Ring:
         steps = 2 * (workers - 1)
         self._stream_bytes = [max(1, round(size * steps / workers)) for size in sizes]
         self._overhead_s = BUCKET_S + steps * STEP_S + max(0, steps - 1) * latency_s  # one is the stream's own
+        self.on_sum: Callable[[int, float], None] = lambda bucket, since_s: None  # told of every bucket that is there
+        self._began_s = [0.0] * len(self.buckets)
         self._members: list[Member] = []
         self._launched = [0] * len(self.buckets)  # by so many workers
         self._streams = [0] * len(self.buckets)  # that are still under way
@@ -68,6 +70,7 @@ class Ring:
         if self._launched[bucket] < self._workers:
             return
         self._launched[bucket] = 0
+        self._began_s[bucket] = self._clock.now_s
         if self._workers == 1:
             self._end(bucket)
             return
@@ -85,6 +88,7 @@ class Ring:
             self._clock.at(self._clock.now_s + self._overhead_s, self._end, bucket)
 
     def _end(self, bucket: int) -> None:
+        self.on_sum(bucket, self._began_s[bucket])
         for member in self._members:
             member.take()
 

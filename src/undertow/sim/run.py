@@ -5,6 +5,7 @@ In: a profile, a topology, a schedule.  Out: how long a step takes, and what it 
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from undertow.sim.clock import Clock
 from undertow.sim.delivery import Delivery, Mixed
 from undertow.sim.engine import Costs, Engine
 from undertow.sim.layout import Layout
+from undertow.sim.recorded import Diary, RecordedEngine, RecordedWorker, note_sum
 from undertow.sim.ring import Ring
 from undertow.sim.schedules import Schedule, find_schedule
 from undertow.sim.subject import Device
@@ -57,11 +59,15 @@ def simulate(
     steps: int = 2,
     costs: Costs | None = None,
     pace: Pace = lambda rank, step: 1.0,
+    diaries: Sequence[Diary] | None = None,
 ) -> Outcome:
-    """So many steps; the first starts with all workers at once, and nothing on its way."""
+    """So many steps; the first starts with all workers at once, and nothing on its way.
+
+    What happens can be written down, in one diary for each worker.
+    """
     costs = costs or Costs()
     cluster = find_cluster(profile, topology, device, costs)
-    return _run_alone(Job(profile, schedule, cluster, costs, make_stage(topology)), steps, pace)
+    return _run_alone(Job(profile, schedule, cluster, costs, make_stage(topology), diaries=diaries), steps, pace)
 
 
 def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Costs) -> Cluster:
@@ -116,9 +122,11 @@ class Job:
         costs: Costs,
         stage: Stage,
         number: int = 0,
+        diaries: Sequence[Diary] | None = None,
     ) -> None:
         self.stage = stage
         self._clock = stage.clock
+        self._diaries = diaries
         self._fabric = Lane(stage.fabric, number)
         self._costs = costs if schedule.message_s is None else replace(costs, message_s=schedule.message_s)
         self.plan = make_plan(profile, cluster, policy=schedule.policy, has_gates=schedule.has_gates)
@@ -127,6 +135,8 @@ class Job:
             _make_layer(layer, tensors, self.plan, cluster)
             for layer, tensors in zip(profile.layers, self._layout.layers, strict=True)
         ]
+        for diary in diaries or ():
+            diary.begin(stage.clock, profile, self.plan, cluster, self._layout.slices)
 
     def find_pace(self, rank: int, pace: Pace) -> Callable[[int], float]:
         """Of the worker of this rank, on its host."""
@@ -140,10 +150,7 @@ class Job:
 
     def _join_engines(self, workers: Sequence[Worker]) -> int:
         layout, names = self._layout, [f"rank{rank}" for rank in range(len(workers))]
-        engines = [
-            Engine(self._clock, self._fabric, _make_shape(rank, names, layout.schedule), self._costs)
-            for rank in range(len(workers))
-        ]
+        engines = [self._make_engine(_make_shape(rank, names, layout.schedule), rank) for rank in range(len(workers))]
         ring = self._make_ring(len(workers), layout.reduced_bytes)
         for engine, worker in zip(engines, workers, strict=True):
             engine.peers = engines
@@ -153,6 +160,18 @@ class Job:
             worker.delivery = Mixed(delivery, ring.join(gates, worker.go_on)) if ring.buckets else delivery
         return len(layout.slices) + len(ring.buckets)
 
+    def _make_engine(self, shape: Shape, rank: int) -> Engine:
+        if self._diaries is None:
+            return Engine(self._clock, self._fabric, shape, self._costs)
+        return RecordedEngine(self._clock, self._fabric, shape, self._costs, self._diaries[rank].recorder)
+
+    def make_worker(self, steps: int, rank: int, pace: Pace) -> Worker:
+        """Of a job that has its devices for itself."""
+        own_pace = self.find_pace(rank, pace)
+        if self._diaries is None:
+            return Worker(self._clock, self.layers, steps, own_pace)
+        return RecordedWorker(self._clock, self.layers, steps, own_pace, self._diaries[rank])
+
     def _join_ring(self, workers: Sequence[Worker]) -> int:
         ring = self._make_ring(len(workers), self._layout.sizes_bytes)
         for worker in workers:
@@ -160,14 +179,15 @@ class Job:
         return len(ring.buckets)
 
     def _make_ring(self, workers: int, sizes_bytes: dict[int, int]) -> Ring:
-        return Ring(self._clock, self._fabric, workers, sizes_bytes, self.stage.topology.latency_s)
+        ring = Ring(self._clock, self._fabric, workers, sizes_bytes, self.stage.topology.latency_s)
+        if self._diaries is not None:
+            ring.on_sum = functools.partial(note_sum, self._diaries, ring.buckets, sizes_bytes)
+        return ring
 
 
 def _run_alone(job: Job, steps: int, pace: Pace) -> Outcome:
     stage = job.stage
-    workers = [
-        Worker(stage.clock, job.layers, steps, job.find_pace(rank, pace)) for rank in range(len(stage.topology.places))
-    ]
+    workers = [job.make_worker(steps, rank, pace) for rank in range(len(stage.topology.places))]
     slices = job.join(workers)
     for worker in workers:
         stage.clock.at(0.0, worker.start)

@@ -78,9 +78,13 @@ class Worker:
         if layer == len(self._layers):
             self._end()
         elif self.delivery.is_here(layer):
-            self._run(self._layers[layer].forward_s * self._slowdown, self._enter, layer + 1)
+            self._run(self._layers[layer].forward_s * self._slowdown, self._leave, layer)
         else:
             self._wait(layer)
+
+    def _leave(self, layer: int) -> None:
+        """The layer's forward is done."""
+        self._enter(layer + 1)
 
     def _wait(self, layer: int) -> None:
         self._waits_at = layer
