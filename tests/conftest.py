@@ -1,11 +1,14 @@
-"""For all tests: nothing of an outer job, or of the shell that started them, leaks in."""
+"""For all tests: nothing of an outer job, or of the shell that started them, leaks in; and a browser."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+from tests.chromium import Browser, check_installed, open_chromium
 
 _OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -23,3 +26,20 @@ def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test started inside a job, or on a machine set up for one, is not part of it."""
     for name in [name for name in os.environ if name in _OUTER or name.startswith("UNDERTOW_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Started once; tests ask for `browser`."""
+    check_installed()
+    with open_chromium(tmp_path_factory.mktemp("chromium")) as made:
+        yield made
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """An empty window; fails the test if a page complained in the console and the test did not ask about it."""
+    chromium.open("about:blank")
+    chromium.complaints()
+    yield chromium
+    assert chromium.complaints() == []

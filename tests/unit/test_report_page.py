@@ -12,7 +12,7 @@ from tests.unit.report_samples import point, results, sweep
 from undertow.report.columns import COLUMNS
 from undertow.report.page import make_page
 
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "link"}
 NASTY = "<script>alert('x')</script> & \"y\""
 
 

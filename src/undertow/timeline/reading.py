@@ -1,0 +1,228 @@
+"""Reads the trace files of a folder, whatever state they are in.
+
+In: a folder with `rank-N.json` of every rank (or one `trace.json` with all of them).  Out: a `Trace`, with what is
+missing said in words; None if there is no trace at all.
+Nothing that is in a file makes it fail: a line that is no event is counted, and the rest is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from undertow.plan.cluster import Cluster
+from undertow.plan.plan import Plan
+from undertow.plan.profile import Profile
+from undertow.timeline.events import Args, Event, decode, to_ns
+from undertow.timeline.model import Header, Lane, Planned, RankTrace, Span, Trace, Wire
+from undertow.timeline.model import Step as StepSpan
+from undertow.timeline.runs import choose_run
+from undertow.timeline.words import capitalise, name_ranks
+
+MERGED = "trace.json"
+FORMAT = 1
+GATHER = "gather"
+T = TypeVar("T")
+
+
+def read_trace(folder: Path) -> Trace | None:
+    """What is there, and what is not."""
+    files = sorted(folder.glob("rank-*.json")) or sorted(folder.glob(MERGED))
+    missing: list[str] = []
+    found: list[RankTrace] = []
+    for path in files:
+        read, gaps = _read_file(path)
+        found += read
+        missing += gaps
+    if not found:
+        return None
+    ranks, left_out = choose_run(found)
+    world_size = next(iter(ranks.values())).header.world_size
+    absent = sorted(set(range(world_size)) - ranks.keys())
+    if absent:
+        gap = f"{name_ranks(absent)} of {world_size}: no trace here; copy rank-*.json of every host into this folder."
+        missing.insert(0, capitalise(gap))
+    empty = [rank for rank, trace in ranks.items() if not trace.steps]
+    if empty and len(empty) < len(ranks):
+        missing.append(capitalise(f"{name_ranks(empty)}: no complete step, so left out of everything below."))
+        ranks = {rank: trace for rank, trace in ranks.items() if trace.steps}
+    return Trace(folder=str(folder), world_size=world_size, ranks=ranks, missing=[*left_out, *missing])
+
+
+def _read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
+    try:
+        with path.open("rb") as lines:
+            book = _Book()
+            for line in lines:
+                book.take(line)
+    except OSError as error:
+        return [], [f"{path.name}: cannot be read ({error.strerror})."]
+    return book.close(path.name)
+
+
+class _Book:
+    """One file, line by line."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, RankTrace] = {}
+        self._broken = 0
+        self._is_last_broken = False
+        self._newer: set[int] = set()
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # every wire of a slice shares one tuple
+
+    def take(self, line: bytes) -> None:
+        if line.strip() in (b"", b"[", b"]"):
+            return
+        event = decode(line)
+        self._is_last_broken = event is None
+        if event is None:
+            self._broken += 1
+        elif event.args is not None:
+            self._put(event, event.args)
+
+    def close(self, name: str) -> tuple[list[RankTrace], list[str]]:
+        gaps = []
+        if self._newer:
+            gaps.append(f"{name}: format {max(self._newer)}, written by a newer undertow than this one.")
+        if not self._ranks:
+            return [], gaps or [f"{name}: no trace of undertow."]
+        broken = self._broken - self._is_last_broken
+        if broken:
+            gaps.append(f"{name}: {broken} {'line is' if broken == 1 else 'lines are'} no event of undertow, left out.")
+        cut = [rank for rank, trace in self._ranks.items() if trace.ended is None]
+        if cut:
+            how = "in the middle of an event" if self._is_last_broken else "without an end"
+            gaps.append(f"{name}: cut off {how}; was {name_ranks(cut)} killed, or does it still run?")
+        for trace in self._ranks.values():
+            _sort(trace)
+        return list(self._ranks.values()), gaps
+
+    def _put(self, event: Event, args: Args) -> None:
+        if event.ph == "M":
+            return self._put_fact(event, args)
+        trace = self._ranks.get(event.pid)
+        if trace is None or event.ph != "X":
+            return
+        begin_ns, end_ns = to_ns(event.ts), to_ns(event.ts + event.dur)
+        if event.cat in _TO_LANE:
+            trace.lane.append(self._make_span(event, args, begin_ns, end_ns))
+        elif event.cat == "wire-out":
+            trace.outs.append(self._make_wire(args, args.to, begin_ns, end_ns))
+        elif event.cat == "wire-in":
+            trace.ins.append(self._make_wire(args, args.source_rank, begin_ns, end_ns))
+        elif event.cat == "step":
+            trace.steps[args.step] = StepSpan(args.step, begin_ns, end_ns)
+        elif event.cat == "shard":
+            trace.shard.append(self._make_span(event, args, begin_ns, end_ns))
+        elif event.cat == "allreduce":
+            trace.reduced.append(self._make_span(event, args, begin_ns, end_ns))
+
+    def _put_fact(self, event: Event, args: Args) -> None:
+        if event.name == "undertow":
+            if args.format > FORMAT:
+                self._newer.add(args.format)
+            elif 0 <= args.rank < args.world_size:
+                self._ranks[event.pid] = RankTrace(_make_header(args))
+            return
+        trace = self._ranks.get(event.pid)
+        if trace is None:
+            return
+        if event.name == "undertow.table":
+            _learn_table(trace, args)
+        elif event.name == "undertow.plan":
+            trace.plans += _make_plan(event, args)
+        elif event.name == "undertow.link":
+            trace.link_bytes_per_s = args.bytes_per_s or trace.link_bytes_per_s
+        elif event.name == "undertow.clock":
+            # Half of the fastest round trip bounds the error; slower ones were not believed.
+            error_ns = round(args.round_trip_s * 1e9 / 2)
+            trace.clock_error_ns = min(trace.clock_error_ns or error_ns, error_ns)
+        elif event.name == "undertow.end":
+            trace.ended = args.reason
+
+    def _make_span(self, event: Event, args: Args, begin_ns: int, end_ns: int) -> Span:
+        tensors = (args.tensor,) if args.tensor else args.tensors
+        return Span(
+            cat=event.cat,
+            name=event.name,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            step=args.step,
+            tensors=self._share(tensors),
+            reason=args.reason,
+            key=args.key,
+            round=args.round,
+            size_bytes=args.size_bytes,
+        )
+
+    def _make_wire(self, args: Args, peer: int, begin_ns: int, end_ns: int) -> Wire:
+        return Wire(
+            kind=args.kind,
+            key=args.key,
+            round=args.round,
+            step=args.step,
+            size_bytes=args.size_bytes,
+            peer=peer,
+            tensors=self._share(args.tensors),
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            queued_ns=to_ns(args.queued) if args.queued >= 0 else -1,
+            sent_ns=to_ns(args.sent) if args.sent >= 0 else -1,
+        )
+
+    def _share(self, tensors: object) -> tuple[str, ...]:
+        names = tuple(map(str, tensors)) if isinstance(tensors, (list, tuple)) else ()
+        return self._names.setdefault(names, names)
+
+
+_TO_LANE = frozenset(lane.value for lane in Lane)
+
+
+def _make_header(args: Args) -> Header:
+    return Header(
+        rank=args.rank,
+        world_size=args.world_size,
+        host=args.host,
+        version=args.version,
+        source=args.source,
+        script=args.script,
+        started=str(args.started),
+    )
+
+
+def _learn_table(trace: RankTrace, args: Args) -> None:
+    keys = args.tensors if isinstance(args.tensors, dict) else {}
+    numbers = {int(key) for key in map(str, keys) if key.isdigit()}
+    if args.op.lower() == GATHER:
+        trace.gathered |= numbers
+    else:
+        trace.gathered -= numbers
+
+
+def _make_plan(event: Event, args: Args) -> list[Planned]:
+    try:
+        plan = msgspec.json.decode(args.plan, type=Plan)
+    except (msgspec.DecodeError, ValueError):
+        return []
+    return [
+        Planned(to_ns(event.ts), plan, _decode_optional(args.profile, Profile), _decode_optional(args.cluster, Cluster))
+    ]
+
+
+def _decode_optional(raw: msgspec.Raw, wanted: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(raw, type=wanted)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+def _sort(trace: RankTrace) -> None:
+    """As they began; of two that began together the longer one is around the other."""
+    for spans in (trace.lane, trace.shard, trace.reduced):
+        spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
+    for wires in (trace.outs, trace.ins):
+        wires.sort(key=lambda wire: (wire.begin_ns, wire.end_ns))
+        # A table says how most of it travels; what has a result was summed.
+        trace.gathered -= {wire.key for wire in wires if wire.kind == "result"}

@@ -1,0 +1,57 @@
+"""The browser of the tests itself: it shows a page, obeys, and hears what the page complains about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import chromium
+from tests.chromium import PHONE, Browser
+
+PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>t</title>
+<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">
+<style>body { color: rgb(1, 2, 3) } @media (prefers-color-scheme: dark) { body { color: rgb(4, 5, 6) } }</style>
+<body><button onclick="this.textContent = 'pressed'">press</button>"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    path.write_text(PAGE)
+    return path
+
+
+def test_a_page_is_shown_and_can_be_used(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.find("button").click()
+    browser.wait_until("document.querySelector('button').textContent == 'pressed'")
+    assert browser.run("return innerWidth") == 1280
+
+
+def test_a_phone_in_the_dark(browser: Browser, page: Path, tmp_path: Path) -> None:
+    browser.open(page, size=PHONE, dark=True)
+    assert browser.run("return innerWidth") == 390
+    assert browser.run("return getComputedStyle(document.body).color") == "rgb(4, 5, 6)"
+    browser.photograph(tmp_path / "page.png")
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("trouble", ["throw Error('broken')", "console.error('broken')", "console.warn('broken')"])
+def test_complaints_of_a_page_are_heard(browser: Browser, tmp_path: Path, trouble: str) -> None:
+    path = tmp_path / "broken.html"
+    path.write_text(f"{PAGE}<script>{trouble}</script>")
+    browser.open(path)
+    (complaint,) = browser.complaints()
+    assert "broken" in complaint
+    assert browser.complaints() == []
+
+
+def test_without_a_browser_tests_are_skipped_but_fail_where_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "CHROMIUM", Path("/nowhere/chromium"))
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="/nowhere/chromium not there: apt install chromium"):
+        chromium.check_installed()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="/nowhere/chromium not there"):
+        chromium.check_installed()
