@@ -53,13 +53,16 @@ class Verdict:
 
     exit_code: int
     lines: tuple[str, ...] = ()
+    summary: str = "done"
 
 
 def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None = None) -> Verdict:
     """The first cause is the earliest failure that is not a consequence of another."""
     if interrupted_by is not None:
         return Verdict(
-            128 + interrupted_by, (f"undertow: interrupted by {interrupted_by.name}, all workers have ended",)
+            128 + interrupted_by,
+            (f"undertow: interrupted by {interrupted_by.name}, all workers have ended",),
+            f"interrupted by {interrupted_by.name}",
         )
     failed = [ending for ending in endings if ending.code != 0]
     if not failed:
@@ -72,7 +75,7 @@ def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None =
     if lost:
         headline = f"rank {lost.rank} (host {lost.host}) was lost first: {lost.reason}"
     error = first.error or ("(it wrote nothing to stderr)",)
-    return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error))
+    return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error), headline)
 
 
 def describe_code(code: int) -> str:

@@ -29,6 +29,14 @@ class Shown(enum.Enum):
     HIDDEN = "hidden"
 
 
+class Audible(enum.Enum):
+    """Whose output the user gets to see."""
+
+    ALL = "all"  # every line with its rank
+    FIRST = "first"  # rank 0's, as it is
+    BESIDE = "beside"  # the same, but nothing on a terminal: something else is drawn there
+
+
 def make_prefix(rank: int, *, coloured: bool, name: str = "") -> bytes:
     """Of a rank, or of a job by name; neighbours differ in colour."""
     text = f"[{name or f'rank {rank}'}] "

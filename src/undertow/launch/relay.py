@@ -13,6 +13,7 @@ import selectors
 import struct
 import termios
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from undertow.launch.output import Lines, Shown, Tail
@@ -23,6 +24,7 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(eq=False)
 class _Stream:
+    rank: int
     source_fd: int
     target_fd: int
     shown: Shown
@@ -33,7 +35,8 @@ class _Stream:
 class Relay:
     """`add` every stream, then `start`; `finish` once the workers have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, listen: Callable[[int, bytes], None] | None = None) -> None:
+        self._listen = listen  # told what rank 0 writes, and whether to 1 or 2
         self._tails: dict[int, Tail] = {}
         self._selector = selectors.DefaultSelector()
         self._ending = threading.Event()
@@ -45,7 +48,7 @@ class Relay:
     def add(self, source_fd: int, target_fd: int, *, rank: int, shown: Shown, prefix: bytes = b"") -> None:
         """Carry one stream; what goes to stderr is kept for the report as well.  The relay closes `source_fd`."""
         tail = self._tails.setdefault(rank, Tail()) if target_fd == 2 else None
-        stream = _Stream(source_fd, target_fd, shown, Lines(prefix), tail)
+        stream = _Stream(rank, source_fd, target_fd, shown, Lines(prefix), tail)
         self._selector.register(source_fd, selectors.EVENT_READ, stream)
 
     def start(self) -> None:
@@ -96,6 +99,8 @@ class Relay:
     def _carry(self, stream: _Stream, data: bytes) -> None:
         if stream.tail:
             stream.tail.feed(data)
+        if self._listen is not None and stream.rank == 0:
+            self._listen(stream.target_fd, data)
         if stream.shown is Shown.RAW:
             self._write(stream.target_fd, data)
         elif stream.shown is Shown.PREFIXED:

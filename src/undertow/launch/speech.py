@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import threading
+from collections.abc import Callable, Sequence
 
 STDERR = 2
 PIECE_BYTES = 4096
@@ -33,8 +34,19 @@ class _Speech(threading.Thread):
             pass  # nobody listens, or the disk is full: a lost line is no reason to fail
 
 
+_divert: Callable[[Sequence[str]], None] | None = None
+
+
+def divert(take: Callable[[Sequence[str]], None] | None) -> None:
+    """From now on lines are handed over instead, to whoever has the terminal for itself; None ends that."""
+    global _divert
+    _divert = take
+
+
 def say(*lines: str) -> None:
     """Write lines to stderr; returns as soon as it is done or nobody reads any more."""
+    if _divert is not None:
+        return _divert(lines)
     speech = _Speech("".join(line + "\n" for line in lines).encode(errors="replace"))
     try:
         speech.start()

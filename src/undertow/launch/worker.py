@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
-from undertow.launch.output import Shown, make_prefix
+from undertow.launch.output import Audible, Shown, make_prefix
 from undertow.launch.relay import Relay
 
 
@@ -54,13 +54,13 @@ class Worker:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def start_worker(post: Post, *, relay: Relay, quiet_ranks: bool) -> Worker:
-    """Start one worker; with `quiet_ranks` only rank 0 is shown."""
+def start_worker(post: Post, *, relay: Relay, audible: Audible) -> Worker:
+    """Start one worker; `audible` decides whether it is seen."""
     rank = post.rank
     with ExitStack() as undo:
         streams = []
         for fd in (1, 2):
-            streams.append(_open_stream(fd, rank=rank, quiet_ranks=quiet_ranks))
+            streams.append(_open_stream(fd, rank=rank, audible=audible))
             undo.callback(streams[-1].close)
         with post.entered():
             process = subprocess.Popen(
@@ -100,12 +100,12 @@ class _Outlet:
                 os.close(fd)
 
 
-def _open_stream(fd: int, *, rank: int, quiet_ranks: bool) -> _Outlet:
+def _open_stream(fd: int, *, rank: int, audible: Audible) -> _Outlet:
     terminal = os.isatty(fd)
-    if not quiet_ranks:
+    if audible is Audible.ALL:
         prefix = make_prefix(rank, coloured=terminal and not os.environ.get("NO_COLOR"))
         return _Outlet(fd, Shown.PREFIXED, prefix, *os.pipe())
-    if rank != 0:
+    if rank != 0 or (audible is Audible.BESIDE and terminal):
         return _Outlet(fd, Shown.HIDDEN, b"", *os.pipe())
     if not terminal:
         return _Outlet(fd, Shown.RAW, b"", *os.pipe())

@@ -98,6 +98,7 @@ def shutdown(error: str = "") -> None:
     with _lock:
         groups, _settings = list(_groups.values()), None
         _groups.clear()
+        recording.part()
         sharing.close_all()  # first: to say goodbye may take long, and needs no device
         for group in groups:
             group.close(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from undertow import __version__
 from undertow.errors import ConfigError
+from undertow.live.sender import Sender, open_sender
 from undertow.runtime.group import Group
 from undertow.settings import Settings
 from undertow.trace.chrome import About
@@ -20,20 +21,27 @@ from undertow.trace.scribe import Scribe
 from undertow.trace.window import parse_window
 
 _scribe: Scribe | None = None
+_sender: Sender | None = None  # of pulses, if somebody watches the job
 
 
 def prepare(settings: Settings) -> None:
     """A group is about to be formed."""
-    if settings.trace and _scribe is None:
+    if (settings.trace or settings.live) and _scribe is None:
         here.start()
 
 
 def begin(settings: Settings, group: Group, *, rank: int) -> None:
     """It is formed; this worker has that rank among all."""
-    global _scribe
-    if _scribe is None and settings.trace:
+    global _scribe, _sender
+    if _scribe is None and (settings.trace or settings.live):
         _scribe = Scribe(here)
-        _open_file(settings, group, _scribe, rank=rank)
+        if settings.trace:
+            _open_file(settings, group, _scribe, rank=rank)
+        if settings.live:
+            _sender = open_sender(settings.live, here, rank=rank, local_rank=settings.local_rank)
+            _scribe.add(_sender)
+    if _sender is not None:
+        _sender.travel_with(group)
 
 
 def _open_file(settings: Settings, group: Group, scribe: Scribe, *, rank: int) -> None:
@@ -53,16 +61,22 @@ def _open_file(settings: Settings, group: Group, scribe: Scribe, *, rank: int) -
     scribe.add(trace)
 
 
+def part() -> None:
+    """The groups are about to be left."""
+    if _sender is not None:
+        _sender.part()
+
+
 def end() -> None:
     """Write the rest; a second call does nothing."""
-    global _scribe
+    global _scribe, _sender
     if _scribe is not None:
         _scribe.close()
-        _scribe = None
+        _scribe = _sender = None
 
 
 def abandon() -> None:
     """In a forked child: the parent writes."""
-    global _scribe
+    global _scribe, _sender
     here.is_on = False
-    _scribe = None
+    _scribe = _sender = None

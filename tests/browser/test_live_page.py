@@ -1,0 +1,127 @@
+"""The live page in a real browser: it follows the job, says when it cannot, and shows words as words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chromium import PHONE, WIDE, Browser
+from tests.unit.live_samples import make_board, make_picture, make_pulse
+from undertow.live.pulse import State
+from undertow.live.show import Web
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    web = Web(0, make_picture(4))
+    web.start()
+    yield web
+    web.release()
+
+
+def open_page(browser: Browser, web: Web, size: tuple[int, int] = WIDE, *, dark: bool = False) -> None:
+    browser.open(f"http://127.0.0.1:{web.port}/", size=size, dark=dark)
+    wait_for_text(browser, "link", "live")
+
+
+def wait_for_text(browser: Browser, name: str, text: str) -> None:
+    browser.wait_until(f"document.getElementById('{name}').textContent.includes({text!r})")
+
+
+def end(web: Web, verdict: str) -> None:
+    board = make_board(4)
+    board.conclude(verdict)
+    web.finish(board.look(200.0))
+
+
+def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browser, web: Web) -> None:
+    open_page(browser, web)
+    assert browser.driver.title == "train.py: step 1240"
+    assert [browser.find(f"#{name}").text for name in ("steps", "waits", "out", "layer")] == [
+        "1240",
+        "9 %",
+        "93 MB/s out",
+        "31 ms",
+    ]
+    assert [row.text for row in browser.find_all("#ranks td:first-child")] == ["0", "1", "2", "3"]
+    board = make_board(4)
+    board.hear(make_pulse(2, 2, steps=1250, steps_per_s=9.0), 100.0)
+    board.note_history()
+    board.lines.feed(1, b"loss 0.5\n")
+    web.show(board.look(101.0))
+    wait_for_text(browser, "steps", "1250")
+    assert browser.find("#lines").text == "loss 0.5"
+    assert browser.find("#speeds polyline").get_attribute("points") != ""
+    end(web, "done")
+    wait_for_text(browser, "link", "the job has ended: done")
+    assert browser.run("return events.readyState") == 2  # closed: it does not try again
+
+
+def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
+    first = Web(0, make_picture(4))
+    first.start()
+    open_page(browser, first)
+    first._gallery.hang(make_picture(4), is_last=True)  # the stream ends, though the job does not say so
+    first.release()
+    wait_for_text(browser, "link", "connection lost, trying again")
+    assert browser.run("return document.body.classList.contains('stale')")
+    second = Web(first.port, make_picture(4, steps=2000))
+    second.start()
+    try:
+        wait_for_text(browser, "link", "live")
+        wait_for_text(browser, "steps", "2000")
+        assert not browser.run("return document.body.classList.contains('stale')")
+    finally:
+        second.release()
+    assert all("ERR_" in complaint for complaint in browser.complaints())  # that nobody answered, nothing else
+
+
+def test_a_job_that_failed_says_so(browser: Browser, web: Web) -> None:
+    open_page(browser, web)
+    end(web, "rank 1 (host b) failed first: exit code 3")
+    wait_for_text(browser, "link", "the job has ended: rank 1 (host b) failed first: exit code 3")
+    assert browser.run("return document.getElementById('link').dataset.state") == "failed"
+
+
+def test_words_of_workers_are_never_markup(browser: Browser, web: Web) -> None:
+    trap = "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>"
+    board = make_board(1, layer=trap, waits_for=trap, state=State.WAITING, stands_for=trap)
+    board.lines.feed(1, trap.encode() + b"\n")
+    web.show(board.look(101.0))
+    open_page(browser, web)
+    wait_for_text(browser, "lines", "<img")
+    assert browser.find_all("main img, main script") == []
+    assert browser.driver.title == "train.py: step 1240"
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_nothing_sticks_out_and_alarms_are_seen(browser: Browser, web: Web, size: tuple[int, int], dark: bool) -> None:
+    board = make_board(8, layer="features.denseblock4.layer32.conv2", waits_for="features.conv0.weight")
+    board.end(3, "killed by SIGKILL; out of memory?")
+    board.lines.feed(1, b"x" * 400 + b"\n")
+    web.show(board.look(101.0))
+    open_page(browser, web, size, dark=dark)
+    browser.wait_until("document.querySelectorAll('#ranks tr').length == 8")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.find("tr.alarming").text.startswith("3 node3 ended: killed by SIGKILL")
+    paper, ink = browser.run("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
+    assert (paper, ink) == (
+        ("rgb(21, 24, 28)", "rgb(230, 232, 235)") if dark else ("rgb(255, 255, 255)", "rgb(27, 31, 36)")
+    )
+
+
+def test_a_keyboard_reaches_what_scrolls_and_a_screen_reader_hears_the_state(browser: Browser, web: Web) -> None:
+    board = make_board(2)
+    board.lines.feed(1, b"loss 0.5\n")
+    web.show(board.look(101.0))
+    open_page(browser, web, PHONE)
+    wait_for_text(browser, "lines", "loss")
+    reached = []
+    for _ in range(2):
+        browser.press("\ue004")  # Tab
+        reached.append(browser.run("return document.activeElement.getAttribute('aria-labelledby')"))
+    assert reached == ["ranks-title", "output-title"]
+    assert browser.find("#link").get_attribute("role") == "status"
+    assert "8.3 steps/s" in str(browser.find("#speeds").get_attribute("aria-label"))

@@ -1,0 +1,79 @@
+"""Workers that train tell those who watch how it goes, whatever door they came through."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+import undertow.torch
+from tests.workers import run_workers
+from undertow.live.mailbox import Mailbox
+from undertow.live.pulse import Pulse, State
+
+STEPS = 12
+
+
+@contextmanager
+def watched() -> Iterator[tuple[dict[str, str], list[Pulse]]]:
+    """The environment for workers, and their pulses, which are all there after the block."""
+    heard: list[Pulse] = []
+    mailbox = Mailbox(heard.append)
+    mailbox.start()
+    try:
+        yield {"UNDERTOW_LIVE": str(mailbox.path)}, heard
+    finally:
+        mailbox.close()
+
+
+def last_of(heard: list[Pulse], rank: int) -> Pulse:
+    return max((pulse for pulse in heard if pulse.rank == rank), key=lambda pulse: pulse.sequence)
+
+
+def train(rank: int, door: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if door == "parallelize":
+        model, optimizer = undertow.torch.parallelize(model, optimizer)
+    else:
+        model = undertow.torch.DistributedDataParallel(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("door", ["ddp", "parallelize"])
+def test_steps_layers_and_bytes_are_told(door: str) -> None:
+    with watched() as (environment, heard):
+        run_workers(2, train, door, environment=environment)
+    for rank in range(2):
+        told = last_of(heard, rank)
+        assert (told.steps, told.state) == (STEPS, State.ENDED)
+        assert told.layer in ("0", "2")  # as the model calls them
+        assert told.layer_ms_per_step > 0
+        assert told.bytes_out > 0
+        assert told.bytes_in > 0
+        assert told.steps_per_s > 0
+
+
+def test_a_rank_on_another_host_is_heard_of_through_rank_0() -> None:
+    with watched() as (environment, heard):
+        # Only rank 0 has a launcher; the others' own is nowhere, as if it were on another host.
+        run_workers(2, leave_for_elsewhere, environment=environment, init=False)
+    told = [pulse for pulse in heard if pulse.rank == 1]
+    assert told
+    assert told[-1].state is State.ENDED
+
+
+def leave_for_elsewhere(rank: int) -> None:
+    if rank == 1:
+        os.environ["UNDERTOW_LIVE"] = "/nowhere/pulses"
+        os.environ["LOCAL_RANK"] = "0"
+    undertow.init()
