@@ -30,9 +30,11 @@ _BEFORE_A_SCRIPT: dict[str, Any] = {
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "run": ("undertow.cli.run:run", _BEFORE_A_SCRIPT),
     "env": ("undertow.cli.environment:show_environment", {}),
+    "doctor": ("undertow.cli.doctor:doctor", {}),
     "bench": ("undertow.cli.bench:bench", {}),
     "bottleneck": ("undertow.cli.bottleneck:bottleneck", {}),
     "plan": ("undertow.cli.plan:plan", _BEFORE_A_SCRIPT),
+    "report": ("undertow.cli.report:report", {}),
     "papers": ("undertow.cli.papers:papers", {}),
     "simulate": ("undertow.cli.simulate:simulate", {}),
     "faults": ("undertow.cli.faults:faults", {}),

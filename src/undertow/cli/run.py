@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from undertow.cli.errors import one_line_errors
 from undertow.launch.changes import Changes, Switch
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
+from undertow.launch.nodes import Seat
 from undertow.launch.sharing import Wishes
 from undertow.launch.speech import notify
 from undertow.settings import Batch
@@ -65,6 +67,14 @@ def run(
     horovod: Annotated[
         bool, typer.Option("--horovod", help="import horovod.torch finds undertow's even if Horovod is installed.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
+    ] = None,
+    trace_steps: Annotated[
+        str | None,
+        typer.Option("--trace-steps", help="Which steps: 20 (the first), 1000:1050 or all; else 100.", metavar="N"),
+    ] = None,
     shares: Annotated[
         bool, typer.Option("--share", help="Take turns on the devices with other jobs that do: see undertow share.")
     ] = False,
@@ -76,6 +86,16 @@ def run(
     ] = False,
     share_name: Annotated[
         str | None, typer.Option("--share-name", help="With --share: what the job is called; else as its script.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="First examine all hosts, as undertow doctor; no start if it would fail.")
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="A dashboard in place of the output; in a log, a line now and then.")
+    ] = False,
+    live_port: Annotated[
+        int | None,
+        typer.Option("--live-port", help="Serve the same as a page on this port of 127.0.0.1; 0: any.", metavar="P"),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a launcher error.")] = False,
 ) -> int:
@@ -92,7 +112,15 @@ def run(
     """
     with one_line_errors("undertow run", debug=debug):
         wishes = Wishes(shares=shares, weight=weight, urgent=urgent, name=share_name)
-        changes = Changes(batch=batch, overlap=overlap, plain=plain, ddp=ddp, horovod=horovod)
+        changes = Changes(
+            batch=batch,
+            overlap=overlap,
+            plain=plain,
+            ddp=ddp,
+            horovod=horovod,
+            trace=trace,
+            trace_steps=trace_steps,
+        )
         environ = {**os.environ, **wishes.to_environment(script, is_module=is_module, environ=os.environ)}
         environ |= changes.to_environment()
         settings = read_job_settings(environ)
@@ -109,13 +137,22 @@ def run(
             token=settings.token,
             start_timeout_s=settings.start_timeout_s if start_timeout is None else start_timeout,
             quiet_ranks=quiet_ranks,
+            is_checked=check,
+            live=live,
+            live_port=live_port,
         )
         given = {name for name in _SIZES.values() if _is_given(context, name)}
         if misplaced := find_misplaced(job.args, given):
             started = "1 worker is" if nproc == 1 else f"{nproc} workers are"
             words = f"{misplaced} after the script belongs to the script; {started} started"
             notify(f"{words}. Put it before {script} if you meant undertow's")
-        return launch(job, environ)
+        return launch(job, environ, lambda seat: _check(job, seat, environ))
+
+
+def _check(job: Job, seat: Seat, environ: Mapping[str, str]) -> None:
+    from undertow.cli.doctor import check_job  # only who asks for it waits for its import
+
+    check_job(job, seat, environ)
 
 
 def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:

@@ -32,6 +32,9 @@ STRANGER_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
 # How long a friend may take to send its request, or to read its reply.
 TRANSFER_TIMEOUT_S = 30.0
+# Small packets pass also where a switch drops those that the interfaces allow (jumbo frames): the hosts meet, and
+# what comes after can say so.
+SEGMENT_BYTES = 1200
 
 log = logging.getLogger("undertow.rendezvous")
 
@@ -235,6 +238,7 @@ def _listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted job needs the same port at once
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)  # of both ends, in both directions
         sock.bind(where)
         sock.listen(1024)
         sock.setblocking(False)

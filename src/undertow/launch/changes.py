@@ -1,4 +1,4 @@
-"""What `undertow run` changes of scripts that were not written for it, told to the workers in their environment.
+"""What `undertow run` wants of its workers beside their place, told to them in their environment.
 
 In: the options of the command line.  Out: the variables to set; without a wish the user's own stay.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
 from undertow.settings import Batch
 
@@ -25,6 +26,8 @@ class Changes:
     plain: Switch | None = None
     ddp: Switch | None = None
     horovod: bool = False
+    trace: Path | None = None
+    trace_steps: str | None = None
 
     def to_environment(self) -> dict[str, str]:
         wishes = {
@@ -33,5 +36,7 @@ class Changes:
             "UNDERTOW_PLAIN": self.plain and self.plain.value,
             "UNDERTOW_DDP": self.ddp and self.ddp.value,
             "UNDERTOW_HOROVOD": self.horovod and "on",
+            "UNDERTOW_TRACE": self.trace and str(self.trace),
+            "UNDERTOW_TRACE_STEPS": self.trace_steps,
         }
         return {variable: value for variable, value in wishes.items() if value}

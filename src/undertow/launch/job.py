@@ -35,6 +35,9 @@ class Job:
     token: str = ""  # empty: the first host makes one
     start_timeout_s: float = 120.0
     quiet_ranks: bool = False
+    is_checked: bool = False  # the hosts are examined before any worker starts
+    live: bool = False  # a dashboard in place of the output
+    live_port: int | None = None  # and a page; 0: at any free port
 
     def __post_init__(self) -> None:
         if self.nproc < 1:
@@ -47,6 +50,7 @@ class Job:
             )
         if not 0 <= self.master_port < 1 << 16:
             raise ConfigError(f"--master-port {self.master_port} is not a port: use 1 to 65535")
+        check_live_port(self.live_port)
         if self.start_timeout_s <= 0:
             raise ConfigError(f"--start-timeout {self.start_timeout_s:g} is not possible: give seconds above 0")
         if not self.is_module and not Path(self.script).is_file():
@@ -57,6 +61,11 @@ class Job:
     def command(self) -> tuple[str, ...]:
         """What follows the interpreter on a worker's command line."""
         return (*RUNNER, *(("-m",) if self.is_module else ()), self.script, *self.args)
+
+
+def check_live_port(port: int | None) -> None:
+    if port is not None and not 0 <= port < 1 << 16:
+        raise ConfigError(f"--live-port {port} is not a port: use 1 to 65535, or 0 for any that is free")
 
 
 def read_job_settings(environ: Mapping[str, str]) -> Settings:

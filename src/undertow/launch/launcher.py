@@ -14,16 +14,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from undertow.launch.environment import build_environment, limits_threads
 from undertow.launch.failure import Ending, decide
 from undertow.launch.guard import Guard
-from undertow.launch.job import Job
-from undertow.launch.nodes import meet
+from undertow.launch.job import Job, read_job_settings
+from undertow.launch.nodes import Seat, meet
+from undertow.launch.output import Audible
 from undertow.launch.relay import Relay
 from undertow.launch.speech import STDERR, notify, say, speak_for_the_log
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
+from undertow.launch.traces import clear_traces, conclude_traces
 from undertow.launch.worker import Post, start_worker
+from undertow.live.opening import watch
+
+if TYPE_CHECKING:
+    from undertow.live.show import Show
 
 PR_SET_CHILD_SUBREAPER = 36
 # How long children that outlive their worker may go on writing before they are ended.
@@ -32,10 +39,21 @@ LEFTOVERS_S = 0.5
 LAST_WORDS_S = 1.0
 
 
-def launch(job: Job, environ: Mapping[str, str]) -> int:
-    """Run the job; returns the code to exit with."""
+def launch(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None] = lambda seat: None) -> int:
+    """Run the job; returns the code to exit with.
+
+    `check` is called when the hosts have met, if one of them wishes it; an error of it ends the job before it starts.
+    """
     speak_for_the_log()
-    return supervise(_posts(job, environ), quiet_ranks=job.quiet_ranks)
+    settings = read_job_settings(environ)
+    clear_traces(settings)
+    with watch(job.script, environ, live=job.live, port=job.live_port) as (show, own):
+        return supervise(
+            _posts(job, own, check),
+            quiet_ranks=job.quiet_ranks,
+            conclude=lambda: conclude_traces(settings, notify),
+            show=show,
+        )
 
 
 def supervise(
@@ -43,18 +61,23 @@ def supervise(
     *,
     quiet_ranks: bool,
     conclude: Callable[[], None] = lambda: None,
+    show: Show | None = None,
 ) -> int:
     """Fill the posts, watch the workers to their end and say how it went; returns the code to exit with.
 
     `conclude` has its say between the last output of the workers and the verdict.
     """
-    relay = Relay()
+    relay = Relay(None if show is None else show.listen)
     endings: Sequence[Ending] = ()
     interrupted_by: signal.Signals | None = None
     try:
         with posts as to_fill, closing(Guard()) as guard, catch_signals() as signals:
             supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR))
-            _run(supervisor, signals, posts=to_fill, relay=relay, quiet_ranks=quiet_ranks)
+            audible = Audible.FIRST if quiet_ranks else Audible.ALL
+            if show is not None:
+                show.start(to_fill, supervisor.endings)
+                audible = show.audible or audible
+            _run(supervisor, signals, posts=to_fill, relay=relay, audible=audible)
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
         relay.finish(None if supervisor.went_well else LAST_WORDS_S)
         conclude()
@@ -62,15 +85,19 @@ def supervise(
         interrupted_by = signal.SIGINT
     heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
     verdict = decide(heard, interrupted_by=interrupted_by)
+    if show is not None:
+        show.finish(verdict.summary)
     with suppress(KeyboardInterrupt):  # the user does not even want the last words
         say(*verdict.lines)
     return verdict.exit_code
 
 
 @contextmanager
-def _posts(job: Job, environ: Mapping[str, str]) -> Iterator[list[Post]]:
+def _posts(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None]) -> Iterator[list[Post]]:
     """One per worker on this host, once all hosts have met."""
     with meet(job, notify) as seat:
+        if seat.is_checked:
+            check(seat)
         if limits_threads(environ, nproc=seat.nproc):
             notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
         yield [
@@ -84,12 +111,12 @@ def _posts(job: Job, environ: Mapping[str, str]) -> Iterator[list[Post]]:
         ]
 
 
-def _run(supervisor: Supervisor, signals: Signals, *, posts: Sequence[Post], relay: Relay, quiet_ranks: bool) -> None:
+def _run(supervisor: Supervisor, signals: Signals, *, posts: Sequence[Post], relay: Relay, audible: Audible) -> None:
     """Start all workers, watch them, and clean up behind them."""
     _adopt_orphans()
     try:
         for post in posts:
-            supervisor.adopt(start_worker(post, relay=relay, quiet_ranks=quiet_ranks))
+            supervisor.adopt(start_worker(post, relay=relay, audible=audible))
         relay.start()
         supervisor.watch(signals)
         if supervisor.went_well:

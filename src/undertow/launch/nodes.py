@@ -37,14 +37,16 @@ class Seat:
     rendezvous: str
     token: str
     start_timeout_s: float
+    is_checked: bool = False  # because one of the hosts wishes it
 
 
 class NodeCard(msgspec.Struct, frozen=True, array_like=True):
-    """What a host tells the others; only the first one fills the last two fields."""
+    """What a host tells the others; only the first one fills the two in the middle."""
 
     nproc: int
     rendezvous: str = ""
     token: str = ""
+    is_checked: bool = False
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def meet(job: Job, notify: Callable[[str], None]) -> Iterator[Seat]:
             stack.callback(point.close)
             point.start()
             rendezvous = point.address
-        card = NodeCard(job.nproc, rendezvous, token)
+        card = NodeCard(job.nproc, rendezvous, token, job.is_checked)
         cards = [card] if job.nnodes == 1 else _exchange(job, card, notify=notify)
         yield _place(job, cards)
 
@@ -73,7 +75,7 @@ def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> lis
             stack.callback(point.close)
             point.start()
         else:
-            card = NodeCard(job.nproc)
+            card = NodeCard(job.nproc, is_checked=job.is_checked)
         master = format_address(job.master_addr, job.master_port)
         payloads = _attend(job, master, guard, meeting="hosts", payload=msgspec.msgpack.encode(card))
     cards = [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
@@ -103,6 +105,7 @@ def _place(job: Job, cards: list[NodeCard]) -> Seat:
         rendezvous=cards[0].rendezvous,
         token=cards[0].token,
         start_timeout_s=job.start_timeout_s,
+        is_checked=any(card.is_checked for card in cards),
     )
 
 
