@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,9 @@ STEP = [
 
 def compose(*noted: Note, about: About = ABOUT, clocks: Clocks | None = None) -> list[Event]:
     composer = Composer(about, clocks or Clocks())
-    told = [*composer.open(), *(event for note in noted for event in composer.compose(note)), *composer.close("done")]
+    lines = [*composer.open(), *composer.compose(noted), *composer.close("done")]
+    assert not any("\n" in line for line in lines)
+    told = list(map(json.loads, lines))
     assert find_faults(told) == []
     return told
 
@@ -87,7 +90,7 @@ def test_a_slice_tells_where_it_goes_and_how_long_it_was_queued() -> None:
         "key": 4,
         "round": 1,
         "bytes": 1000,
-        "tensors": ("fc.weight",),
+        "tensors": ["fc.weight"],
         "to": 0,
         "sent": pytest.approx(1.31e6),
         "queued": pytest.approx(1.302e6),
@@ -211,7 +214,7 @@ def test_a_trace_says_whose_it_is_and_what_its_keys_carry() -> None:
     (about,) = metadata(events, "undertow")
     assert (about["format"], about["rank"], about["world_size"], about["source"]) == (1, 1, 2, "worker")
     (table,) = metadata(events, "undertow.table")
-    assert table["tensors"] == {"4": ("fc.weight",), "5": ("conv.weight", "conv.bias")}
+    assert table["tensors"] == {"4": ["fc.weight"], "5": ["conv.weight", "conv.bias"]}
     assert metadata(events, "undertow.end") == [{"reason": "done"}]
     assert {"name": "to rank 0"} in metadata(events, "thread_name")
 
@@ -227,7 +230,14 @@ def test_links_clocks_and_turns_are_told() -> None:
     assert metadata(events, "undertow.link") == [{"bytes_per_s": 1.2e8}]
     assert metadata(events, "undertow.clock") == [{"offset_s": 5.0, "round_trip_s": 0.001}]
     assert only(events, "turn")["tid"] == Lane.TURN
-    assert only(events, "allreduce")["args"] == {"step": 0, "tensors": ("a", "b"), "bytes": 64}
+    assert only(events, "allreduce")["args"] == {"step": 0, "tensors": ["a", "b"], "bytes": 64}
+
+
+def test_names_may_be_anything() -> None:
+    name = 'a "b"\n\\ü.weight'
+    events = compose(notes.Named(0.0, name, "mean", {1: (name,)}), notes.Hooked(1.0, 1.0, name))
+    assert only(events, "hook")["args"]["tensor"] == name
+    assert metadata(events, "undertow.table")[0]["tensors"] == {"1": [name]}
 
 
 def test_no_kind_of_note_is_forgotten() -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from undertow.trace import notes
-from undertow.trace.chrome import About, Composer, Event
+from undertow.trace.chrome import About, Composer
 from undertow.trace.clocks import Clocks
 from undertow.trace.notes import Note
 from undertow.trace.window import Window
-
-_encoder = msgspec.json.Encoder()
 
 
 def name_file(rank: int) -> str:
@@ -30,14 +26,14 @@ class TraceFile:
     def __init__(self, folder: Path, about: About, window: Window, on_full: Callable[[], None] = lambda: None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._clocks = Clocks()
-        self._composer = Composer(about, self._clocks)
+        self._composer = Composer(about, self._clocks, window)
         self._needs_clock = about.rank != 0 and about.source == "worker"
         self._held: list[Note] = []  # until the clock was compared
         self._window = window
         self._on_full = on_full
         self._is_full = False
-        self._separator = b"[\n"
-        self._file = (folder / name_file(about.rank)).open("wb")
+        self._separator = "[\n"
+        self._file = (folder / name_file(about.rank)).open("w", encoding="utf-8")
         self._write(self._composer.open())
 
     def take(self, taken: Sequence[Note]) -> None:
@@ -61,26 +57,16 @@ class TraceFile:
 
     def _write_held(self) -> None:
         held, self._held = self._held, []
-        events: list[Event] = []
-        for note in held:
-            events += filter(self._is_wanted, self._composer.compose(note))
-        self._write(events)
-
-    def _is_wanted(self, event: Event) -> bool:
-        """Facts are, whatever step it is.  A step's own span comes with the first note of the next."""
-        step = event["args"].get("step") if "args" in event else None
-        return event["ph"] == "M" or self._window.holds(self._composer.step if step is None else step)
+        self._write(self._composer.compose(held))
 
     def _end(self, reason: str) -> None:
         self._is_full = True
         self._write(self._composer.close(reason))
-        self._file.write(b"\n]\n")
+        self._file.write("\n]\n")
         self._file.close()
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, events: Sequence[str]) -> None:
         if events:
-            # In JSON a line break is never part of a text.
-            lines = _encoder.encode_lines(events)[:-1].replace(b"\n", b",\n")
-            self._file.write(self._separator + lines)
+            self._file.write(self._separator + ",\n".join(events))
             self._file.flush()
-            self._separator = b",\n"
+            self._separator = ",\n"

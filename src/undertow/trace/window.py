@@ -26,9 +26,12 @@ class Window(NamedTuple):
         return f"{self.first} to {self.last:g}"
 
 
+EVERYTHING = Window(1, math.inf)
+
+
 def parse_window(text: str) -> Window:
     if text == "all":
-        return Window(1, math.inf)
+        return EVERYTHING
     match = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
     if match is None:
         raise ConfigError(f"trace steps {text!r}: give a number such as 20, a range such as 1000:1050, or all")
