@@ -1,8 +1,8 @@
 """How a worker's clock is compared with rank 0's, while anybody takes note of times.
 
 In: "time has passed", answers of rank 0.  Out: questions to it, and notes of what each round trip showed.
-One round trip tells the difference to half of its length, and most meet something in their way: so several are made
-when the workers have met, before there is anything else on the links, and one with every tick.
+One round trip tells the difference to half of its length, and most meet something in their way: so many are made when
+the workers have met, before there is anything else on the links, and a few with every tick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from undertow.coordinator.messages import AskTime, Time
 from undertow.trace import notes
 from undertow.trace.recorder import Recorder
 
-AT_ONCE = 16
+AT_ONCE, PER_TICK = 16, 4
 
 
 class Comparing:
@@ -22,7 +22,7 @@ class Comparing:
     def __init__(self, recorder: Recorder, ask: Callable[[AskTime], None]) -> None:
         self._recorder = recorder
         self._ask = ask
-        self._left = 0  # questions to ask as soon as the one before is answered
+        self._left = 0  # answers to come, one after the other
         self._has_begun = False
 
     def begin(self) -> None:
@@ -32,11 +32,11 @@ class Comparing:
             self._question()
 
     def tick(self) -> None:
-        if self._recorder.is_on and not self._left:
-            if self._has_begun:
-                self._question()
-            else:
-                self.begin()
+        if not self._has_begun:
+            self.begin()
+        elif self._recorder.is_on and not self._left:
+            self._left = PER_TICK
+            self._question()
 
     def answer(self, question: AskTime) -> Time:
         """On rank 0."""
@@ -46,8 +46,8 @@ class Comparing:
         now_s = self._recorder.clock()
         offset_s = answer.told_s - (answer.asked_s + now_s) / 2
         self._recorder.note(notes.Compared(now_s, offset_s, now_s - answer.asked_s))
+        self._left = max(0, self._left - 1)
         if self._left:
-            self._left -= 1
             self._question()
 
     def _question(self) -> None:
