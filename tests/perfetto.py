@@ -103,10 +103,15 @@ def _check_arrows(events: list[Event]) -> Iterator[str]:
     for event in events:
         if event["ph"] == "X":
             spans[event["pid"], event["tid"]].append(event)
-    begun = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    starts = [event for event in events if event["ph"] == "s"]
+    begun = {event["id"]: event["ts"] for event in starts}
+    if len(begun) < len(starts):
+        yield "two arrows have the same number"
     for event in events:
         if event["ph"] not in ("s", "t", "f"):
             continue
+        if not isinstance(event["id"], int) or not 0 <= event["id"] < 1 << 53:
+            yield f"an arrow without a number: {event}"  # a text would be read as a hexadecimal one, or not at all
         if event["id"] not in begun:
             yield f"an arrow from nowhere: {event}"
         elif event["ts"] < begun[event["id"]] - SLACK_US:

@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_traceback(report: Report, fold
 
 
 def test_traces_that_cannot_be_put_together_still_make_a_page(report: Report, folder: Path) -> None:
-    (folder / ".trace.json").mkdir()
+    (folder / "trace.json").mkdir()
     ended = report(folder)
     assert ended.code == 0
     assert "not put together for viewers: Is a directory" in ended.err

@@ -56,6 +56,22 @@ def test_what_an_earlier_job_left_is_taken_away_and_nothing_else(cli: Cli) -> No
     assert names == ["notes.txt", "rank-0.json", "rank-8.json", "trace.json"]
 
 
+def test_traces_that_cannot_be_put_together_are_no_reason_to_fail(cli: Cli) -> None:
+    folder = cli.folder / "trace"
+    (folder / "trace.json").mkdir(parents=True)
+    result = cli.run("run", "--trace", folder, script(cli))
+    assert result.returncode == 0, result.stderr
+    assert "are not put together for viewers: Is a directory" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json", "trace.json"]
+
+
+def test_an_old_trace_is_not_taken_for_that_of_a_job_that_left_none(cli: Cli) -> None:
+    folder = cli.folder / "trace"
+    assert cli.run("run", "--trace", folder, script(cli)).returncode == 0
+    assert cli.run("run", "--trace", folder, cli.write("pass")).returncode == 0
+    assert list(folder.iterdir()) == []
+
+
 def test_a_worker_that_is_killed_leaves_what_it_had(cli: Cli) -> None:
     folder = cli.folder / "trace"
     source = script(cli, "float('inf')")

@@ -15,7 +15,7 @@ from torch import nn
 import undertow
 from tests.cluster.test_overlap import SLOW, make_net, sgd, train
 from tests.perfetto import Event, find_faults, read_events
-from tests.workers import on_workers, run_workers
+from tests.workers import on_workers, outcomes_of, run_workers
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, parallelize
 from undertow.trace.merging import merge
@@ -177,6 +177,45 @@ def test_the_plan_and_what_the_link_carries_are_in_it(tmp_path: Path) -> None:
     assert all(event["args"]["bytes_per_s"] > 0 for event in events if event["name"] == "undertow.link")
     pieces = [span for span in spans(events, "wire-out") if span["args"]["tensors"] == ["0.weight"]]
     assert {span["args"]["kind"] for span in pieces} == {"push", "result"}  # dense at first
+
+
+def meet_through_torch(rank: int, folder: str) -> None:
+    """As in a script that makes its processes itself: nothing in the environment tells ranks."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORKERS)
+    undertow.init()
+    wait_for_all(rank)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_are_those_of_the_group_whatever_the_environment_says(tmp_path: Path) -> None:
+    none = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "UNDERTOW_RENDEZVOUS"), "")
+    run_workers(
+        WORKERS,
+        meet_through_torch,
+        str(tmp_path),
+        environment={**none, "UNDERTOW_TRACE": str(tmp_path / "trace")},
+        init=False,
+    )
+    for rank in range(WORKERS):
+        (about,) = (e for e in read_events(tmp_path / "trace" / f"rank-{rank}.json") if e["name"] == "undertow")
+        assert (about["args"]["rank"], about["args"]["world_size"]) == (rank, WORKERS)
+
+
+def train_in_part(rank: int, folder: str) -> bool:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORKERS)
+    alone = [torch.distributed.new_group([one]) for one in range(WORKERS)][rank]
+    net = make_net()
+    train(DistributedDataParallel(net, process_group=alone), sgd(net), rank, steps=2)
+    torch.distributed.destroy_process_group()
+    return here.is_on
+
+
+def test_a_model_of_some_workers_is_not_recorded(tmp_path: Path) -> None:
+    environment = {"UNDERTOW_TRACE": str(tmp_path / "trace")}
+    outcomes = outcomes_of(WORKERS, train_in_part, str(tmp_path), environment=environment, init=False)
+    assert [outcome.value for outcome in outcomes] == [False, False]
+    assert "neither traced nor shown live" in outcomes[0].log
+    assert not (tmp_path / "trace").exists()
 
 
 def join_in_vain(rank: int) -> str:

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from undertow.core.dtypes import DType
-from undertow.core.frames import HEADER_BYTES, MAGIC, VERSION, WANTS, Garbled, Header, Kind, pack, unpack
+from undertow.core.frames import HEADER_BYTES, MAGIC, VERSION, WANTS, Garbled, Header, Kind, pack, peek, unpack
 
 FULL = Header(
     Kind.RESULT,
@@ -84,3 +84,8 @@ def test_an_unknown_kind_or_type_is_garbled(at: int, value: int) -> None:
 
 def test_magic_is_what_a_packet_dump_shows() -> None:
     assert pack(FULL).startswith(MAGIC)
+
+
+def test_a_glance_tells_what_a_frame_is_about() -> None:
+    header = Header(Kind.RESULT, key=70_001, step=9, rank=3, present=5, length=12, dtype=DType.FLOAT32, flags=3, job=77)
+    assert peek(pack(header, received=8)) == (Kind.RESULT, 70_001, 9)

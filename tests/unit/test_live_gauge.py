@@ -31,6 +31,14 @@ def test_every_pulse_has_a_higher_number() -> None:
     assert [gauge.read(float(second)).sequence for second in range(1, 4)] == [1, 2, 3]
 
 
+def test_the_first_model_that_trains_gives_the_beat() -> None:
+    gauge = make_gauge()
+    for number in range(1, 4):
+        gauge.take(take_step(number, number - 0.5, number))
+        gauge.take([notes.PassBegan(number + 0.1, 1, number), notes.PassEnded(number + 0.2, 1, number)])
+    assert gauge.read(4.0).steps == 3
+
+
 def test_steps_are_counted_and_their_rate_is_from_end_to_end() -> None:
     gauge = make_gauge()
     for number in range(1, 21):

@@ -76,6 +76,8 @@ def test_only_the_first_group_gets_the_record() -> None:
 
 
 class Reader:
+    title = "the book"
+
     def __init__(self, fails_at: int = -1) -> None:
         self.taken: list[Note] = []
         self.pieces: list[int] = []
@@ -131,7 +133,17 @@ def test_a_reader_that_fails_is_named_and_told_no_more(caplog: pytest.LogCapture
     assert len(broken.taken) < 200
     assert not broken.is_closed
     assert len(other.taken) == 200
-    assert caplog.messages == ["Reader ends: the disk is full"]
+    assert caplog.messages == ["the book ends here, the training goes on: the disk is full"]
+
+
+def test_when_the_last_reader_has_failed_nothing_is_recorded() -> None:
+    recorder = Recorder()
+    scribe = Scribe(recorder)
+    scribe.add(Reader(fails_at=0))
+    recorder.note(note(1))
+    scribe._carry()
+    assert not recorder.is_on
+    scribe.close()
 
 
 def test_without_readers_nothing_is_recorded() -> None:

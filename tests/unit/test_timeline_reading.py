@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,6 +198,25 @@ def test_without_any_complete_step_that_is_said(folder: Path) -> None:
     found = study(read(folder))
     assert found.analysis.summary[0].startswith("There is no step that all ranks have recorded")
     assert (found.analysis.counted, found.analysis.advice, found.steps.shown) == ((), (), {})
+
+
+def change_events(path: Path, change: Callable[[Event], Event]) -> None:
+    path.write_text(to_lines(map(change, json.loads(path.read_text()))))
+
+
+def test_a_step_that_takes_no_time_does_not_count(folder: Path) -> None:
+    for rank in range(3):
+        change_events(
+            folder / f"rank-{rank}.json", lambda event: {**event, "dur": 0} if event.get("cat") == "step" else event
+        )
+    assert study(read(folder)).analysis.counted == ()
+
+
+def test_a_plan_for_nobody_is_none(folder: Path) -> None:
+    for rank in range(3):
+        path = folder / f"rank-{rank}.json"
+        path.write_text(re.sub(r'"workers":\s*3', '"workers":0', path.read_text()))
+    assert study(read(folder)).analysis.prediction is None
 
 
 def test_ranks_that_share_no_step_have_none(folder: Path) -> None:

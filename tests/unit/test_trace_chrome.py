@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.perfetto import Event, find_faults
@@ -15,6 +16,7 @@ from undertow.trace.chrome import _TELLERS, About, Composer
 from undertow.trace.clocks import Clocks
 from undertow.trace.lanes import Lane, lane_from, lane_to
 from undertow.trace.notes import Note
+from undertow.trace.window import Window
 
 PUSH, RESULT = int(Kind.PUSH), int(Kind.RESULT)
 ABOUT = About(rank=1, world_size=2, host="b", version="0.1.0", started="abc")
@@ -231,6 +233,29 @@ def test_links_clocks_and_turns_are_told() -> None:
     assert metadata(events, "undertow.clock") == [{"offset_s": 5.0, "round_trip_s": 0.001}]
     assert only(events, "turn")["tid"] == Lane.TURN
     assert only(events, "allreduce")["args"] == {"step": 0, "tensors": ["a", "b"], "bytes": 64}
+
+
+def test_no_two_ranks_draw_an_arrow_of_the_same_number() -> None:
+    def numbers(rank: int) -> set[int]:
+        events = compose(*STEP, about=msgspec.structs.replace(ABOUT, rank=rank))
+        return {event["id"] for event in events if event.get("cat") == "gradient"}
+
+    assert numbers(0).isdisjoint(numbers(1))
+
+
+def test_a_call_that_is_made_again_and_again_is_named_once() -> None:
+    calls = [notes.Named(float(time_s), "calls", "sum", {7: ("loss",)}) for time_s in range(3)]
+    assert len(metadata(compose(*calls), "undertow.table")) == 1
+
+
+def test_what_came_before_the_steps_that_are_wanted_is_told_when_they_begin() -> None:
+    composer = Composer(ABOUT, Clocks(), Window(2, 2))
+    compared = [notes.Compared(float(time_s), 5.0, 0.001) for time_s in range(3)]
+    before = composer.compose([TABLE, notes.Linked(0.1, 1e8), *compared, *STEP[:-1]])
+    assert before == []
+    told = list(map(json.loads, composer.compose([STEP[-1]])))
+    assert [event["name"] for event in told] == ["undertow.table", "undertow.link", "undertow.clock"]
+    assert told[-1]["ts"] == 2e6  # the newest
 
 
 def test_names_may_be_anything() -> None:

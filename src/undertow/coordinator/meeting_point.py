@@ -11,6 +11,7 @@ Messages after the handshake: 4 bytes length (little endian), then msgpack.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import selectors
@@ -238,7 +239,8 @@ def _listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted job needs the same port at once
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)  # of both ends, in both directions
+        with contextlib.suppress(OSError):  # of both ends, in both directions; only a wish
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         sock.bind(where)
         sock.listen(1024)
         sock.setblocking(False)

@@ -37,6 +37,7 @@ from undertow.errors import UndertowError
 
 _FIELDS = struct.Struct("<4sBBBBIIIIQQQ")
 _CHECKSUM = struct.Struct("<I")
+_PEEK = struct.Struct("<5xB6xII")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 MAX_CONTROL_BYTES = 64 << 20
 
@@ -98,6 +99,12 @@ def pack(header: Header, received: int = 0, flags: int = 0) -> bytes:
         received,
     )
     return fields + _CHECKSUM.pack(zlib.crc32(fields))
+
+
+def peek(data: bytes) -> tuple[int, int, int]:
+    """Kind, key and step of a header that this worker has packed itself."""
+    kind, key, step = _PEEK.unpack_from(data)
+    return kind, key, step
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:

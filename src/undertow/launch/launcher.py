@@ -46,7 +46,6 @@ def launch(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None] =
     """
     speak_for_the_log()
     settings = read_job_settings(environ)
-    clear_traces(settings)
     with watch(job.script, environ, live=job.live, port=job.live_port) as (show, own):
         return supervise(
             _posts(job, own, check),
@@ -98,6 +97,7 @@ def _posts(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None]) 
     with meet(job, notify) as seat:
         if seat.is_checked:
             check(seat)
+        clear_traces(read_job_settings(environ))  # no worker of any host writes one before all have come here
         if limits_threads(environ, nproc=seat.nproc):
             notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
         yield [

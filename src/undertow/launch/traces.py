@@ -11,7 +11,7 @@ from pathlib import Path
 
 from undertow.errors import ConfigError
 from undertow.settings import Settings
-from undertow.trace.merging import find_files, merge
+from undertow.trace.merging import MERGED, find_files, merge
 
 # How each of ours begins.
 _OURS = b'[\n{"ph":"M","name":"process_name"'
@@ -24,7 +24,9 @@ def clear_traces(settings: Settings) -> None:
     folder = Path(settings.trace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in find_files(folder).values():
+        for path in [*find_files(folder).values(), folder / MERGED]:
+            if not path.is_file():
+                continue
             with path.open("rb") as file:
                 is_ours = file.read(len(_OURS)) == _OURS
             if is_ours:
@@ -38,7 +40,11 @@ def conclude_traces(settings: Settings, notify: Callable[[str], None]) -> None:
     if not settings.trace:
         return
     folder = Path(settings.trace)
-    merged = merge(folder)
+    try:
+        merged = merge(folder)
+    except OSError as error:
+        notify(f"the traces in {folder} are not put together for viewers: {error.strerror}")
+        return
     if merged is None:
         notify(f"there is no trace in {folder}: no worker has come as far as undertow")
         return

@@ -48,7 +48,8 @@ class Gauge:
         self._link_bytes_per_s = 0.0
         self._waits: defaultdict[str, float] = defaultdict(float)  # seconds for each, since the last pulse
         self._layers: defaultdict[str, float] = defaultdict(float)
-        self._is_in_pass = self._has_begun = False
+        self._is_in_pass = False
+        self._model: int | None = None  # whose passes are the steps
         self._spans: list[tuple[float, float]] = []  # of this forward pass, those inside of none of the others
         self._hooked_s = 0.0  # when autograd went on after the last gradient
         self._apart_s = 0.0  # what it stood still for since then
@@ -115,24 +116,25 @@ class Gauge:
             return State.ENDED
         if stands:
             return State.WAITING
-        return State.COMPUTING if self._has_begun or self._bytes_out else State.STARTING
+        return State.COMPUTING if self._model is not None or self._bytes_out else State.STARTING
 
     # What each kind of note adds
 
     def _begin_pass(self, note: notes.PassBegan) -> None:
-        if not self._has_begun:
-            self._has_begun, self._step_ended_s = True, note.time_s
+        if self._model is None:  # the first model that trains gives the beat, as in a trace
+            self._model, self._step_ended_s = note.model, note.time_s
         self._is_in_pass = True
         self._spans.clear()
         self._hooked_s, self._apart_s = note.time_s, 0.0
 
     def _end_pass(self, note: notes.PassEnded) -> None:
         self._is_in_pass = False
-        self._steps += 1
-        self._step_ended_s = note.time_s
+        if note.model == self._model:
+            self._steps += 1
+            self._step_ended_s = note.time_s
 
     def _hook(self, note: notes.Hooked) -> None:
-        layer = note.tensor.rpartition(".")[0] or note.tensor
+        layer = notes.find_layer(note.tensor)
         if self._is_in_pass:
             self._layers[layer] += max(0.0, note.began_s - self._hooked_s - self._apart_s)
         self._hooked_s, self._apart_s = note.ended_s, 0.0

@@ -55,6 +55,8 @@ class Letterbox:
 class Sender:
     """A reader of the scribe's."""
 
+    title = "the live view of this worker"
+
     def __init__(
         self,
         recorder: Recorder,

@@ -142,26 +142,29 @@ class Show:
         for view in self._views:
             view.start()
             self._threads.append(threading.Thread(target=self._run, args=(view,), name="undertow-view", daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._threads[-1].start()
 
     def finish(self, verdict: str) -> None:
         """Show how it ended, and give the terminal back.  A second call does nothing."""
+        if self._ending.is_set():
+            return
         self._mailbox.close()  # first: the workers' last words are in it
         with self._lock:
             self._board.conclude(verdict)
         self._ending.set()
         for thread in self._threads:
             thread.join(LAST_WORDS_S + FAREWELL_S)
-        if self._threads:
-            for view in self._views:
-                view.release()
-        self._threads = []
+        for view in self._views:
+            view.release()
 
     def _run(self, view: View) -> None:
-        while not self._ending.wait(view.every_s):
-            view.show(self._look())
-        view.finish(self._look())
+        try:
+            while not self._ending.wait(view.every_s):
+                view.show(self._look())
+        except Exception as error:  # a defect of ours: no reason to leave the terminal as it is, or to end the job
+            notify(f"the live view ends here, the job goes on: {type(error).__name__}: {error}")
+        finally:
+            view.finish(self._look())
 
     def _look(self) -> Picture:
         now_s = time.monotonic()

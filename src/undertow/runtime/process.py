@@ -38,7 +38,7 @@ def init(**arguments: Any) -> None:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
-        add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings), rank=settings.rank))
+        add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings)))
         _settings = settings
         _formed += 1
 
@@ -69,12 +69,16 @@ def add_group(name: object, form: Any) -> Group:
         return _groups[name]
 
 
-def form_recorded(settings: Settings, form: Callable[[], Group], *, rank: int) -> Group:
-    """Form a group, and record from then on what this worker does, if that is wished for."""
+def form_recorded(settings: Settings, form: Callable[[], Group]) -> Group:
+    """Form a group of all workers, and record from then on what this one does, if that is wished for."""
     recording.prepare(settings)
-    group = form()
     try:
-        recording.begin(settings, group, rank=rank)
+        group = form()
+    except BaseException:
+        recording.give_up()
+        raise
+    try:
+        recording.begin(settings, group)
     except BaseException as error:
         group.close(f"it could not join: {error}")
         raise

@@ -30,23 +30,29 @@ def prepare(settings: Settings) -> None:
         here.start()
 
 
-def begin(settings: Settings, group: Group, *, rank: int) -> None:
-    """It is formed; this worker has that rank among all."""
+def give_up() -> None:
+    """It could not be formed."""
+    if _scribe is None:
+        here.is_on = False
+
+
+def begin(settings: Settings, group: Group) -> None:
+    """It is formed."""
     global _scribe, _sender
     if _scribe is None and (settings.trace or settings.live):
         _scribe = Scribe(here)
         if settings.trace:
-            _open_file(settings, group, _scribe, rank=rank)
+            _open_file(settings, group, _scribe)
         if settings.live:
-            _sender = open_sender(settings.live, here, rank=rank, local_rank=settings.local_rank)
+            _sender = open_sender(settings.live, here, rank=group.rank, local_rank=settings.local_rank)
             _scribe.add(_sender)
     if _sender is not None:
         _sender.travel_with(group)
 
 
-def _open_file(settings: Settings, group: Group, scribe: Scribe, *, rank: int) -> None:
+def _open_file(settings: Settings, group: Group, scribe: Scribe) -> None:
     about = About(
-        rank=rank,
+        rank=group.rank,
         world_size=group.size,
         host=group.hosts[group.rank],
         version=__version__,

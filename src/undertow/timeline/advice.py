@@ -115,8 +115,8 @@ def _suggest_bandwidth(findings: Findings) -> Iterator[Advice]:
     if not forecaster.is_believable:
         yield Advice(
             title="No word about other links",
-            reason=f"The prediction of this very run is {abs(forecaster.error):.0%} off the measurement, so it says "
-            "nothing about runs that were not measured.",
+            reason=f"This very run takes {1 / (1 + forecaster.error):.2f} times as long as it is predicted to, so "
+            "predictions of others say nothing.",
         )
         return
     needed = forecaster.find_bandwidth()

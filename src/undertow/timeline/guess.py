@@ -13,6 +13,7 @@ from collections.abc import Collection
 from undertow.plan.cluster import Cluster
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.timeline.model import Lane, RankTrace, Trace
+from undertow.trace.notes import find_layer
 
 # Nobody multiplies in a dense plan: any figure will do.
 _FLOPS_PER_S = 1e12
@@ -89,7 +90,7 @@ def _find_homes(sizes: dict[str, int], layers: Collection[str]) -> dict[str, dic
     """The tensors of each layer; those of none (undertow's own) are left out."""
     homes: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size_bytes in sizes.items():
-        layer = name.rpartition(".")[0] or name
+        layer = find_layer(name)
         if layer in layers:
             homes[layer][name] = size_bytes
     return homes

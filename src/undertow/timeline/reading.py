@@ -20,16 +20,16 @@ from undertow.timeline.model import Header, Lane, Planned, RankTrace, Span, Trac
 from undertow.timeline.model import Step as StepSpan
 from undertow.timeline.runs import choose_run
 from undertow.timeline.words import capitalise, name_ranks
+from undertow.trace.chrome import FORMAT
+from undertow.trace.merging import MERGED, find_files
 
-MERGED = "trace.json"
-FORMAT = 1
 GATHER = "gather"
 T = TypeVar("T")
 
 
 def read_trace(folder: Path) -> Trace | None:
     """What is there, and what is not."""
-    files = sorted(folder.glob("rank-*.json")) or sorted(folder.glob(MERGED))
+    files = list(find_files(folder).values()) or sorted(folder.glob(MERGED))
     missing: list[str] = []
     found: list[RankTrace] = []
     for path in files:
@@ -205,6 +205,8 @@ def _make_plan(event: Event, args: Args) -> list[Planned]:
     try:
         plan = msgspec.json.decode(args.plan, type=Plan)
     except (msgspec.DecodeError, ValueError):
+        return []
+    if plan.workers < 1:
         return []
     return [
         Planned(to_ns(event.ts), plan, _decode_optional(args.profile, Profile), _decode_optional(args.cluster, Cluster))

@@ -117,7 +117,7 @@ def _tell_prediction(analysis: Analysis) -> Iterator[str]:
         taken = "simulated" if analysis.is_simulated else "measured"
         yield (
             f"The plan predicted {show_ms(found.predicted_step_s * 1e9)} per step; {taken} were "
-            f"{show_ms(found.measured_step_s * 1e9)} ({-found.step_error / (1 + found.step_error):+.0%})."
+            f"{show_ms(found.measured_step_s * 1e9)}, {1 / (1 + found.step_error):.2f} times as long."
         )
 
 

@@ -47,7 +47,9 @@ def choose_steps(trace: Trace, wanted: int | None = None) -> Steps:
 
 
 def _find_complete(trace: Trace) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    everyone = [set(rank.steps) for rank in trace.ranks.values()]
+    everyone = [
+        {number for number, step in rank.steps.items() if step.end_ns > step.begin_ns} for rank in trace.ranks.values()
+    ]
     complete = tuple(sorted(number for number in set.intersection(*everyone) if number > 0))
     partial = sorted(number for number in set.union(*everyone) - set(complete) if number > 0)
     if not partial:

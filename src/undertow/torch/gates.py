@@ -139,7 +139,7 @@ class Gates:
     def close(self, gradients: Gradients) -> None:
         """Whatever has not come yet must be waited for."""
         with self.lock:
-            since_s, landed = here.clock(), []
+            since_s, landed = here.clock() if here.is_on else 0.0, []
             for gate in self._gates[gradients]:
                 if gate.is_here:
                     gate.land()
@@ -158,7 +158,7 @@ class Gates:
             if gate.is_due:
                 self._make_updates(gate)
             else:
-                since_s = here.clock()
+                since_s = here.clock() if here.is_on else 0.0
                 with _aside(gate.parameter.device.type):
                     gate.land()
                 gate.restore()
@@ -189,7 +189,7 @@ class Gates:
 def _make_updates(due: dict[Gate, Update]) -> None:
     """Land these gradients and step their parameters; nobody else sees one before that."""
     by_update: dict[Update, list[Gate]] = {}
-    since_s = here.clock()
+    since_s = here.clock() if here.is_on else 0.0
     try:
         with _aside(*{gate.parameter.device.type for gate in due}):
             for gate, update in due.items():
@@ -207,7 +207,7 @@ def _make_updates(due: dict[Gate, Update]) -> None:
 
 
 def _note_applied(since_s: float, gates: Collection[Gate], *, stepped: bool = False) -> None:
-    if here.is_on and gates:
+    if since_s and gates:
         here.note(notes.Applied(since_s, here.clock(), tuple(gate.name for gate in gates), stepped))
 
 

@@ -189,10 +189,10 @@ class Gradients:
 
         Returns whether a worker had joined, that is, took no part for lack of input.
         """
-        since_s = here.clock()
+        since_s = here.clock() if here.is_on else 0.0
         for index in range(len(self.parameters)):
             self.land_one(index)
-        if here.is_on:
+        if since_s:
             here.note(notes.Applied(since_s, here.clock(), tuple(home.name for home in self._homes)))
         return any(ticket.absent for ticket in self._tickets)
 

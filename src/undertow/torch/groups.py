@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +12,9 @@ from undertow.runtime import process
 from undertow.runtime.group import Group
 from undertow.settings import read_settings
 from undertow.torch import c10d
+from undertow.trace.recorder import here
+
+log = logging.getLogger("undertow")
 
 
 def group_for(process_group: Any = None) -> Group:
@@ -29,8 +33,12 @@ def group_for(process_group: Any = None) -> Group:
 
 def _form(process_group: Any) -> Group:
     settings = read_settings(rank=0, world_size=1)  # both are the process group's own, whatever the environment says
-    return process.form_recorded(
-        settings,
-        lambda: c10d.form_process_group(process_group, process.loop(), settings),
-        rank=dist.get_rank(),
-    )
+
+    def form() -> Group:
+        return c10d.form_process_group(process_group, process.loop(), settings)
+
+    if dist.get_world_size(process_group) < dist.get_world_size():
+        if (settings.trace or settings.live) and not here.is_on:
+            log.warning("a model that only some of the workers train is neither traced nor shown live")
+        return form()
+    return process.form_recorded(settings, form)

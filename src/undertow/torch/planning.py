@@ -217,6 +217,8 @@ class Planning:
         self.coordinator = coordinator
         if here.is_on:
             here.note(notes.Planned(here.clock(), coordinator.plan, coordinator.profile, coordinator.cluster))
+            if coordinator.cluster is not None:  # as the plan sees the links, which may have shown something else since
+                here.note(notes.Linked(here.clock(), coordinator.cluster.bytes_per_s))
         plan, slice_bytes = coordinator.plan, self._choose_bytes(reports)
         if _choose_schemes(plan) != before or slice_bytes != self._slice_bytes or self._has_newcomers:
             self._has_newcomers = False

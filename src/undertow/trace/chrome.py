@@ -65,6 +65,7 @@ class Composer:
         self._window = window
         self._is_wanted = window.holds(0)  # what is told of this step
         self._events: list[str] = []  # that were not taken yet
+        self._kept: dict[tuple[str, str, str], str] = {}  # facts for later; of each the newest
         self._quoted: dict[str, str] = {}  # names, as JSON has them
         self._lanes: set[int] = set()  # that have been named
         self._free_s: dict[int, float] = {}  # of lanes that carry one thing at a time: the end of the one before
@@ -75,6 +76,7 @@ class Composer:
         self._step_s: float | None = None  # when it began
         self._computed_s = 0.0  # until then, what backward has done is told
         self._arrows = Arrows(self._draw)
+        self._first_arrow = about.rank << 32  # viewers want numbers, and tell no ranks apart by them
 
     def open(self) -> list[str]:
         self._tell_fact("process_name", name=f"rank {self._rank} on {self._about.host}")
@@ -124,6 +126,9 @@ class Composer:
             self._tell_span(Lane.STEPS, "step", f"step {self.step}", self._step_s, time_s)
         self.step += 1
         self._is_wanted = self._window.holds(self.step)
+        if self._is_wanted and self._kept:
+            self._events += self._kept.values()
+            self._kept = {}
         self._step_s = time_s
 
     # The training thread
@@ -134,7 +139,7 @@ class Composer:
     def _tell_hooked(self, note: notes.Hooked) -> None:
         tensor = note.tensor
         if note.began_s > self._computed_s:
-            layer = tensor.rpartition(".")[0] or tensor
+            layer = notes.find_layer(tensor)
             self._tell_span(Lane.COMPUTE, "backward", layer, self._computed_s, note.began_s)
         self._computed_s = note.ended_s
         args = f',"tensor":{self._quote(tensor)}'
@@ -226,7 +231,10 @@ class Composer:
     # What the others mean
 
     def _tell_named(self, note: notes.Named) -> None:
-        for key, names in note.tensors.items():
+        new = {key: names for key, names in note.tensors.items() if self._find_carried(key).tensors != names}
+        if not new:
+            return  # a call that is made again and again
+        for key, names in new.items():
             self._carried[key] = Carried(names, _name(names), _dump(names))
         self._arrows.expect(note.tensors)
         tensors = {str(key): names for key, names in note.tensors.items()}
@@ -257,16 +265,20 @@ class Composer:
         )
 
     def _tell_fact(self, kind: str, time_s: float | None = None, *, lane: int = 0, **args: Any) -> None:
-        """Written whatever step it is: the others cannot be read without."""
+        """What the others cannot be read without.  Before the steps that are wanted, the newest of each is kept."""
         when = "" if time_s is None else f'"ts":{self._ts(time_s):.3f},'
-        self._events.append(f'{{"ph":"M","name":"{kind}","pid":{self._rank},"tid":{lane},{when}"args":{_dump(args)}}}')
+        fact = f'{{"ph":"M","name":"{kind}","pid":{self._rank},"tid":{lane},{when}"args":{_dump(args)}}}'
+        if self._is_wanted or time_s is None:
+            self._events.append(fact)
+        else:
+            self._kept[kind, str(args.get("table")), min(args.get("tensors", ("",)))] = fact
 
     def _draw(self, phase: str, number: int, time_s: float, lane: int) -> None:
         """One end of an arrow, or a stop on its way."""
         if self._is_wanted:
             binding = ',"bp":"e"' if phase == "f" else ""
             self._events.append(
-                f'{{"ph":"{phase}","cat":"gradient","name":"gradient","id":"{self._rank}.{number}",'
+                f'{{"ph":"{phase}","cat":"gradient","name":"gradient","id":{self._first_arrow + number},'
                 f'"pid":{self._rank},"tid":{lane},"ts":{self._ts(time_s):.3f}{binding}}}'
             )
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-KEPT = 512
+KEPT = 256
 # What clocks may differ by as long as nobody knows better: the quartz of a machine without a time service.
 UNSEEN_DRIFT = 0.00005
 

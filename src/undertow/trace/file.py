@@ -24,6 +24,7 @@ class TraceFile:
     """A `Reader` of the scribe.  `on_full` is called when the last step that was asked for is written."""
 
     def __init__(self, folder: Path, about: About, window: Window, on_full: Callable[[], None] = lambda: None) -> None:
+        self.title = f"the trace in {folder}"
         folder.mkdir(parents=True, exist_ok=True)
         self._clocks = Clocks()
         self._composer = Composer(about, self._clocks, window)

@@ -6,7 +6,9 @@ the other as they are; a last line that was cut off is left out.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,15 +33,18 @@ def merge(folder: Path) -> Path | None:
     if not files:
         return None
     target = folder / MERGED
-    draft = folder / f".{MERGED}"
-    with draft.open("wb") as out:
-        separator = b"[\n"
-        for path in files.values():
-            for line in _read_events(path):
-                out.write(separator + line)
-                separator = b",\n"
-        out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
-    draft.replace(target)
+    draft = folder / f".{MERGED}.{socket.gethostname()}.{os.getpid()}"  # hosts may share the folder
+    try:
+        with draft.open("wb") as out:
+            separator = b"[\n"
+            for path in files.values():
+                for line in _read_events(path):
+                    out.write(separator + line)
+                    separator = b",\n"
+            out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
     return target
 
 

@@ -14,6 +14,11 @@ import msgspec
 AT_THE_END, AT_THE_GATE = "the end of backward", "a gate"
 
 
+def find_layer(tensor: str) -> str:
+    """The name of the layer that a tensor belongs to."""
+    return tensor.rpartition(".")[0] or tensor
+
+
 class Note(msgspec.Struct, gc=False):
     """Thousands of them may wait to be written: the collector has no business with them."""
 

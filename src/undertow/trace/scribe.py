@@ -25,6 +25,10 @@ PIECE = 64
 
 
 class Reader(Protocol):
+    @property
+    def title(self) -> str:
+        """What a user would call it."""
+
     def take(self, notes: Sequence[Note]) -> None:
         """These were noted next; called in the scribe's thread.  Empty now and then: time has passed."""
 
@@ -87,6 +91,5 @@ class Scribe:
         try:
             work()
         except Exception as error:
-            if reader in self._readers:
-                self._readers.remove(reader)
-            log.warning("%s ends: %s", type(reader).__name__, error)
+            self.remove(reader)
+            log.warning("%s ends here, the training goes on: %s", reader.title, error)

@@ -54,7 +54,7 @@ class Link:
         self._on_lost = on_lost
         self._recorder = recorder
         self._given_bytes = 0  # to be sent, so far
-        self._noted: deque[tuple[int, Header]] = deque()  # slices on their way out, and the bytes up to their ends
+        self._noted: deque[tuple[int, bytes]] = deque()  # slices on their way out, and the bytes up to their ends
         self._parts: deque[memoryview] = deque()
         self._wants_write = False
         self._staging = memoryview(bytearray(STAGING_BYTES))
@@ -77,7 +77,7 @@ class Link:
             self._parts.append(view)
             self._given_bytes += len(view)
         if self._recorder is not None and self._recorder.is_on:
-            self._noted.append((self._given_bytes, frames.unpack(header)))
+            self._noted.append((self._given_bytes, header))
         if not self._wants_write:
             self._write()
 
@@ -107,10 +107,9 @@ class Link:
 
     def _note_written(self) -> None:
         while self._noted and self._noted[0][0] <= self.bytes_sent:
-            header = self._noted.popleft()[1]
-            if self._recorder is not None and header.kind not in _ABOUT_NO_SLICE:
-                now_s = self._recorder.clock()
-                self._recorder.note(notes.Written(now_s, self.peer, header.kind, header.key, header.step))
+            kind, key, step = frames.peek(self._noted.popleft()[1])
+            if self._recorder is not None and kind not in _ABOUT_NO_SLICE:
+                self._recorder.note(notes.Written(self._recorder.clock(), self.peer, kind, key, step))
 
     def _want_write(self, wants: bool) -> None:
         if wants != self._wants_write and self.is_open:
