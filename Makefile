@@ -27,9 +27,7 @@ check: setup
 	@scripts/check
 
 test: setup
-	@scripts/lint
-	@scripts/check
-	@scripts/test
+	@scripts/all
 
 clean:
 	@echo "==> clean: removing .venv, builds and caches"

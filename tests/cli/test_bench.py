@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.cli.command import Cli
 from tests.unit.report_samples import results, sweep, timed
-from undertow.cli import main, measuring, progress
-from undertow.cli.progress import open_watch
+from undertow.cli import main, measuring
 from undertow.lab.bench.series import Series
 from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.systems import list_systems
@@ -217,34 +214,3 @@ def test_the_wrong_file_is_named(folder: Path, capfd: pytest.CaptureFixture[str]
     said = capfd.readouterr().err
     assert said.startswith("undertow bench: b.json is not a results file of undertow")
     assert said.count("\n") == 1
-
-
-# Progress
-
-
-def test_elsewhere_than_in_a_terminal_each_bandwidth_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with open_watch() as watch:
-        watch.expect(4)
-        for text in ("vgg19: starting ddp", "vgg19, 10 Gbit/s: ddp", "vgg19, 10 Gbit/s: undertow, round 1"):
-            watch.say(text)
-            watch.lap()
-        watch.say("vgg19, 20 Gbit/s: checking the links")
-    assert capfd.readouterr().err.splitlines() == [
-        "undertow: vgg19: starting ddp",
-        "undertow: vgg19, 10 Gbit/s: ddp",
-        "undertow: vgg19, 20 Gbit/s: checking the links",
-    ]
-
-
-def test_in_a_terminal_there_is_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **options: terminal)
-    with open_watch() as watch:
-        watch.expect(2)
-        watch.say("vgg19, 10 Gbit/s: ddp, round 1")
-        watch.lap()
-        watch.expect(2)
-        watch.lap()
-    assert "round 1" in screen.getvalue()
-    assert screen.getvalue().endswith("\x1b[2K")

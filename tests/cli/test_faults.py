@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from contextlib import nullcontext
 
 import pytest
 
 from tests.cli.command import Cli
+from tests.unit.bench_fakes import Watcher
 from undertow.cli import main
 from undertow.faults.scenarios import SCENARIOS
 from undertow.runtime.steward import Steward
+
+# The package has a function of this name too.
+faults_command = importlib.import_module("undertow.cli.faults")
 
 
 def test_help_has_every_option_and_an_example(cli: Cli) -> None:
@@ -28,8 +34,17 @@ def test_the_list_has_every_scenario_and_its_claim(cli: Cli) -> None:
 
 def test_seeds_that_hold_are_counted(cli: Cli) -> None:
     result = cli.run("faults", "--seeds", "12", "--first", "40", "--scenario", "killed")
-    assert (result.returncode, result.stderr) == (0, "undertow: running 12 seeds\n")
+    assert result.returncode == 0
+    assert all(line.startswith("undertow: running 12 seeds: ") for line in result.stderr.splitlines())
     assert result.stdout == "12 seeds, 40 to 51: everything held\nkilled 12\n"
+
+
+def test_every_seed_is_a_lap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Watcher()
+    monkeypatch.setattr(faults_command, "open_watch", lambda: nullcontext(watch))
+    assert run_here(capsys, "--seeds", "3", "--first", "7")[0] == 0
+    assert (watch.expected, watch.laps) == (3, 3)
+    assert watch.said == [f"running 3 seeds: {seed}" for seed in (7, 8, 9)]
 
 
 def test_one_seed_says_what_it_was_and_with_story_all_of_it(cli: Cli) -> None:

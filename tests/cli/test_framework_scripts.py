@@ -20,6 +20,6 @@ def test_a_framework_trains_over_our_engine(framework: str, tmp_path: Path, monk
     ours, theirs = runs.run(script, "-n", 2), runs.run_over_torch(script, "-n", 2)
     assert len(ours.curve) >= 3
     assert ours.curve == theirs.curve
-    assert len(ours.count("push")) == 2
-    assert all(ours.count("push"))
+    assert len(ours.count("hook")) == 2
+    assert all(ours.count("hook"))
     assert theirs.traces == []

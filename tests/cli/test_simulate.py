@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.command import Cli
+from tests.unit.bench_fakes import Watcher
 from tests.unit.report_samples import results, timed
 from undertow.cli import main
 from undertow.plan.measured import Measured
@@ -262,6 +264,31 @@ def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_pat
     assert "2 points: median error" in text
     assert "1 beyond 10%" in text
     assert "left out, because model, system or link is not known here: 1" in text
+
+
+# How far it is
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--hosts", "1,3", "--bandwidth", "1,2gbit"),
+        ("--hosts", "1,3", "--systems", "wfbp", "--jitter", "5%"),
+        ("--hosts", "1,2", "--find-bandwidth", "90%"),
+        ("--hosts", "2,3", "--share", "googlenet,googlenet", "--steps", "1"),
+    ],
+)
+def test_all_that_was_expected_is_done_in_the_end(
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    watch = Watcher()
+    for name in ("simulate", "questions", "simulate_sharing"):
+        module = importlib.import_module(f"undertow.cli.{name}")
+        monkeypatch.setattr(module, "open_watch", lambda: contextlib.nullcontext(watch))
+    ended = simulate("--profile", write_profile(tmp_path), *arguments)
+    assert (ended.code, ended.err) == (0, "")
+    assert watch.expected > 0
+    assert watch.laps == pytest.approx(watch.expected)
 
 
 # Mistakes

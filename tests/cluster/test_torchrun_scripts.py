@@ -37,24 +37,24 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def check_trains_over_our_engine(run: Run, alone: Run) -> None:
     assert len(alone.curve) >= 3
     assert run.curve == pytest.approx(alone.curve, abs=1e-5)
-    assert len(run.count("push")) == 2
-    assert all(run.count("push"))
+    assert len(run.count("hook")) == 2
+    assert all(run.count("hook"))
 
 
 def test_a_script_for_ddp_by_our_module(runs: Runs) -> None:
     run = runs.run_python(*TORCHRUN, 2, "-m", "undertow", SCRIPTS / DDP, "--steps", 40)
-    check_trains_over_our_engine(run, runs.run_alone(DDP))
+    check_trains_over_our_engine(run, runs.fork_alone(DDP))
 
 
 def test_a_script_for_one_process_by_our_module(runs: Runs) -> None:
     run = runs.run_python(*TORCHRUN, 2, "-m", "undertow", SCRIPTS / PLAIN, UNDERTOW_BATCH="split")
-    check_trains_over_our_engine(run, runs.run_alone(PLAIN))
+    check_trains_over_our_engine(run, runs.fork_alone(PLAIN))
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_script_for_ddp_by_a_variable(runs: Runs) -> None:
     run = runs.run_python(*TORCHRUN, 2, SCRIPTS / DDP, UNDERTOW_AUTOLOAD="1")
-    check_trains_over_our_engine(run, runs.run_alone(DDP))
+    check_trains_over_our_engine(run, runs.fork_alone(DDP))
 
 
 AGENT = """

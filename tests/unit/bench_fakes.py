@@ -59,18 +59,20 @@ class Net:
 
 @dataclass
 class Watcher:
+    """Remembers what it is told."""
+
     said: list[str] = field(default_factory=list)
-    expected: int = 0
-    laps: int = 0
+    expected: float = 0
+    laps: float = 0
 
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def expect(self, laps: int) -> None:
+    def expect(self, laps: float) -> None:
         self.expected += laps
 
-    def lap(self) -> None:
-        self.laps += 1
+    def lap(self, laps: float = 1) -> None:
+        self.laps += laps
 
 
 @dataclass

@@ -52,9 +52,9 @@ def test_compute_alone_is_measured_beside_a_real_task() -> None:
     assert make_series().all_systems == ("ddp", "undertow")  # where its time is nominal there is nothing to measure
 
 
-def test_laps_are_those_of_all_systems_rounds_and_bandwidths() -> None:
-    assert make_series(bandwidths_gbit=(1.0, 2.0, 4.0)).laps == 3 * 2 * 4
-    assert make_series(model="gpt", scale=1.0).laps == 3 * 4
+def test_laps_are_those_of_all_systems_rounds_and_bandwidths_with_starts_checks_and_warm_ups() -> None:
+    assert make_series(bandwidths_gbit=(1.0, 2.0, 4.0)).laps == 2 + 3 * (1 + 2 + 2 * 4)
+    assert make_series(model="gpt", scale=1.0).laps == 3 + (1 + 3 + 3 * 4)
 
 
 def test_a_series_describes_itself() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from undertow.errors import LabError
 from undertow.lab import link_check
 from undertow.lab.link_check import PAYLOAD_SHARE, Measurement, check_links, find_fault
@@ -61,6 +62,12 @@ def test_the_worst_link_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     links = Links(monkeypatch, [0.99], [0.97], [1.01])
     assert check(links) == pytest.approx(0.97)
     assert links.durations == [0.4, 0.4, 0.4]
+
+
+def test_every_link_is_a_lap_however_many_tries_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watcher()
+    check_links(Links(monkeypatch, [0.5, 0.99], [1.0], [1.0]), 1e9, watch)  # type: ignore[arg-type]
+    assert watch.laps == 3
 
 
 def test_a_bad_first_try_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from undertow.errors import ConfigError, LabError, UndertowError
-from undertow.lab import isolation
+from undertow.lab import isolation, runner
 from undertow.lab.carried import carry_error, raise_carried
 from undertow.lab.isolation import find_obstacle
 from undertow.lab.meeting import open_meeting
 from undertow.lab.network import Host, Network, open_loopback
 from undertow.lab.runner import LabJob, describe_traffic, find_command
 from undertow.launch.job import RUNNER
+from undertow.watch import Watch
 
 
 def test_a_python_file_is_run_with_this_python(tmp_path: Path) -> None:
@@ -50,6 +52,21 @@ class Wired:
 
     def __init__(self, hosts: int) -> None:
         self.hosts = [Host(index, f"host{index}", f"10.77.0.{index + 1}") for index in range(hosts)]
+
+
+def test_somebody_may_watch_while_the_links_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(network: Network, rate_bits_per_s: float, watch: Watch) -> float:
+        for _ in network.hosts:
+            watch.lap()
+        return 0.99
+
+    monkeypatch.setattr(runner, "check_links", check)
+    monkeypatch.setattr(Wired, "shape", lambda network, rate: None, raising=False)
+    watch = Watcher()
+    job = LabJob(command=("true",), hosts=3, rate_bits_per_s=1e9)
+    words = runner._prepare(Wired(3), job, watch)  # type: ignore[arg-type]
+    assert words == "3 hosts, 1 Gbit/s each way, checked (99.0 % of nominal)"
+    assert (watch.said, watch.expected, watch.laps) == (["checking the links"], 3, 3)
 
 
 def test_few_hosts_are_listed_and_many_are_summed_up() -> None:

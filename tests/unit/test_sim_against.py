@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from tests.unit.report_samples import point, results, timed
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.sim.against import TOLERANCE, Pair, can_predict, describe, predict_points
@@ -26,10 +27,11 @@ def test_every_point_is_predicted_in_its_order() -> None:
             timed(0.3, system="undertow", hosts=2, compute_s=compute_s),
         ]
     )
-    heard: list[str] = []
-    pairs = list(predict_points(measured.points, on_run=heard.append))
+    watch = Watcher()
+    pairs = list(predict_points(measured.points, watch=watch))
     assert [pair.measured for pair in pairs] == measured.points
-    assert heard == ["resnet50, 4 hosts, 4 Gbit/s: ddp", "resnet50, 2 hosts, 10 Gbit/s: undertow"]
+    assert watch.expected == pytest.approx(watch.laps)
+    assert watch.said == ["resnet50, 4 hosts, 4 Gbit/s: ddp", "resnet50, 2 hosts, 10 Gbit/s: undertow"]
     subject = find_subject("resnet50")
     expected = [
         run(subject, make_topology(hosts, gbit * 1e9), find_schedule(system), Setting()).iteration_s

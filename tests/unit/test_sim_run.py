@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from undertow.core.frames import Header
 from undertow.core.frames import Kind as Frame
 from undertow.errors import ConfigError
@@ -21,7 +22,7 @@ from undertow.sim.noise import Noise
 from undertow.sim.run import Outcome, find_cluster, simulate
 from undertow.sim.schedules import Schedule, find_schedule, list_schedules
 from undertow.sim.subject import Device, Subject, find_subject
-from undertow.sim.sweep import Setting, make_points, run
+from undertow.sim.sweep import Setting, list_runs, make_points, run, weigh
 from undertow.sim.topology import Fabric, Host, Topology, make_topology
 from undertow.sim.worker import Layer, Worker
 
@@ -484,9 +485,11 @@ def test_an_engine_handles_slices_as_they_arrive_whenever_they_left() -> None:
 
 def test_points_have_the_fields_of_measured_ones() -> None:
     subject, topology = make_subject(UNIFORM), make_topology(4, 1e8)
-    heard: list[str] = []
-    first, second = make_points(subject, topology, ["undertow", "wfbp"], on_run=heard.append)
-    assert heard == ["undertow", "wfbp", "ddp"]  # what gains are over is run unasked
+    watch = Watcher()
+    first, second = make_points(subject, topology, ["undertow", "wfbp"], watch=watch)
+    names = ["undertow", "wfbp", "ddp"]  # what gains are over is run unasked
+    assert watch.said == [f"mine, hosts 4: {name}" for name in names]
+    assert watch.laps == pytest.approx(3 * weigh(topology, Setting()))
     ddp_s = run(subject, topology, find_schedule("ddp"), Setting()).iteration_s
     assert (first.system, second.system) == ("undertow", "wfbp")
     for point in (first, second):
@@ -499,6 +502,26 @@ def test_points_have_the_fields_of_measured_ones() -> None:
         assert point.bytes_out_per_host == pytest.approx(1.5 * 12_000_000, rel=0.02)
         assert UNIFORM.compute_s <= point.bound_s <= point.iteration_s
         assert point.iteration_low_s <= point.iteration_s <= point.iteration_high_s
+
+
+def test_what_gains_are_over_is_run_once() -> None:
+    assert list_runs(["undertow", "ddp"]) == ["undertow", "ddp"]
+    assert list_runs(["undertow", "wfbp"]) == ["undertow", "wfbp", "ddp"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "setting"),
+    [(1, Setting()), (3, Setting()), (3, Setting(steps=1)), (3, Setting(noise=Noise(jitter=0.1))), (128, Setting())],
+)
+@pytest.mark.parametrize("system", ["undertow", "ddp"])
+def test_a_run_tells_step_by_step_how_far_it_is(hosts: int, system: str, setting: Setting) -> None:
+    told: list[float] = []
+    watch, topology = Watcher(), make_topology(hosts, 1e9)
+    watch.lap = told.append  # type: ignore[assignment, method-assign]
+    run(make_subject(UNIFORM), topology, find_schedule(system), setting, watch)
+    assert sum(told) == pytest.approx(weigh(topology, setting))
+    assert len(told) == 1 + hosts * (setting.count_all_steps(topology) - 1)
+    assert watch.expected == 0  # who starts several runs knows how many
 
 
 def test_unknown_systems_are_refused_with_the_known_ones() -> None:

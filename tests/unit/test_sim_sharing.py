@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from undertow.errors import ConfigError
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
@@ -17,7 +18,7 @@ from undertow.sim.clock import Clock
 from undertow.sim.engine import Costs
 from undertow.sim.noise import Noise
 from undertow.sim.schedules import find_schedule
-from undertow.sim.sharing import Arrangement, Sharing, share
+from undertow.sim.sharing import Arrangement, Sharing, share, weigh_sharing
 from undertow.sim.sharing_run import Tenant, Trained, count_steps, train
 from undertow.sim.sharing_turns import Arbiter
 from undertow.sim.sharing_worker import Device as SharedDevice
@@ -72,6 +73,16 @@ def find_job(device: SharedDevice, time_s: float) -> int | None:
 
 
 # Against formulas
+
+
+@pytest.mark.parametrize("others", [["same"], ["other"], ["same", "other"]])
+def test_laps_are_those_of_all_arrangements(others: list[str]) -> None:
+    tenants = [make_tenant(make_subject(name, 0.5)) for name in ("same", *others)]
+    watch = Watcher()
+    share(tenants, TWO, Setting(steps=2), watch)
+    assert watch.laps == pytest.approx(weigh_sharing(tenants, TWO, Setting(steps=2)))
+    alone = [f"plain, hosts 2: {name} alone" for name in dict.fromkeys(("same", *others))]
+    assert watch.said == [*alone, "plain, hosts 2: together", "plain, hosts 2: crossover"]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0])
@@ -221,7 +232,9 @@ def test_an_urgent_job_goes_first_and_the_other_fills_its_gaps() -> None:
 def test_a_job_that_hardly_ever_computes_is_said_to_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing_run, "MOST_TIMES", 1)
     hurry, other = make_subject("hurry", 0.0), make_subject("other", 0.0, compute_s=30.0, layers=20)
-    sharing = share([make_tenant(hurry, is_urgent=True), make_tenant(other)], ONE)
+    tenants, watch = [make_tenant(hurry, is_urgent=True), make_tenant(other)], Watcher()
+    sharing = share(tenants, ONE, watch=watch)
+    assert watch.laps == pytest.approx(weigh_sharing(tenants, ONE))  # the steps that it did not make are not missed
     crossover = sharing.find(Arrangement.CROSSOVER)
     assert crossover.slow_downs[1] == math.inf
     assert math.isfinite(crossover.gain)

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.bench_fakes import Watcher
 from undertow.errors import ConfigError
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.sim.schedules import find_schedule
 from undertow.sim.subject import Subject, find_subject
-from undertow.sim.sweep import Setting, run
+from undertow.sim.sweep import Setting, run, weigh
 from undertow.sim.topology import make_topology
-from undertow.sim.whatif import FASTEST_BITS_PER_S, SLOWEST_BITS_PER_S, find_bandwidth, find_hosts
+from undertow.sim.whatif import FASTEST_BITS_PER_S, SLOWEST_BITS_PER_S, find_bandwidth, find_hosts, weigh_search
 
 SETTING = Setting(steps=1)
 
@@ -79,9 +80,18 @@ def test_what_is_no_share_is_refused(share: float) -> None:
 
 
 def test_every_run_is_told() -> None:
-    heard: list[str] = []
-    find_bandwidth(MINE, 1, find_schedule("ddp"), efficiency=0.9, setting=SETTING, on_run=heard.append)
-    assert heard == ["ddp on 1 hosts at 800 Gbit/s", "ddp on 1 hosts at 0.1 Gbit/s"]
+    watch = Watcher()
+    find_bandwidth(MINE, 1, find_schedule("ddp"), efficiency=0.9, setting=SETTING, watch=watch)
+    assert watch.said == ["ddp on 1 hosts: 800 Gbit/s", "ddp on 1 hosts: 0.1 Gbit/s"]
+
+
+@pytest.mark.parametrize(("hosts", "efficiency", "runs"), [(1, 0.9, 2), (2, 1.0, 1), (2, 0.9, 11)])
+def test_a_search_is_as_many_laps_as_its_longest_course(hosts: int, efficiency: float, runs: int) -> None:
+    watch = Watcher()
+    find_bandwidth(MINE, hosts, find_schedule("ps"), efficiency=efficiency, setting=SETTING, watch=watch)
+    assert len(watch.said) == runs
+    assert watch.laps == pytest.approx(weigh_search(hosts, SETTING))
+    assert weigh_search(hosts, SETTING) == pytest.approx(11 * weigh(make_topology(hosts, 1e9), SETTING))
 
 
 # Hosts
@@ -97,10 +107,11 @@ def test_the_more_a_host_must_bring_the_fewer_are_worth_it() -> None:
 
 
 def test_the_last_hosts_are_worth_it_and_the_next_ones_are_not() -> None:
-    heard: list[str] = []
+    watch = Watcher()
     worth, schedule = 0.6, find_schedule("wfbp")
-    hosts, speedup = find_hosts(MINE, 2e9, schedule, worth=worth, setting=SETTING, on_run=heard.append)
-    tried = [int(text.split()[2]) for text in heard]
+    hosts, speedup = find_hosts(MINE, 2e9, schedule, worth=worth, setting=SETTING, watch=watch)
+    tried = [int(text.split()[2]) for text in watch.said]
+    assert watch.expected == 0  # nobody knows when it ends
     assert tried == [2, 3, 4, 6, 8, 12, 16][: len(tried)]
     assert hosts == tried[-3]  # two in a row are not worth it
     before, after = ([1, *tried][index] for index in (-4, -2))

@@ -57,8 +57,8 @@ def _run_all(seeds: range, scenario: Scenario | None) -> int:
     skipped: dict[str, str] = {}
     with open_watch() as watch:
         watch.expect(len(seeds))
-        watch.say(f"running {len(seeds)} seeds")
         for seed in seeds:
+            watch.say(f"running {len(seeds)} seeds: {seed}")
             outcome = run_seed(seed, scenario)
             if outcome.broken:
                 break

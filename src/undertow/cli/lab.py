@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undertow.cli.errors import FAILED_RUN, USAGE_ERROR, one_line_errors
+from undertow.cli.progress import open_watch
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
 from undertow.lab.isolation import find_obstacle, run_isolated
 from undertow.lab.link_check import measure_link
 from undertow.lab.network import open_network
 from undertow.lab.runner import LabJob, find_command, run_in_lab
+from undertow.launch.changes import Changes
 from undertow.launch.job import read_job_settings
 
 lab = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -50,6 +53,21 @@ def run_command(
     quiet_ranks: Annotated[
         bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
+    ] = None,
+    trace_steps: Annotated[
+        str | None,
+        typer.Option("--trace-steps", help="Which steps: 20 (the first), 1000:1050 or all; else 100.", metavar="N"),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="A dashboard in place of the output; in a log, a line now and then.")
+    ] = False,
+    live_port: Annotated[
+        int | None,
+        typer.Option("--live-port", help="Serve the same as a page on this port of 127.0.0.1; 0: any.", metavar="P"),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of the lab.")] = False,
 ) -> int:
     """Run CMD on every host of an emulated cluster, as `undertow run` would on real ones.
@@ -62,16 +80,20 @@ def run_command(
     Example, any command: undertow lab run --hosts 2 -- ip address
     """
     with one_line_errors("undertow lab run", debug=debug):
+        environ = {**os.environ, **Changes(trace=trace, trace_steps=trace_steps).to_environment()}
         job = LabJob(
             command=find_command(command, os.environ),
             hosts=hosts,
             rate_bits_per_s=None if bandwidth is None else parse_bandwidth(bandwidth),
             is_unshaped=unshaped,
             is_checked=not no_check,
-            start_timeout_s=read_job_settings(os.environ).start_timeout_s,
+            start_timeout_s=read_job_settings(environ).start_timeout_s,
             quiet_ranks=quiet_ranks,
+            live=live,
+            live_port=live_port,
+            title=command[0],
         )
-        return run_in_lab(job, os.environ)
+        return run_in_lab(job, environ, open_watch)
 
 
 @lab.command("check")

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from undertow.cli.errors import FAILED_RUN
 from undertow.cli.progress import open_watch
@@ -19,9 +19,7 @@ from undertow.lab.bench.bench import BrokenOff, OpenNetwork
 from undertow.lab.isolation import find_obstacle, run_isolated
 from undertow.lab.network import open_loopback, open_network
 from undertow.launch.speech import notify, say
-
-if TYPE_CHECKING:
-    from undertow.lab.bench.series import Watch
+from undertow.watch import Watch
 
 Results_co = TypeVar("Results_co", covariant=True)
 

@@ -20,7 +20,7 @@ def papers(
     """
     with one_line_errors("undertow papers", debug=debug):
         with open_watch() as watch:
-            sections = list(make_sections(watch.say))
+            sections = list(make_sections(watch))
         for section in sections:
             print(section.to_markdown())
         print(describe(sections))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undertow.cli.errors import one_line_errors
-from undertow.cli.progress import open_console
+from undertow.cli.progress import open_console, open_watch
 from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
@@ -134,7 +134,7 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
         path = Path(folder) / "profile.json"
         command = [sys.executable, "-m", "undertow", "run", "-n", "1", script, *args]
         environment = {**os.environ, "UNDERTOW_PROFILE": str(path)}
-        code = subprocess.run(command, env=environment, stdout=sys.stderr.fileno(), check=False).returncode
+        code = _run(command, environment, f"running the first steps of {Path(script).name}")
         if not path.exists():
             ended = "ended" if code == 0 else f"failed with code {code}"
             raise PlanError(
@@ -145,6 +145,25 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     if keep is not None:
         measured.write(keep)
     return measured
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], what: str) -> int:
+    """What the command prints goes through Python's stderr, where it does not get into the way of a bar."""
+    with (
+        open_watch() as watch,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process,
+    ):
+        watch.say(what)
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                print(line, end="", file=sys.stderr, flush=True)
+            return process.wait()
+        except BaseException:
+            process.kill()
+            raise
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (

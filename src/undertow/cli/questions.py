@@ -12,7 +12,14 @@ from undertow.report.table import start_table
 from undertow.sim.schedules import Schedule
 from undertow.sim.subject import Subject
 from undertow.sim.sweep import Setting
-from undertow.sim.whatif import FASTEST_BITS_PER_S, MOST_HOSTS, SLOWEST_BITS_PER_S, find_bandwidth, find_hosts
+from undertow.sim.whatif import (
+    FASTEST_BITS_PER_S,
+    MOST_HOSTS,
+    SLOWEST_BITS_PER_S,
+    find_bandwidth,
+    find_hosts,
+    weigh_search,
+)
 
 
 def show_bandwidths(
@@ -25,14 +32,13 @@ def show_bandwidths(
     for heading in ("hosts", *(schedule.name for schedule in schedules)):
         table.add_column(Text(heading), justify="right")
     with open_watch() as watch:
+        watch.expect(len(schedules) * sum(weigh_search(count, setting) for count in hosts))
         for count in hosts:
-            cells = [
-                _show_need(
-                    find_bandwidth(subject, count, schedule, efficiency=efficiency, setting=setting, on_run=watch.say)
-                )
+            found = [
+                find_bandwidth(subject, count, schedule, efficiency=efficiency, setting=setting, watch=watch)
                 for schedule in schedules
             ]
-            table.add_row(Text(str(count)), *map(Text, cells))
+            table.add_row(Text(str(count)), *map(Text, map(_show_need, found)))
     open_console().print(table)
     return 0
 
@@ -57,8 +63,7 @@ def show_hosts(
     with open_watch() as watch:
         for rate in links:
             found = [
-                find_hosts(subject, rate, schedule, worth=worth, setting=setting, on_run=watch.say)
-                for schedule in schedules
+                find_hosts(subject, rate, schedule, worth=worth, setting=setting, watch=watch) for schedule in schedules
             ]
             cells = (f"{count} ({speedup:.1f} x)" for count, speedup in found)
             table.add_row(Text(format_bandwidth(rate)), *map(Text, cells))

@@ -19,6 +19,7 @@ from undertow.cli.quantities import parse_share, parse_time
 from undertow.cli.questions import show_bandwidths, show_hosts
 from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.cli.simulate_sharing import read_tenants, show_sharing
+from undertow.cli.simulate_trace import check_traceable, write_trace
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
 from undertow.report.columns import show_bandwidth, show_ms
@@ -29,7 +30,7 @@ from undertow.sim.cluster_file import read_topology
 from undertow.sim.noise import Noise
 from undertow.sim.schedules import find_schedule, list_schedules
 from undertow.sim.subject import Subject, find_subject, read_subject
-from undertow.sim.sweep import Setting, make_points
+from undertow.sim.sweep import Setting, list_runs, make_points, weigh
 from undertow.sim.topology import LATENCY_S, Topology, make_topology
 
 _SYSTEMS, _SHARING_SYSTEMS = "ddp,undertow", "plain,undertow"  # if nobody names any
@@ -115,6 +116,14 @@ def simulate(
         Path | None,
         typer.Option("--out", help="Write the results as JSON, a picture and a page beside it.", metavar="FILE.json"),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            help="Record some steps here, as `undertow run --trace` would, of one cluster; see undertow report.",
+            metavar="DIR",
+        ),
+    ] = None,
     wants_list: Annotated[bool, typer.Option("--list", help="List the systems.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> int:
@@ -146,7 +155,7 @@ def simulate(
             raise ConfigError(f"--steps {steps} is not possible: at least one is needed")
         setting = Setting(latency_s=parse_time(latency, "--latency"), noise=noise, steps=steps)
         counts, links = read_counts(hosts), parse_bandwidths(bandwidth)
-        if (efficiency, worth) != (None, None) and (cluster, out) != (None, None):
+        if (efficiency, worth) != (None, None) and (cluster, out, trace) != (None, None, None):
             raise ConfigError(
                 "--find-bandwidth and --find-hosts are for equal hosts, and print one table: leave the rest"
             )
@@ -162,11 +171,15 @@ def simulate(
         topologies = [make_topology(count, rate, latency_s=setting.latency_s) for count in counts for rate in links]
         if cluster is not None:
             topologies = [read_topology(cluster)]
+        if trace is not None:
+            check_traceable(topologies, share)
         if share is not None:
             crowds = read_tenants(subject, share, schedules, weights=weights, urgent=urgent)
             return show_sharing(crowds, topologies, setting, out)
         points = _simulate(subject, topologies, names, setting)
         show_results(_make_results(points, _make_notes(subject, cluster)), out)
+        if trace is not None:
+            write_trace(trace, subject, topologies[0], schedules[-1], noise)
         return 0
     raise AssertionError("one_line_errors ends the command")
 
@@ -185,18 +198,13 @@ def _find_subject(model: str | None, profile: Path | None, batch: int | None) ->
 def _simulate(
     subject: Subject, topologies: Sequence[Topology], systems: Sequence[str], setting: Setting
 ) -> list[Point]:
-    points: list[Point] = []
     with open_watch() as watch:
-        watch.expect(len(topologies) * len({*systems, "ddp"}))
-        for topology in topologies:
-            title = f"{subject.name}, hosts {len(topology.hosts)}"
-
-            def tell(system: str, title: str = title) -> None:
-                watch.say(f"{title}: {system}")
-                watch.lap()
-
-            points += make_points(subject, topology, systems, setting=setting, on_run=tell)
-    return points
+        watch.expect(len(list_runs(systems)) * sum(weigh(topology, setting) for topology in topologies))
+        return [
+            point
+            for topology in topologies
+            for point in make_points(subject, topology, systems, setting=setting, watch=watch)
+        ]
 
 
 def _make_results(points: list[Point], notes: list[str]) -> Results:
@@ -228,7 +236,7 @@ def _make_notes(subject: Subject, cluster: Path | None) -> list[str]:
 def _check_against(path: Path, subject: Subject | None) -> int:
     points = read_results(path).points
     with open_watch() as watch:
-        pairs = list(predict_points(points, subject, on_run=watch.say))
+        pairs = list(predict_points(points, subject, watch))
     if not pairs:
         raise ConfigError(
             f"{path} has no point that can be predicted: it takes a model of the zoo (or --profile), a system of "

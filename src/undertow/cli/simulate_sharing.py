@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 import sys
@@ -22,7 +23,7 @@ from undertow.report.columns import ABSENT, show_ms
 from undertow.report.points import describe_machine, list_versions
 from undertow.report.table import start_table
 from undertow.sim.schedules import Schedule
-from undertow.sim.sharing import Arrangement, JobFigures, Row, Sharing, check_tenants, share
+from undertow.sim.sharing import Arrangement, JobFigures, Row, Sharing, check_tenants, share, weigh_sharing
 from undertow.sim.sharing_run import Tenant
 from undertow.sim.subject import Subject, find_subject
 from undertow.sim.sweep import Setting
@@ -71,14 +72,13 @@ def show_sharing(
     crowds: Sequence[Sequence[Tenant]], topologies: Sequence[Topology], setting: Setting, out: Path | None
 ) -> int:
     """One table for each system on each cluster."""
-    cases: list[Sharing] = []
+    asked = list(itertools.product(topologies, crowds))
+    with open_watch() as watch:
+        watch.expect(sum(weigh_sharing(tenants, topology, setting) for topology, tenants in asked))
+        cases = [share(tenants, topology, setting, watch) for topology, tenants in asked]
     console = open_console()
-    for topology in topologies:
-        for tenants in crowds:
-            with open_watch() as watch:
-                title = f"{tenants[0].schedule.name}, hosts {len(topology.hosts)}"
-                cases.append(share(tenants, topology, setting, lambda text, title=title: watch.say(f"{title}: {text}")))  # type: ignore[misc]
-            console.print(make_table(cases[-1]))
+    for case in cases:
+        console.print(make_table(case))
     if out is not None:
         _write(cases, out)
     return 0

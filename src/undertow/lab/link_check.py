@@ -19,6 +19,7 @@ from undertow.errors import LabError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.network import Counters, Host, Network
 from undertow.plan.cluster import PAYLOAD_SHARE
+from undertow.watch import NOBODY, Watch
 
 TOLERANCE = 0.05
 # With less than this a packet more or less would matter: slow links are measured for longer.
@@ -52,8 +53,8 @@ class Measurement:
         return self.payload_bits_per_s / (rate_bits_per_s * PAYLOAD_SHARE)
 
 
-def check_links(network: Network, rate_bits_per_s: float) -> float:
-    """Measure every link in both directions; returns the ratio that is furthest from 1."""
+def check_links(network: Network, rate_bits_per_s: float, watch: Watch = NOBODY) -> float:
+    """Measure every link in both directions, a lap each; returns the ratio that is furthest from 1."""
     count = len(network.hosts)
     if not network.is_shaped or count < 2:
         return 1.0
@@ -63,6 +64,7 @@ def check_links(network: Network, rate_bits_per_s: float) -> float:
         if complaint := find_fault(best, rate_bits_per_s):
             raise LabError(complaint)
         ratios.append(best.ratio(rate_bits_per_s))
+        watch.lap()
     _wait_for_silence(network)
     return max(ratios, key=lambda ratio: abs(ratio - 1))
 

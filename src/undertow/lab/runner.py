@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth
@@ -20,10 +21,16 @@ from undertow.lab.link_check import check_links
 from undertow.lab.meeting import open_meeting
 from undertow.lab.network import Network, check_size, open_loopback, open_network
 from undertow.launch.failure import decide
-from undertow.launch.job import RUNNER
+from undertow.launch.job import RUNNER, check_live_port, read_job_settings
 from undertow.launch.launcher import supervise
 from undertow.launch.speech import notify, say, speak_for_the_log
+from undertow.launch.traces import clear_traces, conclude_traces
 from undertow.launch.worker import Post
+from undertow.live.opening import watch as watch_job
+from undertow.watch import OpenWatch, Watch, open_nobody
+
+if TYPE_CHECKING:
+    from undertow.live.show import Show
 
 # More numbers than this do not fit in a line.
 LISTED_HOSTS = 8
@@ -40,9 +47,13 @@ class LabJob:
     is_checked: bool = True
     start_timeout_s: float = 120.0
     quiet_ranks: bool = False
+    live: bool = False  # a dashboard in place of the output
+    live_port: int | None = None  # and a page; 0: at any free port
+    title: str = ""  # what they call the job
 
     def __post_init__(self) -> None:
         check_size(self.hosts)
+        check_live_port(self.live_port)
 
 
 def find_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -58,34 +69,50 @@ def find_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     return (found, *words[1:])
 
 
-def run_in_lab(job: LabJob, environ: Mapping[str, str]) -> int:
-    """Run the job; returns the code to exit with."""
+def run_in_lab(job: LabJob, environ: Mapping[str, str], open_watch: OpenWatch = open_nobody) -> int:
+    """Run the job; returns the code to exit with.  Somebody may watch until its workers start."""
     speak_for_the_log()
     if job.is_unshaped:
-        return _run(job, environ, open_loopback(job.hosts))
+        with watch_job(job.title, environ, live=job.live, port=job.live_port) as (show, own):
+            return _run(job, own, open_loopback(job.hosts), open_watch, show=show)
     if obstacle := find_obstacle():
         raise ConfigError(f"{obstacle}; or use --unshaped: no emulated hosts, everything over loopback")
-    return run_isolated(lambda: _run(job, environ, open_network(job.hosts)))
+    # Out here: a browser is not in the lab.
+    with watch_job(job.title, environ, live=job.live, port=job.live_port) as (show, own):
+        return run_isolated(lambda: _run(job, own, open_network(job.hosts), open_watch, show=show))
 
 
-def _run(job: LabJob, environ: Mapping[str, str], opening: AbstractContextManager[Network]) -> int:
+def _run(
+    job: LabJob,
+    environ: Mapping[str, str],
+    opening: AbstractContextManager[Network],
+    open_watch: OpenWatch,
+    *,
+    show: Show | None,
+) -> int:
+    settings = read_job_settings(environ)
+    clear_traces(settings)
     try:
         with opening as network:
-            notify(_prepare(network, job))
+            with open_watch() as watch:
+                links = _prepare(network, job, watch)
+            notify(links)
             before = [counters.bytes_out for counters in network.counters()]
 
             def conclude() -> None:
                 sent = [counters.bytes_out for counters in network.counters()]
                 notify(describe_traffic([now - then for now, then in zip(sent, before, strict=True)], network))
+                conclude_traces(settings, notify)
 
-            return supervise(_posts(network, job, environ), quiet_ranks=job.quiet_ranks, conclude=conclude)
+            posts = _posts(network, job, environ)
+            return supervise(posts, quiet_ranks=job.quiet_ranks, conclude=conclude, show=show)
     except KeyboardInterrupt:
         verdict = decide([], interrupted_by=signal.SIGINT)
         say(*verdict.lines)
         return verdict.exit_code
 
 
-def _prepare(network: Network, job: LabJob) -> str:
+def _prepare(network: Network, job: LabJob, watch: Watch) -> str:
     """Shape and check the links; returns what they are now, in words."""
     hosts = "1 host" if job.hosts == 1 else f"{job.hosts} hosts"
     if not network.is_shaped:
@@ -97,7 +124,9 @@ def _prepare(network: Network, job: LabJob) -> str:
     what = f"{hosts}, {format_bandwidth(job.rate_bits_per_s)} each way"
     if not job.is_checked:
         return f"{what}, not checked"
-    return f"{what}, checked ({100 * check_links(network, job.rate_bits_per_s):.1f} % of nominal)"
+    watch.say("checking the links")
+    watch.expect(job.hosts)
+    return f"{what}, checked ({100 * check_links(network, job.rate_bits_per_s, watch):.1f} % of nominal)"
 
 
 @contextmanager

@@ -6,15 +6,16 @@ In: results of `undertow bench`.  Out: for each point what the simulator says of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from undertow.report.points import Point
 from undertow.sim.engine import Costs
 from undertow.sim.schedules import find_schedule, list_schedules
 from undertow.sim.subject import Subject, find_subject
-from undertow.sim.sweep import Setting, run
+from undertow.sim.sweep import Setting, run, weigh
 from undertow.sim.topology import Host, Topology
+from undertow.watch import NOBODY, Watch
 from undertow.zoo import MODELS
 
 # What a prediction may miss by.
@@ -36,27 +37,26 @@ class Pair:
         return abs(self.error) <= TOLERANCE
 
 
-def predict_points(
-    points: Sequence[Point], subject: Subject | None = None, on_run: Callable[[str], None] = lambda text: None
-) -> Iterator[Pair]:
+def predict_points(points: Sequence[Point], subject: Subject | None = None, watch: Watch = NOBODY) -> Iterator[Pair]:
     """Points that the simulator knows the model and the system of, on links that were held to a bandwidth.
 
     A `subject` is what was measured of the model of these points, if it is none of the zoo.
     """
-    for point in points:
-        if not can_predict(point, subject):
-            continue
-        on_run(f"{point.model}, {point.hosts} hosts, {point.bandwidth_gbit:g} Gbit/s: {point.system}")
+    known = [point for point in points if can_predict(point, subject)]
+    watch.expect(sum(weigh(_find_topology(point), Setting()) for point in known))
+    for point in known:
+        watch.say(f"{point.model}, {point.hosts} hosts, {point.bandwidth_gbit:g} Gbit/s: {point.system}")
         trained = find_subject(point.model, point.batch) if point.model in MODELS else subject
         assert trained is not None
-        assert point.bandwidth_gbit is not None
         # As fast as the device was in that run.
-        host = Host(
-            bandwidth_bits_per_s=point.bandwidth_gbit * 1e9, slowdown=point.compute_s / trained.profile.compute_s
-        )
-        topology = Topology(hosts=(host,) * point.hosts)
-        outcome = run(trained, topology, find_schedule(point.system), Setting(costs=_scale_costs(point)))
+        topology = _find_topology(point, slowdown=point.compute_s / trained.profile.compute_s)
+        outcome = run(trained, topology, find_schedule(point.system), Setting(costs=_scale_costs(point)), watch)
         yield Pair(point, outcome.iteration_s)
+
+
+def _find_topology(point: Point, *, slowdown: float = 1.0) -> Topology:
+    assert point.bandwidth_gbit is not None
+    return Topology(hosts=(Host(bandwidth_bits_per_s=point.bandwidth_gbit * 1e9, slowdown=slowdown),) * point.hosts)
 
 
 def can_predict(point: Point, subject: Subject | None = None) -> bool:

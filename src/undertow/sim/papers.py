@@ -8,14 +8,15 @@ system here, fitted to its own column (`EFFECTIVE_GBIT`), and never more than th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from undertow.report.columns import show_figure
 from undertow.sim.schedules import find_schedule
 from undertow.sim.subject import find_subject
-from undertow.sim.sweep import Setting, run
+from undertow.sim.sweep import Setting, run, weigh
 from undertow.sim.topology import make_topology
+from undertow.watch import NOBODY, Watch
 
 TOLERANCE = 0.10
 # What moves at most so many Gbit/s each way, whatever the link: fitted.
@@ -31,6 +32,10 @@ CURVE = {
     "ps-whole": (34.5, 36.8, 50.3, 68.5, 105.0, 134.0),
 }
 _TITLES = {"hybrid": "Poseidon", "wfbp": "WFBP only", "ps-whole": "plain PS"}
+_SPEEDUPS = (("vgg19-22k", 16, 10, 15.5), ("inception-v3", 32, 40, 31.5))
+_P3 = (("resnet50", 4, "p3", 25), ("sockeye", 4, "p3", 38), ("vgg19", 15, "p3", 66), ("vgg19", 30, "slicing", 49))
+P3_HOSTS = 4
+_SETTING = Setting(steps=1)
 
 
 @dataclass(frozen=True)
@@ -65,56 +70,56 @@ class Section:
         return "\n".join(lines) + "\n"
 
 
-def make_sections(on_run: Callable[[str], None] = lambda text: None) -> Iterator[Section]:
+def make_sections(watch: Watch = NOBODY) -> Iterator[Section]:
     """All of them, from scratch."""
+    runs = [*HOSTS * len(CURVE), *(hosts for _, hosts, _, _ in _SPEEDUPS), *[P3_HOSTS] * 2 * len(_P3)]
+    watch.expect(sum(weigh(make_topology(hosts, 1e9), _SETTING) for hosts in runs))
     for system in CURVE:
-        yield _simulate_curve(system, on_run)
-    yield _simulate_speedups(on_run)
-    yield _simulate_p3(on_run)
+        yield _simulate_curve(system, watch)
+    yield _simulate_speedups(watch)
+    yield _simulate_p3(watch)
 
 
-def _simulate_curve(system: str, on_run: Callable[[str], None]) -> Section:
+def _simulate_curve(system: str, watch: Watch) -> Section:
     """What a library costs on one machine is taken from its own column: it is no matter of the network."""
     own_s = CURVE[system][0] - ALONE_S
     figures = []
     for hosts, published in zip(HOSTS, CURVE[system], strict=True):
-        on_run(f"VGG19-22K, {hosts} machines: {system}")
-        seconds = ITERATIONS * _find_iteration_s("vgg19-22k", hosts, 40, system) + own_s
+        watch.say(f"VGG19-22K, {hosts} machines: {system}")
+        seconds = ITERATIONS * _find_iteration_s("vgg19-22k", hosts, 40, system, watch) + own_s
         figures.append(Figure(f"{hosts} machine{'s' * (hosts > 1)}", published, seconds))
     effective = f"{min(40.0, EFFECTIVE_GBIT[system]):g} Gbit/s effective"
     return Section(f"{_TITLES[system]}, VGG19-22K at 40 GbE, {effective}", "s for 20 iterations", figures)
 
 
-def _simulate_speedups(on_run: Callable[[str], None]) -> Section:
+def _simulate_speedups(watch: Watch) -> Section:
     figures = []
-    for model, hosts, gbit, published in (("vgg19-22k", 16, 10, 15.5), ("inception-v3", 32, 40, 31.5)):
-        on_run(f"{model}, {hosts} machines: hybrid")
-        iteration_s = _find_iteration_s(model, hosts, gbit, "hybrid")
+    for model, hosts, gbit, published in _SPEEDUPS:
+        watch.say(f"{model}, {hosts} machines: hybrid")
+        iteration_s = _find_iteration_s(model, hosts, gbit, "hybrid", watch)
         speedup = hosts * find_subject(model).profile.compute_s / iteration_s
         figures.append(Figure(f"{model}, {hosts} machines, {gbit} GbE", published, speedup))
     return Section("Poseidon, times one machine", "x", figures)
 
 
-_P3 = (("resnet50", 4, "p3", 25), ("sockeye", 4, "p3", 38), ("vgg19", 15, "p3", 66), ("vgg19", 30, "slicing", 49))
-
-
-def _simulate_p3(on_run: Callable[[str], None]) -> Section:
+def _simulate_p3(watch: Watch) -> Section:
     """Gains as factors: that is what a tenth is a tenth of."""
     figures = []
     for model, gbit, system, percent in _P3:
-        on_run(f"{model}, 4 machines: {system} and fifo")
-        before_s, after_s = (_find_iteration_s(model, 4, gbit, name) for name in ("fifo", system))
+        watch.say(f"{model}, {P3_HOSTS} machines: {system} and fifo")
+        before_s, after_s = (_find_iteration_s(model, P3_HOSTS, gbit, name, watch) for name in ("fifo", system))
         what = "slicing alone" if system == "slicing" else "P3"
         figures.append(Figure(f"{model}, {gbit} Gbit/s, {what}", 1 + percent / 100, before_s / after_s))
-    title = f"P3 over its own baseline, 4 machines, {EFFECTIVE_GBIT['fifo']:g} Gbit/s effective of the baseline"
+    title = (
+        f"P3 over its own baseline, {P3_HOSTS} machines, {EFFECTIVE_GBIT['fifo']:g} Gbit/s effective of the baseline"
+    )
     return Section(title, "times as fast", figures)
 
 
-def _find_iteration_s(model: str, hosts: int, gbit: float, system: str) -> float:
+def _find_iteration_s(model: str, hosts: int, gbit: float, system: str, watch: Watch) -> float:
     effective = min(gbit, EFFECTIVE_GBIT.get(system, gbit))
-    setting = Setting(steps=1)
     topology = make_topology(hosts, effective * 1e9)
-    return run(find_subject(model), topology, find_schedule(system), setting).iteration_s
+    return run(find_subject(model), topology, find_schedule(system), _SETTING, watch).iteration_s
 
 
 def describe(sections: Sequence[Section]) -> str:

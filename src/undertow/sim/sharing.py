@@ -10,14 +10,15 @@ The same definitions and names as in `undertow.lab.sharing`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from undertow.crossover.gain import Load, predict_gain
 from undertow.errors import ConfigError
-from undertow.sim.sharing_run import Tenant, Trained, train
+from undertow.sim.sharing_run import Tenant, Trained, train, weigh
 from undertow.sim.sweep import Setting
 from undertow.sim.topology import Topology
+from undertow.watch import NOBODY, Watch
 
 
 class Arrangement(enum.Enum):
@@ -74,16 +75,18 @@ def share(
     tenants: Sequence[Tenant],
     topology: Topology,
     setting: Setting | None = None,
-    on_run: Callable[[str], None] = lambda text: None,
+    watch: Watch = NOBODY,
 ) -> Sharing:
-    """Every arrangement; `on_run` is told before each run."""
+    """Every arrangement.  Tells `weigh_sharing` laps, and leaves it to the caller to expect them."""
     check_tenants(tenants)
-    jobs = _train_alone(tenants, topology, setting, on_run)
+    title = f"{tenants[0].schedule.name}, hosts {len(topology.hosts)}"
+    jobs = _train_alone(tenants, topology, setting, watch, title)
     rows = [Row(arrangement=Arrangement.ALONE, steps_s=[j.alone_s for j in jobs], slow_downs=[1.0] * len(jobs), gain=1)]
     for arrangement in (Arrangement.TOGETHER, Arrangement.CROSSOVER):
-        on_run(arrangement.value)
+        watch.say(f"{title}: {arrangement.value}")
         has_arbiters = arrangement is Arrangement.CROSSOVER
-        rows.append(_compare(arrangement, train(tenants, topology, setting, has_arbiters=has_arbiters), jobs))
+        trained = train(tenants, topology, setting, has_arbiters=has_arbiters, watch=watch)
+        rows.append(_compare(arrangement, trained, jobs))
     mix = [1 / step_s for step_s in rows[-1].steps_s]
     return Sharing(
         system=tenants[0].schedule.name,
@@ -94,6 +97,12 @@ def share(
         ideal=_find_ideal(jobs, [1.0] * len(jobs)),
         ideal_as_mixed=_find_ideal(jobs, mix),
     )
+
+
+def weigh_sharing(tenants: Sequence[Tenant], topology: Topology, setting: Setting | None = None) -> float:
+    """How many laps `share` is: each job alone, if it is not like one before, then all of them twice."""
+    different = [number for number, tenant in enumerate(tenants) if not _find_like(tenant, tenants[:number])]
+    return weigh(len(different) + 2 * len(tenants), topology, setting)
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:
@@ -108,16 +117,16 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
 
 
 def _train_alone(
-    tenants: Sequence[Tenant], topology: Topology, setting: Setting | None, on_run: Callable[[str], None]
+    tenants: Sequence[Tenant], topology: Topology, setting: Setting | None, watch: Watch, title: str
 ) -> list[JobFigures]:
     runs: list[tuple[Tenant, Trained]] = []
     for tenant in tenants:
-        # Terms do not matter to one that is alone.
-        same = (run for before, run in runs if (before.subject, before.schedule) == (tenant.subject, tenant.schedule))
-        trained = next(same, None)
-        if trained is None:
-            on_run(f"{tenant.subject.name} alone")
-            trained = train([tenant], topology, setting, has_arbiters=False)
+        like = _find_like(tenant, [before for before, _ in runs])
+        if like:
+            trained = runs[like[0]][1]
+        else:
+            watch.say(f"{title}: {tenant.subject.name} alone")
+            trained = train([tenant], topology, setting, has_arbiters=False, watch=watch)
         runs.append((tenant, trained))
     return [
         JobFigures(
@@ -129,6 +138,15 @@ def _train_alone(
             links_s=run.links_s,
         )
         for tenant, run in runs
+    ]
+
+
+def _find_like(tenant: Tenant, others: Sequence[Tenant]) -> list[int]:
+    """Which of the others train the same in the same way: terms do not matter to one that is alone."""
+    return [
+        number
+        for number, other in enumerate(others)
+        if (other.subject, other.schedule) == (tenant.subject, tenant.schedule)
     ]
 
 

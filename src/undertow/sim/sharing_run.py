@@ -18,8 +18,9 @@ from undertow.sim.schedules import Schedule
 from undertow.sim.sharing_turns import Arbiter, Turn
 from undertow.sim.sharing_worker import Companion, Device
 from undertow.sim.subject import Subject
-from undertow.sim.sweep import Setting
+from undertow.sim.sweep import GROWTH, Setting
 from undertow.sim.topology import Topology
+from undertow.watch import NOBODY, Watch
 
 # Steps of every job before the time that counts, and in it.
 EARLY_STEPS = 6
@@ -62,21 +63,50 @@ class Trained:
 
 
 def train(
-    tenants: Sequence[Tenant], topology: Topology, setting: Setting | None = None, *, has_arbiters: bool
+    tenants: Sequence[Tenant],
+    topology: Topology,
+    setting: Setting | None = None,
+    *,
+    has_arbiters: bool,
+    watch: Watch = NOBODY,
 ) -> Trained:
-    """Until each has made enough steps."""
-    return _Run(tenants, topology, setting or Setting(), has_arbiters=has_arbiters).run()
+    """Until each has made enough steps.  Tells `weigh` laps, and leaves it to the caller to expect them."""
+    return _Run(tenants, topology, setting or Setting(), has_arbiters=has_arbiters, watch=watch).run()
+
+
+def weigh(jobs: int, topology: Topology, setting: Setting | None = None) -> float:
+    """How many laps such a training is."""
+    return jobs * _count_steps(setting or Setting()) * _weigh_step(topology)
+
+
+def _count_steps(setting: Setting) -> int:
+    """Of each job."""
+    return EARLY_STEPS + (setting.steps or (STEPS if setting.noise.is_silent else NOISY_STEPS))
+
+
+def _weigh_step(topology: Topology) -> float:
+    return float(len(topology.places) ** GROWTH)
 
 
 class _Run:
     """Used once."""
 
-    def __init__(self, tenants: Sequence[Tenant], topology: Topology, setting: Setting, *, has_arbiters: bool) -> None:
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        topology: Topology,
+        setting: Setting,
+        *,
+        has_arbiters: bool,
+        watch: Watch,
+    ) -> None:
+        self._watch = watch
         self._stage = make_stage(topology)
         self._clock = self._stage.clock
         self._setting = setting
-        self._steps = EARLY_STEPS + (setting.steps or (STEPS if setting.noise.is_silent else NOISY_STEPS))
+        self._steps = _count_steps(setting)
         self._unfinished = set(range(len(tenants)))
+        self._missing_steps = len(tenants) * self._steps  # of all jobs
         # One for each worker: those of all jobs that have the same rank share it.
         self._devices = [Device(self._clock) for _ in topology.places]
         self._arbiters = [Arbiter(self._clock, setting.costs.word_s) for _ in topology.hosts if has_arbiters]
@@ -91,6 +121,7 @@ class _Run:
             begin_s += APART * compute_s
         with no_collection():
             self._clock.run()
+        self._watch.lap(self._missing_steps * _weigh_step(self._stage.topology))
         return self._summarise([_find_ends_s(crew) for crew in self._crews])
 
     def _summarise(self, ends_s: Sequence[Sequence[float]]) -> Trained:
@@ -166,6 +197,9 @@ class _Run:
 
     def _count(self, number: int, step: int) -> None:
         """A job begins its next step."""
+        if 0 < step <= self._steps:
+            self._missing_steps -= 1
+            self._watch.lap(_weigh_step(self._stage.topology))
         # One more: not all of its workers have ended the one before.
         if step > self._steps:
             self._unfinished.discard(number)

@@ -5,20 +5,22 @@ In: what is trained, a system, a wish.  Out: a figure, or that no figure will do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from undertow.errors import ConfigError
 from undertow.sim.schedules import Schedule
 from undertow.sim.subject import Subject
-from undertow.sim.sweep import Setting, run
+from undertow.sim.sweep import Setting, run, weigh
 from undertow.sim.topology import make_topology
+from undertow.watch import NOBODY, Watch
 
 SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
 # Where the answer is known to this factor it is known well enough.
 PRECISION = 1.03
 MOST_HOSTS = 256
-
-Watcher = Callable[[str], None]
+# Both ends, then halves of what is between them, until that is narrow enough.
+_SEARCH = 2 + math.ceil(math.log2(math.log(FASTEST_BITS_PER_S / SLOWEST_BITS_PER_S) / math.log(PRECISION)))
 
 
 def find_bandwidth(
@@ -28,16 +30,29 @@ def find_bandwidth(
     *,
     efficiency: float,
     setting: Setting,
-    on_run: Watcher = lambda text: None,
+    watch: Watch = NOBODY,
 ) -> float | None:
-    """The least bandwidth, in bits per second, with which so many hosts are so much of them; None: no bandwidth is."""
+    """The least bandwidth, in bits per second, with which so many hosts are so much of them; None: no bandwidth is.
+
+    Tells `weigh_search` laps, however soon it is done, and leaves it to the caller to expect them.
+    """
     _check_share(efficiency)
+    runs = 0
 
     def is_enough(bits_per_s: float) -> bool:
-        on_run(f"{schedule.name} on {hosts} hosts at {bits_per_s / 1e9:.3g} Gbit/s")
-        outcome = run(subject, make_topology(hosts, bits_per_s, latency_s=setting.latency_s), schedule, setting)
+        nonlocal runs
+        runs += 1
+        watch.say(f"{schedule.name} on {hosts} hosts: {bits_per_s / 1e9:.3g} Gbit/s")
+        topology = make_topology(hosts, bits_per_s, latency_s=setting.latency_s)
+        outcome = run(subject, topology, schedule, setting, watch)
         return subject.profile.compute_s / outcome.iteration_s >= efficiency
 
+    found = _search(is_enough)
+    watch.lap(weigh_search(hosts, setting) * (1 - runs / _SEARCH))
+    return found
+
+
+def _search(is_enough: Callable[[float], bool]) -> float | None:
     low, high = SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S
     if not is_enough(high):
         return None
@@ -49,6 +64,11 @@ def find_bandwidth(
     return high
 
 
+def weigh_search(hosts: int, setting: Setting) -> float:
+    """How many laps `find_bandwidth` is."""
+    return _SEARCH * weigh(make_topology(hosts, FASTEST_BITS_PER_S), setting)
+
+
 def find_hosts(
     subject: Subject,
     bandwidth_bits_per_s: float,
@@ -56,18 +76,19 @@ def find_hosts(
     *,
     worth: float,
     setting: Setting,
-    on_run: Watcher = lambda text: None,
+    watch: Watch = NOBODY,
 ) -> tuple[int, float]:
     """So many hosts that each of the last that were added still brings `worth` of a host; and the speed-up of all.
 
     Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...), as people do, up to 256.  The first step from
     one host to two pays for the whole network at once, so it takes two that are not worth it in a row to give up.
+    When that will be nobody knows: there are no laps to expect.
     """
     _check_share(worth)
     best, best_speedup = 1, 1.0
     before, speedup, failures = 1, 1.0, 0
     for hosts in _list_hosts():
-        on_run(f"{schedule.name} on {hosts} hosts")
+        watch.say(f"{schedule.name} on {hosts} hosts")
         topology = make_topology(hosts, bandwidth_bits_per_s, latency_s=setting.latency_s)
         outcome = run(subject, topology, schedule, setting)
         reached = hosts * subject.profile.compute_s / outcome.iteration_s

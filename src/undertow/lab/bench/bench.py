@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from undertow.errors import UndertowError
-from undertow.lab.bench.series import Series, Watch, measure
+from undertow.lab.bench.series import Series, measure
 from undertow.lab.network import Network
 from undertow.report.points import Point, Results, describe_machine, list_versions
+from undertow.watch import Watch
 
 UNSHAPED = (
     "Unshaped: all workers talked over this machine's loopback, no link was held to a speed, and bytes per host "

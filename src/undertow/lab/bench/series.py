@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 from undertow.errors import ConfigError, LabError
 from undertow.lab.bandwidth import format_bandwidth
@@ -23,6 +22,7 @@ from undertow.lab.network import Network, check_size
 from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.systems import find_system
 from undertow.report.points import NOISE, Point
+from undertow.watch import Watch
 from undertow.zoo import MODELS
 from undertow.zoo.names import unknown_name
 
@@ -34,19 +34,6 @@ PATIENCE = 2
 CHECKS = 3
 REFERENCE = "ddp"
 COMPUTE = "local"
-
-
-class Watch(Protocol):
-    """Who is told how far the bench is."""
-
-    def say(self, text: str) -> None:
-        """What happens now."""
-
-    def expect(self, laps: int) -> None:
-        """So many more laps are to come."""
-
-    def lap(self) -> None:
-        """One of them is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +90,13 @@ class Series:
 
     @property
     def laps(self) -> int:
-        """How many there are, if nothing has to be repeated."""
-        return len(self.bandwidths_gbit) * len(self.all_systems) * self.rounds
+        """How many there are, if nothing has to be repeated; to start a system takes as long as one."""
+        return len(self.all_systems) + len(self.bandwidths_gbit) * self.laps_of_leg
+
+    @property
+    def laps_of_leg(self) -> int:
+        """Of one bandwidth: to check the links counts as one, and each system warms up before its turns."""
+        return 1 + len(self.all_systems) * (1 + self.rounds)
 
     def link_rate(self, bandwidth_gbit: float | None) -> float | None:
         """In bits per second, as emulated; None: not shaped."""
@@ -126,16 +118,20 @@ class Leg:
 def measure(series: Series, network: Network, *, environ: Mapping[str, str], watch: Watch) -> Iterator[Leg]:
     """One bandwidth after the other; one whose links are not what they claim is left out."""
     with ExitStack() as stack:
-        watch.say(f"{series.model}: starting {', '.join(series.all_systems)} on {series.hosts} hosts")
         # As the first links are: systems may measure them when they start.
         network.shape(series.link_rate(series.bandwidths_gbit[0]))
         fleets = []
         for name in series.all_systems:  # one after the other, with nobody else on the links
+            watch.say(f"{series.model}: starting {name} on {series.hosts} hosts")
             fleets.append(stack.enter_context(Fleet(network, find_system(name), _assign(series, name), environ)))
             ready = fleets[-1].wait_until_ready()
+            watch.lap()
         for bandwidth_gbit in series.bandwidths_gbit:
             bench = _Bench(series, bandwidth_gbit, network, fleets, ready, watch)
-            if refusal := bench.shape():
+            refusal = bench.shape()
+            watch.lap()
+            if refusal:
+                watch.lap(series.laps_of_leg - 1)
                 yield Leg([], f"{series.describe(bandwidth_gbit)} is left out: {refusal}")
             else:
                 yield Leg(bench.measure())
@@ -176,7 +172,6 @@ class _Bench:
             for fleet in self._turns(number):
                 self._watch.say(f"{self._title}: {fleet.name}, round {number + 1}")
                 self._run(fleet, steps[fleet], records[fleet])
-                self._watch.lap()
         return self._make_points({fleet.name: record.summarise() for fleet, record in records.items()})
 
     def shape(self) -> str:
@@ -215,6 +210,7 @@ class _Bench:
         after = self._network.counters()
         sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
         record.add(laps, bytes_out=sent)
+        self._watch.lap()
 
     def _find_transfer_s(self, size_bytes: float) -> float:
         """How long a link needs for so many bytes, at least."""

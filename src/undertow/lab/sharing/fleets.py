@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Ready
-from undertow.lab.bench.series import COMPUTE, Watch
+from undertow.lab.bench.series import COMPUTE
 from undertow.lab.network import Network
 from undertow.lab.sharing.arbiters import Environments, check_arbiters, open_arbiters
 from undertow.lab.sharing.plan import Arrangement, Job, SharePlan
 from undertow.lab.systems import find_system
+from undertow.watch import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,4 +92,6 @@ def describe_terms(job: Job, label: str, arbiters: Environments) -> list[dict[st
 def _start(stack: ExitStack, site: Site, fleet: Fleet, labels: Sequence[str]) -> tuple[Fleet, Ready]:
     site.watch.say(f"starting {', '.join(labels)}")
     stack.enter_context(fleet)
-    return fleet, fleet.wait_until_ready()
+    ready = fleet.wait_until_ready()
+    site.watch.lap()
+    return fleet, ready
