@@ -75,6 +75,7 @@ class Composer:
         self._is_between = True  # no pass has begun in this step, and none of its forwards
         self._step_s: float | None = None  # when it began
         self._computed_s = 0.0  # until then, what backward has done is told
+        self._factor, self._shift = 1e6, 0.0  # from this clock's seconds to rank 0's microseconds
         self._arrows = Arrows(self._draw)
         self._first_arrow = about.rank << 32  # viewers want numbers, and tell no ranks apart by them
 
@@ -90,6 +91,7 @@ class Composer:
 
     def compose(self, taken: Iterable[Note]) -> list[str]:
         """What these notes tell."""
+        self._read_clocks()
         for note in taken:
             tell = _TELLERS.get(type(note))
             if tell is not None:
@@ -257,8 +259,7 @@ class Composer:
             return
         if lane not in self._lanes:
             self._name_lane(lane)
-        began, ended = self._ts(began_s), self._ts(ended_s)
-        duration = ended - began if ended > began else 0.0
+        began, duration = self._ts(began_s), self._factor * (ended_s - began_s) if ended_s > began_s else 0.0
         self._events.append(
             f'{{"ph":"X","cat":"{cat}","name":{self._quote(name)},"pid":{self._rank},"tid":{lane},'
             f'"ts":{began:.3f},"dur":{duration:.3f},"args":{{"step":{self.step}{args}}}}}'
@@ -301,7 +302,12 @@ class Composer:
         return quoted
 
     def _ts(self, time_s: float) -> float:
-        return self._clocks.convert(time_s) * 1e6
+        """Microseconds of rank 0's clock."""
+        return self._factor * time_s + self._shift
+
+    def _read_clocks(self) -> None:
+        factor, shift_s = self._clocks.line
+        self._factor, self._shift = factor * 1e6, shift_s * 1e6
 
 
 def _describe(note: notes.Sent | notes.Received, carried: Carried) -> str:

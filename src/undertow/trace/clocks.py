@@ -46,9 +46,15 @@ class Clocks:
         doubt = self._drift.doubt
         self._best = min(self._comparisons, key=lambda one: one.round_trip_s / 2 + doubt * (time_s - one.time_s))
 
+    @property
+    def line(self) -> tuple[float, float]:
+        """A factor, and what to add then: for whoever converts many times."""
+        return 1.0 + self._drift.rate, self._best.offset_s - self._drift.rate * self._best.time_s
+
     def convert(self, time_s: float) -> float:
         """What rank 0's clock shows then."""
-        return time_s + self._best.offset_s + self._drift.rate * (time_s - self._best.time_s)
+        factor, shift_s = self.line
+        return factor * time_s + shift_s
 
 
 def _find_drift(comparisons: list[_Comparison]) -> _Drift:
