@@ -239,3 +239,24 @@ def test_a_file_cut_anywhere_is_read(folder: Path, length: int) -> None:
     trace = read(folder)
     assert any("rank-0.json" in gap for gap in trace.missing)
     study(trace)
+
+
+def test_who_watches_is_told_of_every_file(folder: Path) -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.expected, self.done = 0.0, 0.0
+            self.said: list[str] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+        def expect(self, laps: float) -> None:
+            self.expected += laps
+
+        def lap(self, laps: float = 1.0) -> None:
+            self.done += laps
+
+    watch = Watcher()
+    read_trace(folder, watch)
+    assert (watch.expected, watch.done) == (3, 3)
+    assert watch.said[0] == "reading the traces: rank-0.json"

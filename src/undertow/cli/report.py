@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from undertow.cli.errors import one_line_errors
+from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError, UndertowError
 from undertow.launch.speech import notify
 from undertow.report.step_page import make_step_page
@@ -17,6 +18,7 @@ from undertow.timeline.analysis import Analysis, Study, study
 from undertow.timeline.reading import read_trace
 from undertow.timeline.words import name_steps
 from undertow.trace.merging import merge
+from undertow.watch import Watch
 
 PAGE = "report.html"
 
@@ -40,9 +42,12 @@ def report(
     with one_line_errors("undertow report", debug=debug):
         page = out or folder / PAGE
         _check(folder, page)
-        found = _study(folder, step)
-        _write(page, make_step_page(found))
-        _merge(folder)
+        with open_watch() as watch:
+            found = _study(folder, step, watch)
+            watch.say("making the page")
+            _write(page, make_step_page(found))
+            watch.say("putting the traces together for viewers")
+            _merge(folder)
         if is_json:
             print(found.analysis.to_json().decode())
         else:
@@ -74,10 +79,11 @@ def _check(folder: Path, page: Path) -> None:
         raise ConfigError(f"--out {page} is a folder: give the name of a file")
 
 
-def _study(folder: Path, step: int | None) -> Study:
-    trace = read_trace(folder)
+def _study(folder: Path, step: int | None, watch: Watch) -> Study:
+    trace = read_trace(folder, watch)
     if trace is None:
         raise UndertowError(f"there is no trace in {folder}: write one with `undertow run --trace {folder} train.py`")
+    watch.say("looking at the steps")
     found = study(trace, step)
     if step is not None and step not in found.steps.complete:
         complete = found.steps.complete

@@ -22,18 +22,22 @@ from undertow.timeline.runs import choose_run
 from undertow.timeline.words import capitalise, name_ranks
 from undertow.trace.chrome import FORMAT
 from undertow.trace.merging import MERGED, find_files
+from undertow.watch import NOBODY, Watch
 
 GATHER = "gather"
 T = TypeVar("T")
 
 
-def read_trace(folder: Path) -> Trace | None:
-    """What is there, and what is not."""
+def read_trace(folder: Path, watch: Watch = NOBODY) -> Trace | None:
+    """What is there, and what is not.  Every file is a lap."""
     files = list(find_files(folder).values()) or sorted(folder.glob(MERGED))
+    watch.expect(len(files))
     missing: list[str] = []
     found: list[RankTrace] = []
     for path in files:
+        watch.say(f"reading the traces: {path.name}")
         read, gaps = _read_file(path)
+        watch.lap()
         found += read
         missing += gaps
     if not found:
