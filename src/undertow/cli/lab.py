@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undertow.cli.errors import FAILED_RUN, USAGE_ERROR, one_line_errors
+from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
 from undertow.cli.progress import open_watch
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
 from undertow.lab.isolation import find_obstacle, run_isolated
@@ -53,21 +53,10 @@ def run_command(
     quiet_ranks: Annotated[
         bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
     ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
-    ] = None,
-    trace_steps: Annotated[
-        str | None,
-        typer.Option("--trace-steps", help="Which steps: 20 (the first), 1000:1050 or all; else 100.", metavar="N"),
-    ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="A dashboard in place of the output; in a log, a line now and then.")
-    ] = False,
-    live_port: Annotated[
-        int | None,
-        typer.Option("--live-port", help="Serve the same as a page on this port of 127.0.0.1; 0: any.", metavar="P"),
-    ] = None,
+    trace: TraceFolder = None,
+    trace_steps: TraceSteps = None,
+    live: Live = False,
+    live_port: LivePort = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of the lab.")] = False,
 ) -> int:
     """Run CMD on every host of an emulated cluster, as `undertow run` would on real ones.

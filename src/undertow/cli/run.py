@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undertow.cli.errors import one_line_errors
+from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
 from undertow.launch.changes import Changes, Switch
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
@@ -67,14 +67,8 @@ def run(
     horovod: Annotated[
         bool, typer.Option("--horovod", help="import horovod.torch finds undertow's even if Horovod is installed.")
     ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
-    ] = None,
-    trace_steps: Annotated[
-        str | None,
-        typer.Option("--trace-steps", help="Which steps: 20 (the first), 1000:1050 or all; else 100.", metavar="N"),
-    ] = None,
+    trace: TraceFolder = None,
+    trace_steps: TraceSteps = None,
     shares: Annotated[
         bool, typer.Option("--share", help="Take turns on the devices with other jobs that do: see undertow share.")
     ] = False,
@@ -90,13 +84,8 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="First examine all hosts, as undertow doctor; no start if it would fail.")
     ] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="A dashboard in place of the output; in a log, a line now and then.")
-    ] = False,
-    live_port: Annotated[
-        int | None,
-        typer.Option("--live-port", help="Serve the same as a page on this port of 127.0.0.1; 0: any.", metavar="P"),
-    ] = None,
+    live: Live = False,
+    live_port: LivePort = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a launcher error.")] = False,
 ) -> int:
     """Start a job's workers on this host, watch them, and end them together.
