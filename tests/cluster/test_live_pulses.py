@@ -16,6 +16,7 @@ import undertow.torch
 from tests.workers import run_workers
 from undertow.live.mailbox import Mailbox
 from undertow.live.pulse import Pulse, State
+from undertow.runtime import recording
 
 STEPS = 12
 
@@ -77,3 +78,7 @@ def leave_for_elsewhere(rank: int) -> None:
         os.environ["UNDERTOW_LIVE"] = "/nowhere/pulses"
         os.environ["LOCAL_RANK"] = "0"
     undertow.init()
+    undertow.barrier()  # by now rank 0 listens
+    if rank == 1:
+        recording.part()  # as when it leaves; but rank 0 might have left before
+    undertow.barrier()  # on the same link: what was said before has come
