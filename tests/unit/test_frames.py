@@ -87,5 +87,5 @@ def test_magic_is_what_a_packet_dump_shows() -> None:
 
 
 def test_a_glance_tells_what_a_frame_is_about() -> None:
-    header = Header(Kind.RESULT, key=70_001, step=9, rank=3, present=5, length=12, dtype=DType.FLOAT32, flags=3, job=77)
-    assert peek(pack(header, received=8)) == (Kind.RESULT, 70_001, 9)
+    header = Header(Kind.VALUE, key=70_001, step=9, rank=3, present=5, length=12, dtype=DType.FLOAT32, flags=3, job=77)
+    assert peek(pack(header, received=8)) == (Kind.VALUE, 70_001, 9)

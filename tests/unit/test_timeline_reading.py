@@ -212,7 +212,9 @@ def test_a_step_that_takes_no_time_does_not_count(folder: Path) -> None:
     assert study(read(folder)).analysis.counted == ()
 
 
-def test_a_plan_for_nobody_is_none(folder: Path) -> None:
+def test_a_plan_for_nobody_is_none(tmp_path: Path) -> None:
+    folder = write_trace(tmp_path / "trace", make_trace(Job(ranks=3, steps=9, has_plan=True)))
+    assert study(read(folder)).analysis.prediction is not None
     for rank in range(3):
         path = folder / f"rank-{rank}.json"
         path.write_text(re.sub(r'"workers":\s*3', '"workers":0', path.read_text()))

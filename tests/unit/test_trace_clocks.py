@@ -28,6 +28,14 @@ def test_the_fastest_round_trip_decides() -> None:
     assert clocks.convert(5.0) == pytest.approx(105.0001)
 
 
+def test_a_newer_comparison_counts_where_the_fastest_is_too_old() -> None:
+    """Too far apart in quality to tell a drift, and the first may be 0.6 ms off by now."""
+    clocks = Clocks()
+    clocks.compare(0.0, 100.0, 0.0001)
+    clocks.compare(12.5, 100.0006, 0.0012)
+    assert clocks.convert(12.5) == pytest.approx(112.5006, abs=1e-9)
+
+
 def test_a_drift_is_found_and_carried_on() -> None:
     clocks = Clocks()
     for second in range(60):
