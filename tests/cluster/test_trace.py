@@ -116,7 +116,8 @@ def test_clocks_are_aligned_to_half_of_a_round_trip(tmp_path: Path) -> None:
     best = min(compared, key=lambda event: event["args"]["round_trip_s"])["args"]
     assert abs(best["offset_s"] + SKEW_S) <= best["round_trip_s"] / 2
     # So the steps of both ranks lie on each other, and nothing comes before it was sent.
-    slack_us = best["round_trip_s"] * 1e6
+    # Each time is written with the best comparison known by then, which is no worse than the first.
+    slack_us = compared[0]["args"]["round_trip_s"] * 1e6
     sent = {(e["pid"], e["args"]["to"], *_identify(e)): e["args"]["sent"] for e in spans(events, "wire-out")}
     for event in spans(events, "wire-in"):
         assert event["ts"] + event["dur"] >= sent[event["args"]["from"], event["pid"], *_identify(event)] - slack_us

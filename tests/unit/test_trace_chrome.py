@@ -210,6 +210,20 @@ def test_times_are_those_of_rank_0() -> None:
     assert span["ts"] == pytest.approx(1001.5e6)
 
 
+def test_a_better_comparison_of_clocks_lets_no_step_begin_before_the_one_before_it_ends() -> None:
+    clocks = Clocks()
+    clocks.compare(0.5, 1000.0000023, 0.1)
+    composer = Composer(ABOUT, clocks)
+    lines = [*composer.open(), *composer.compose([TABLE, *STEP])]
+    clocks.compare(0.6, 1000.0, 0.0001)
+    lines += composer.compose([notes.PassBegan(2.1, 0, 2), notes.PassEnded(2.2, 0, 2), notes.ForwardBegan(3.0, 0)])
+    events = list(map(json.loads, lines))
+    assert find_faults(events) == []
+    first, second = spans(events, "step")
+    assert second["ts"] == pytest.approx(first["ts"] + first["dur"], abs=0.002)
+    assert second["ts"] + second["dur"] == pytest.approx(1003e6, abs=0.002)
+
+
 def test_a_trace_says_whose_it_is_and_what_its_keys_carry() -> None:
     events = compose(TABLE, *STEP)
     assert metadata(events, "process_name") == [{"name": "rank 1 on b"}]

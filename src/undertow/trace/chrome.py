@@ -18,6 +18,7 @@ from undertow.core.frames import Kind
 from undertow.trace import notes
 from undertow.trace.arrows import Arrows
 from undertow.trace.clocks import Clocks
+from undertow.trace.conversion import Conversion
 from undertow.trace.lanes import Lane, describe_lane, lane_from, lane_to
 from undertow.trace.notes import Note
 from undertow.trace.window import EVERYTHING, Window
@@ -61,7 +62,8 @@ class Composer:
         self.step = 0
         self._about = about
         self._rank = about.rank
-        self._clocks = clocks
+        self._conversion = Conversion(clocks)
+        self._ts = self._conversion.convert
         self._window = window
         self._is_wanted = window.holds(0)  # what is told of this step
         self._events: list[str] = []  # that were not taken yet
@@ -75,7 +77,6 @@ class Composer:
         self._is_between = True  # no pass has begun in this step, and none of its forwards
         self._step_s: float | None = None  # when it began
         self._computed_s = 0.0  # until then, what backward has done is told
-        self._factor, self._shift = 1e6, 0.0  # from this clock's seconds to rank 0's microseconds
         self._arrows = Arrows(self._draw)
         self._first_arrow = about.rank << 32  # viewers want numbers, and tell no ranks apart by them
 
@@ -91,7 +92,7 @@ class Composer:
 
     def compose(self, taken: Iterable[Note]) -> list[str]:
         """What these notes tell."""
-        self._read_clocks()
+        self._conversion.refresh()
         for note in taken:
             tell = _TELLERS.get(type(note))
             if tell is not None:
@@ -259,7 +260,8 @@ class Composer:
             return
         if lane not in self._lanes:
             self._name_lane(lane)
-        began, duration = self._ts(began_s), self._factor * (ended_s - began_s) if ended_s > began_s else 0.0
+        began = self._ts(began_s)
+        duration = self._ts(ended_s) - began if ended_s > began_s else 0.0
         self._events.append(
             f'{{"ph":"X","cat":"{cat}","name":{self._quote(name)},"pid":{self._rank},"tid":{lane},'
             f'"ts":{began:.3f},"dur":{duration:.3f},"args":{{"step":{self.step}{args}}}}}'
@@ -300,14 +302,6 @@ class Composer:
         if quoted is None:
             quoted = self._quoted[name] = _dump(name)
         return quoted
-
-    def _ts(self, time_s: float) -> float:
-        """Microseconds of rank 0's clock."""
-        return self._factor * time_s + self._shift
-
-    def _read_clocks(self) -> None:
-        factor, shift_s = self._clocks.line
-        self._factor, self._shift = factor * 1e6, shift_s * 1e6
 
 
 def _describe(note: notes.Sent | notes.Received, carried: Carried) -> str:
