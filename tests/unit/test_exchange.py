@@ -280,6 +280,14 @@ def test_what_is_pending_and_who_is_missing_can_be_asked() -> None:
     assert not bench.exchanges[0].is_drained
 
 
+def test_nobody_leaves_while_work_is_under_way_beside_the_exchange() -> None:
+    exchange = Bench().exchanges[0]
+    exchange.owed.begin()
+    assert not exchange.is_drained
+    exchange.owed.end()
+    assert exchange.is_drained
+
+
 def test_the_latest_step_is_known_for_messages() -> None:
     bench = Bench(1)
     for _ in range(3):

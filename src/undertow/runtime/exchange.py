@@ -20,6 +20,7 @@ from undertow.core.outbox import Outbox, Parcel, count_for
 from undertow.core.rate import Rate
 from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round
 from undertow.plan.slicing import Slice
+from undertow.runtime.helper import Owed
 from undertow.runtime.pool import Memory, Pool
 from undertow.runtime.shape import Shape
 from undertow.settings import Priority
@@ -48,6 +49,7 @@ class Exchange:
         pack: Callable[[Header, int, int], Any] = frames.pack,
         recorder: Recorder = here,
     ) -> None:
+        self.owed = Owed()
         self.step = 0  # the latest round that this worker has begun, for messages
         self._shape = shape
         self._rank = shape.rank
@@ -187,7 +189,7 @@ class Exchange:
     def is_drained(self) -> bool:
         """Whether nobody needs this worker any more for what it has begun: a round of its own
         shard to which it contributed may still lack the others."""
-        return not len(self._outbox) and self._flow.pending() is None
+        return self.owed.is_nothing and not len(self._outbox) and self._flow.pending() is None
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """One of these workers, if something cannot end without it."""

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +30,7 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.calls import NamedCall, RunningOut
 from undertow.runtime.exchange import Exchange
+from undertow.runtime.helper import Helper
 from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
 from undertow.runtime.waiting import Waiters
@@ -96,8 +96,8 @@ class Group:
         self._agreement_lock = threading.RLock()
         self._agreement_count = 0
         self._closed = threading.Event()
-        self._helper: ThreadPoolExecutor | None = None
-        self._making_helper = threading.Lock()
+        self._helper = Helper()
+        self.owed = self._exchange.owed  # what is under way elsewhere: nobody leaves before it has ended
         if self.size == 1:
             self.all_connected.set()
 
@@ -146,18 +146,20 @@ class Group:
 
         `is_ready` tells whether their bytes are in place yet, for copies from a device.
         """
-        self._loop.post(self._contribute, contributions, is_ready)
+        self._loop.post(self._contribute if is_ready is None else self._contribute_late, contributions, is_ready)
 
     def aside(self, work: Callable[[], None]) -> None:
         """Run this beside the engine and the training, one after the other; what goes wrong fails the group."""
-        with self._making_helper:
-            if self._helper is None:
-                self._helper = ThreadPoolExecutor(1, "undertow-helper")
-        self._helper.submit(self._run_aside, work)
+        self.owed.begin()
+        self._helper.submit(functools.partial(self._run_aside, work))
 
-    @_guarded
+    def start_helper(self) -> None:
+        """Be ready for `aside`, also when the script has ended."""
+        self._helper.start()
+
     def _run_aside(self, work: Callable[[], None]) -> None:
-        work()
+        self._run(work, threading.Event())
+        self._loop.post(self.owed.end)  # after what the work itself has posted
 
     def suspect(self, error: UndertowError) -> None:
         """Something beside the engine went wrong: fail with this, unless soon a better reason is known."""
@@ -295,6 +297,10 @@ class Group:
         work()
         done.set()
 
+    def _contribute_late(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool]) -> None:
+        self.owed.begin()
+        self._contribute(contributions, is_ready)
+
     @_guarded
     def _contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None) -> None:
         if self.waiters.error is not None:
@@ -302,6 +308,8 @@ class Group:
         if is_ready is not None and not is_ready():
             self._loop.later(DEVICE_POLL_S, lambda: self._contribute(contributions, is_ready))
             return
+        if is_ready is not None:
+            self.owed.end()
         self._exchange.contribute(contributions)
         self._steward.check_departed()
 
@@ -330,8 +338,7 @@ class Group:
         self._loop.no_tick(self._tick)
         self._transport.close()
         self.recorder.give_back()
-        if self._helper is not None:
-            self._helper.shutdown(wait=False)
+        self._helper.stop()
         self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))
         self._closed.set()
 

@@ -118,6 +118,7 @@ class Bucket:
     def call(self) -> None:
         if self._work is None:
             self._work = dist.all_reduce(self._memory, group=self._reduction.process_group, async_op=True)
+            self._reduction.group.owed.begin()  # the others need this process until the sum is made
             ticket, called_s = self._ticket, time.perf_counter()
             self._work.get_future().add_done_callback(lambda future: self._done(future, ticket, called_s))
 
@@ -147,6 +148,8 @@ class Bucket:
                 ended_s = here.clock()
                 here.note(notes.Reduced(ended_s - (done_s - called_s), ended_s, names, self._memory.nbytes))
             ticket.answer(_ANSWER)
+        finally:
+            self._reduction.group.owed.end()
 
 
 _ANSWER = Contribution(-1, None, None, 1, lambda contribution: None)

@@ -38,6 +38,7 @@ class Sharded(InParts):
 
     def __init__(self, group: Group, index: int, home: Home, slices: Sequence[Slice], source: Source) -> None:
         super().__init__(group, index, home, source)
+        group.start_helper()
         self._height, self._depth = home.parameter.shape
         # All begin with another shard: none is the target of all at once.
         shards = _find_shards(slices, self._height, group.size)
