@@ -234,18 +234,14 @@ def _stretch_silence(patch: Patch, times: float) -> None:
 
 def leave_in_a_hurry(patch: Patch) -> None:
     """As it was before: two seconds for whatever is owed to a slow peer."""
-    wrap(
-        patch,
-        Steward,
-        "_until",
-        lambda real: lambda self, condition, deadline, then: _hurry(real, self, condition, deadline, then),
-    )
+    _leave_within(patch, 2.0)
 
 
-def _hurry(real: Any, steward: Any, condition: Any, deadline: float, then: Any) -> None:
-    if "say_goodbye" in then.__name__ and deadline > steward._clock() + 8.0:
-        deadline = steward._clock() + 2.0
-    real(steward, condition, deadline, then)
+def _leave_within(patch: Patch, most_s: float) -> None:
+    def make(real: Any) -> Any:
+        return lambda self, condition, timeout_s, *rest: real(self, condition, min(timeout_s, most_s), *rest)
+
+    wrap(patch, Steward, "_until", make)
 
 
 def say_not_where(patch: Patch) -> None:

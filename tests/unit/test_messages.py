@@ -17,6 +17,7 @@ TERMS = Terms("allreduce", Route.SLICES, Op.SUM, [TensorSpec("x", (2, 3), DType.
 ALL = [
     messages.Arrive(3, "tensors", b"\0payload"),
     messages.Verdict(3, b"", "ranks differ"),
+    messages.Ended([5, 7]),
     messages.Goodbye("its script failed"),
     messages.Farewell(),
     messages.Lost(2, "no sign of life"),

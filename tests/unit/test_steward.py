@@ -13,7 +13,7 @@ from undertow.coordinator import messages
 from undertow.core import frames
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
-from undertow.core.frames import HEADER_BYTES, Kind
+from undertow.core.frames import HEADER_BYTES, Header, Kind
 from undertow.core.rounds import KeySpec, Op
 from undertow.errors import PeerLost
 from undertow.plan.sizing import Sizes
@@ -25,6 +25,8 @@ from undertow.runtime.waiting import Waiters
 from undertow.store.shard import Unexpected
 
 SILENCE_S = 10.0
+STALL_S = 1800.0
+ENDED = [(2, messages.Ended([])), (0, messages.Ended([]))]
 
 
 class Clock:
@@ -85,7 +87,7 @@ class House:
             sizes=Sizes(fixed=1024),
             credit_bytes=4096,
             silence_timeout_s=SILENCE_S,
-            stall_timeout_s=10.0,
+            stall_timeout_s=STALL_S,
         )
         self.out, self.timers = Outgoing(), Timers()
         self.exchange = Exchange(shape, self.out)
@@ -97,6 +99,15 @@ class House:
     def contribute(self) -> None:
         array = np.zeros(4, np.float32)
         self.exchange.contribute([Contribution(5, array, array, 1, lambda done: None)])
+
+    def answer(self) -> None:
+        """The shard has the result."""
+        header = Header(Kind.RESULT, 5, 1, rank=2, job=7)
+        self.exchange.handle(2, header, None)
+
+    @property
+    def said_goodbye(self) -> bool:
+        return (0, messages.Goodbye("")) in self.out.messages
 
     @property
     def error(self) -> str:
@@ -295,28 +306,134 @@ def test_leaving_does_not_wait_for_the_dead_nor_for_those_who_left(house: House)
 def test_leaving_never_hangs(house: House) -> None:
     left: list[str] = []
     house.steward.leave("", lambda: left.append("gone"))
+    house.clock.now += SILENCE_S - 0.1  # a slow peer that does not count as lost may still answer
+    house.timers.fire()
+    assert not left
+    house.clock.now += 0.2
+    house.timers.fire()
+    assert left == ["gone"]
+
+
+def test_who_leaves_because_of_an_error_waits_for_answers_only_for_a_moment(house: House) -> None:
+    left: list[str] = []
+    house.steward.leave("its script failed", lambda: left.append("gone"))
     house.clock.now += GOODBYE_TIMEOUT_S + 0.1
     house.timers.fire()
     assert left == ["gone"]
 
 
-def test_the_goodbye_waits_for_what_was_begun_but_not_for_long(house: House) -> None:
+def test_the_goodbye_waits_for_a_living_peer_as_long_as_any_other_wait(house: House) -> None:
     house.contribute()
     house.steward.leave("", lambda: None)
-    assert house.out.messages == []
+    house.clock.now += STALL_S - 0.1
     house.timers.fire()
-    assert house.out.messages == []
-    house.clock.now += SILENCE_S + 0.1
+    assert house.out.messages[:2] == ENDED
+    assert not house.said_goodbye
+    house.clock.now += 0.2
     house.timers.fire()
-    assert (0, messages.Goodbye("")) in house.out.messages
+    assert house.said_goodbye
 
 
-def test_a_peer_that_is_slow_for_less_than_the_silence_timeout_still_gets_what_it_is_owed(house: House) -> None:
+def test_the_goodbye_is_said_as_soon_as_the_late_peer_has_come(house: House) -> None:
     house.contribute()
     house.steward.leave("", lambda: None)
-    house.clock.now += SILENCE_S - 0.1
+    house.clock.now += 60.0
     house.timers.fire()
+    assert not house.said_goodbye
+    house.answer()
+    house.timers.fire()
+    assert house.said_goodbye
+
+
+def test_who_leaves_says_after_a_while_for_whom_it_waits(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.contribute()
+    house.steward.leave("", lambda: None)
+    for waited_s in (19, 21, 23):
+        house.clock.now = 1000.0 + waited_s
+        house.timers.fire()
+    assert caplog.messages == [
+        "the script of rank 1 has ended; it has waited for 21 s to leave, because other ranks still need it"
+    ]
+    assert house.out.messages == [*ENDED, (2, messages.AskMissing(5, 1))]
+
+
+@pytest.mark.parametrize("news", [messages.Lost(0, "killed"), messages.Goodbye("its script failed")])
+def test_a_loss_ends_the_wait_for_a_late_peer(house: House, news: messages.Message) -> None:
+    house.contribute()
+    house.steward.leave("", lambda: None)
+    house.steward.obey(2, news)
+    house.timers.fire()
+    assert house.said_goodbye
+
+
+def test_a_shard_that_has_left_in_order_ends_the_wait_for_it(house: House) -> None:
+    house.contribute()
+    house.steward.leave("", lambda: None)
+    house.steward.obey(2, messages.Goodbye())
+    house.timers.fire()
+    assert house.said_goodbye
+
+
+def test_an_interrupt_ends_the_wait_for_a_late_peer(house: House) -> None:
+    house.contribute()
+    left: list[str] = []
+    house.steward.leave("", lambda: left.append("gone"))
+    house.steward.leave("it was interrupted", lambda: left.append("gone twice"))
+    house.timers.fire()
+    assert (0, messages.Goodbye("it was interrupted")) in house.out.messages
+    house.clock.now += GOODBYE_TIMEOUT_S + 0.1
+    house.timers.fire()
+    assert left == ["gone"]
+
+
+def test_work_beside_the_exchange_is_waited_for(house: House) -> None:
+    house.exchange.owed.begin()
+    house.steward.leave("", lambda: None)
     assert house.out.messages == []
+    house.exchange.owed.end()
+    house.timers.fire()
+    assert house.said_goodbye
+
+
+# Scripts that have ended, of workers that have not left
+
+
+def test_a_round_that_lacks_a_worker_whose_script_has_ended_is_an_error() -> None:
+    owner = House(2)
+    owner.contribute()
+    owner.steward.obey(1, messages.Ended([]))
+    assert "rank 1 on host beta was lost: its script has ended while others still train" in owner.error
+
+
+def test_a_round_that_begins_after_a_script_has_ended_is_an_error_at_the_next_tick() -> None:
+    owner = House(2)
+    owner.steward.obey(1, messages.Ended([]))
+    owner.contribute()
+    assert not owner.error
+    owner.steward.tick(owner.clock.now)
+    assert "rank 1 on host beta was lost: its script has ended" in owner.error
+
+
+def test_a_key_that_is_still_to_come_of_an_ended_script_is_waited_for() -> None:
+    owner = House(2)
+    owner.contribute()
+    owner.steward.obey(1, messages.Ended([5]))
+    assert not owner.error
+    owner.steward.obey(1, messages.Ended([]))
+    assert "rank 1" in owner.error
+
+
+def test_an_ended_script_answers_still(house: House) -> None:
+    house.contribute()
+    house.steward.obey(2, messages.Ended([]))
+    house.steward.tick(house.clock.now)
+    assert not house.error
+
+
+def test_an_agreement_that_lacks_a_worker_whose_script_has_ended_is_an_error(coordinator: House) -> None:
+    coordinator.steward.obey(1, BARRIER)
+    coordinator.steward.obey(2, messages.Ended([]))
+    assert "rank 2 on host gamma was lost: its script has ended" in coordinator.error
 
 
 def test_who_leaves_because_of_an_error_says_so_at_once(house: House) -> None:

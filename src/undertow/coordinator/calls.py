@@ -71,12 +71,16 @@ class Calls:
         """
         self._free[self._forms[number]].append(number)
 
-    def waits_for(self, rank: int) -> str | None:
-        """The name of a call that the others wait in for this rank."""
+    def lacks(self, rank: int) -> str | None:
+        """The name of a call that others have made and this rank has not."""
         for name, present in self._open.items():
             if rank not in present and rank not in self._out:
                 return name
-        return next((name for name, missing in self._preparing.values() if rank in missing), None)
+        return None
+
+    def waits_for(self, rank: int) -> str | None:
+        """The name of a call that the others wait in for this rank."""
+        return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
 
     def missing(self) -> dict[str, list[int]]:
         """Of each call that waits, who has not made it."""

@@ -25,6 +25,12 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """This worker's script has ended: it goes on answering, but contributes to no more rounds, but for these keys."""
+
+    keys: list[int]
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
     """This worker leaves in order; an error if it leaves because of one."""
 
@@ -146,6 +152,7 @@ Told = Prepare | Begin | Decline | AllOut  # by the coordinator
 Message = (
     Arrive
     | Verdict
+    | Ended
     | Goodbye
     | Farewell
     | Lost

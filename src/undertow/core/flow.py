@@ -81,6 +81,11 @@ class Flow:
         """Some contribution that still waits for its answer, to say what is missing."""
         return next(iter(self._sent.values()), None)
 
+    @property
+    def waiting(self) -> list[int]:
+        """The keys with contributions that are not sent yet, in order."""
+        return sorted(self._waiting)
+
     def pending_at(self, shards: Container[int]) -> int | None:
         """One of these shards, if an answer of it is still to come."""
         owners = (self._specs[key].shard for key in self._sent)

@@ -96,6 +96,20 @@ class Caller:
         is_waiting = bool(self._calls) or self._running_out is not None
         return COORDINATOR if is_waiting and COORDINATOR in departed else None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every call that this rank has made has begun."""
+        return not self._calls
+
+    @property
+    def keys(self) -> set[int]:
+        """All keys of calls: once all ranks have made a call, their engines contribute to these by themselves."""
+        return {item.spec.key for slices in self._sets.values() for item in slices}
+
+    def lacks(self, rank: int) -> bool:
+        """Whether a call waits for this rank to make it, as far as this rank knows."""
+        return self._decide is not None and self._decide.lacks(rank) is not None
+
     def describe_missing(self) -> str:
         """Which calls wait for whom, as far as this rank knows."""
         if self._decide is None:

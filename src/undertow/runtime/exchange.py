@@ -198,6 +198,15 @@ class Exchange:
                 return blocker
         return self._flow.pending_at(departed)
 
+    def lacks(self, rank: int, spared: Collection[int]) -> bool:
+        """Whether a round of this shard waits for the contribution of that worker; `spared` keys do not count."""
+        holders = self._shard, self._gathering
+        return any(holder.blocked_by([rank], spared) is not None for holder in holders)
+
+    def keys_to_come(self) -> list[int] | None:
+        """The keys that this worker will still push, if it begins nothing new; None while some are being sent."""
+        return None if len(self._outbox) or not self.owed.is_nothing else self._flow.waiting
+
     def pending(self) -> tuple[KeySpec, int] | None:
         """A key and round that this worker waits for."""
         item = self._flow.pending()

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,6 +30,7 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.calls import NamedCall, RunningOut
 from undertow.runtime.exchange import Exchange
+from undertow.runtime.guarding import guarded
 from undertow.runtime.helper import Helper
 from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.steward import GOODBYE_TIMEOUT_S, Steward
@@ -45,24 +46,6 @@ log = logging.getLogger("undertow")
 
 DEVICE_POLL_S = 0.0002
 SUSPICION_S = 2.0
-_Call = TypeVar("_Call", bound=Callable[..., Any])
-
-
-def _guarded(method: _Call) -> _Call:
-    """The engine thread never dies: what goes wrong is kept and raised by the next call."""
-
-    @functools.wraps(method)
-    def run(self: Group, *arguments: Any, **options: Any) -> Any:
-        try:
-            return method(self, *arguments, **options)
-        except UndertowError as error:
-            self.waiters.fail(error)
-        except Exception as error:  # a defect of ours: said in full, never swallowed
-            log.exception("the engine failed")
-            self._fail(error)
-        return None
-
-    return run  # type: ignore[return-value]
 
 
 class Group:
@@ -146,7 +129,9 @@ class Group:
 
         `is_ready` tells whether their bytes are in place yet, for copies from a device.
         """
-        self._loop.post(self._contribute if is_ready is None else self._contribute_late, contributions, is_ready)
+        if is_ready is not None:
+            self.owed.begin()
+        self._loop.post(self._contribute, contributions, is_ready)
 
     def aside(self, work: Callable[[], None]) -> None:
         """Run this beside the engine and the training, one after the other; what goes wrong fails the group."""
@@ -267,10 +252,20 @@ class Group:
         """Bytes handed to the network so far, headers included."""
         return self._transport.bytes_sent
 
-    def close(self, error: str = "") -> None:
-        """Say goodbye and leave.  Never hangs, never raises."""
+    def leave(self, error: str = "") -> None:
+        """Begin to leave: once no living worker needs this one any more, or at once because of an error."""
         self._loop.post(self._leave, error)
-        self._closed.wait(self._shape.silence_timeout_s + GOODBYE_TIMEOUT_S + 1)
+
+    def close(self, error: str = "") -> None:
+        """Leave and wait until that is done.  Never hangs; raises nothing but an interrupt of the user's."""
+        self.leave(error)
+        shape = self._shape
+        try:
+            self._closed.wait(shape.stall_timeout_s + shape.silence_timeout_s + GOODBYE_TIMEOUT_S + 1)
+        except BaseException as interrupt:
+            self.leave(f"it was interrupted at its end ({type(interrupt).__name__}), while others still needed it")
+            self._closed.wait(GOODBYE_TIMEOUT_S + 1)
+            raise
 
     def abandon(self) -> None:
         """In a forked child: let go of the connections without a word; the parent has them."""
@@ -292,16 +287,12 @@ class Group:
 
     # Engine thread: what the training threads asked for
 
-    @_guarded
+    @guarded
     def _run(self, work: Callable[[], None], done: threading.Event) -> None:
         work()
         done.set()
 
-    def _contribute_late(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool]) -> None:
-        self.owed.begin()
-        self._contribute(contributions, is_ready)
-
-    @_guarded
+    @guarded
     def _contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None) -> None:
         if self.waiters.error is not None:
             return
@@ -313,25 +304,29 @@ class Group:
         self._exchange.contribute(contributions)
         self._steward.check_departed()
 
-    @_guarded
+    @guarded
     def _arrive(self, arrival: messages.Arrive) -> None:
         self._steward.arrive(arrival)
 
-    @_guarded
+    @guarded
     def _make_call(self, call: NamedCall) -> None:
         self._steward.calls.make(call)
         self._steward.check_departed()
 
-    @_guarded
+    @guarded
     def _ask_who_is_missing(self, waited_s: float) -> None:
         self._steward.ask_who_is_missing(waited_s)
 
-    @_guarded
+    @guarded
     def _leave(self, error: str) -> None:
         self._steward.leave(error, self.end)
 
     def _fail(self, error: Exception) -> None:
         self.waiters.fail(UndertowError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _die(self, error: Exception) -> None:
+        self._fail(error)
+        self._closed.set()  # or who leaves would wait for an engine that is not there
 
     def end(self) -> None:
         """Let go of everything at once, without a word; in the engine thread."""
@@ -347,20 +342,20 @@ class Group:
     def start(self) -> None:
         """From now on this group hears its peers."""
         self._loop.every_tick(self._tick)
-        self._loop.on_failure(self._fail)
+        self._loop.on_failure(self._die)
 
-    @_guarded
+    @guarded
     def _tick(self, now: float) -> None:
         self._steward.tick(now)
 
-    @_guarded
+    @guarded
     def connected(self, peer: int) -> None:
         self._steward.greet(peer)
         self.never_connected.remove(peer)
         if not self.never_connected:
             self.all_connected.set()
 
-    @_guarded
+    @guarded
     def lost(self, peer: int, reason: str) -> None:
         self._steward.lose(peer, reason)
 
@@ -376,7 +371,7 @@ class Group:
             self._drop(peer, header, str(error))
             return None
 
-    @_guarded
+    @guarded
     def arrived(self, peer: int, header: Header, body: Any | None) -> None:
         self._steward.heard(peer)
         if header.kind is Kind.HEARTBEAT:

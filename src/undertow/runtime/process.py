@@ -105,6 +105,8 @@ def shutdown(error: str = "") -> None:
         recording.part()
         sharing.close_all()  # first: to say goodbye may take long, and needs no device
         for group in groups:
+            group.leave(error)  # all at once: two ranks may know them in another order
+        for group in groups:
             group.close(error)
         if _loop is not None:
             _loop.stop()

@@ -24,7 +24,7 @@ from undertow.runtime.calls import Caller
 from undertow.runtime.comparing import Comparing
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import COORDINATOR, Shape
-from undertow.runtime.waiting import Waiters
+from undertow.runtime.waiting import Waiters, notice_pauses
 from undertow.store.shard import Unexpected
 from undertow.trace.recorder import Recorder, here
 from undertow.wire.loop import Loop
@@ -34,6 +34,7 @@ log = logging.getLogger("undertow")
 
 GOODBYE_TIMEOUT_S = 5.0
 GOODBYE_POLL_S = 0.005
+LONGEST_POLL_S = 0.25
 
 
 class Steward:
@@ -74,6 +75,9 @@ class Steward:
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
         self._mourned: messages.Lost | None = None  # what all were told who were connected then
         self._farewells: set[int] = set()
+        self._ended: dict[int, list[int]] = {}  # whose script has ended, with the keys that it still contributes to
+        self._said_ended: list[int] | None = None  # what the others were told of this rank's own end
+        self._leaving_because: str | None = None  # an error, or none; None while this rank stays
 
     # Agreements
 
@@ -111,6 +115,9 @@ class Steward:
                 self._hear(message)
             case messages.Arrive() | messages.Verdict():
                 raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
+            case messages.Ended(keys):
+                self._ended[peer] = keys
+                self._check_ended()
             case messages.Goodbye(error):
                 self._part_with(peer, error)
             case messages.Farewell():
@@ -166,6 +173,7 @@ class Steward:
         if self._shape.rank != COORDINATOR:
             self._comparing.tick()
         self._mourn(self._membership.tick(now))
+        self._check_ended()
 
     def lose(self, rank: int, reason: str) -> None:
         self._mourn(self._membership.lose(rank, reason))
@@ -189,8 +197,23 @@ class Steward:
         if rank is None:
             rank = self.calls.blocked_by(departed)
         if rank is not None:
-            reason = "its script has ended while others still train (uneven inputs? see join())"
-            self._mourn(Loss(rank, self._shape.hosts[rank], reason))
+            self._miss(rank)
+
+    def _check_ended(self) -> None:
+        """An error if something waits for a contribution of a worker whose script has ended.
+
+        Two that wait for each other would otherwise never leave.  Not asked with every frame: it takes a while.
+        """
+        if self._waiters.error is None:
+            spared = self.calls.keys if self._ended else set[int]()
+            for rank, keys in self._ended.items():
+                is_awaited = self._agreements.waits_for(rank) or self.calls.lacks(rank)
+                if is_awaited or self._exchange.lacks(rank, spared.union(keys)):
+                    return self._miss(rank)
+
+    def _miss(self, rank: int) -> None:
+        reason = "its script has ended while others still train (uneven inputs? see join())"
+        self._mourn(Loss(rank, self._shape.hosts[rank], reason))
 
     def _part_with(self, peer: int, error: str) -> None:
         self._membership.left(peer, error)
@@ -208,26 +231,61 @@ class Steward:
     # Leaving
 
     def leave(self, error: str, then: Callable[[], None]) -> None:
-        """Let what is queued go out, say goodbye, wait until everyone has heard it."""
+        """Wait until no living worker needs this one, say goodbye, wait until everyone has heard it.
 
-        def say_goodbye() -> None:
-            self.tell_all(messages.Goodbye(error))
-            # A socket that is closed with unread bytes resets the connection and may cut off
-            # what the peer has not read yet: so wait for the answers.
-            deadline = self._clock() + GOODBYE_TIMEOUT_S
-            self._until(lambda: self._farewells >= self._living(), deadline, then)
+        With an error the goodbye is said at once; a second call with one cuts the wait of the first short.
+        """
+        is_first, self._leaving_because = self._leaving_because is None, error or self._leaving_because or ""
+        if is_first:
+            say_goodbye = functools.partial(self._say_goodbye, then)
+            self._until(self._may_leave, self._shape.stall_timeout_s, say_goodbye, self._say_who_is_awaited)
 
-        def is_over() -> bool:
-            return bool(error) or self._waiters.error is not None or self._exchange.is_drained
+    def _may_leave(self) -> bool:
+        if self._has_failed or (self._exchange.is_drained and self.calls.is_idle):
+            return True
+        keys = self._exchange.keys_to_come()
+        if keys is not None and keys != self._said_ended:
+            self._said_ended = keys
+            self.tell_all(messages.Ended(keys))
+        return False
 
-        # A slow peer is owed its results for as long as it does not count as lost.
-        self._until(is_over, self._clock() + self._shape.silence_timeout_s, say_goodbye)
+    @property
+    def _has_failed(self) -> bool:
+        return bool(self._leaving_because) or self._waiters.error is not None
 
-    def _until(self, condition: Callable[[], bool], deadline: float, then: Callable[[], None]) -> None:
-        if condition() or self._clock() > deadline:
-            then()
-        else:
-            self._loop.later(GOODBYE_POLL_S, lambda: self._until(condition, deadline, then))
+    def _say_goodbye(self, then: Callable[[], None]) -> None:
+        self.tell_all(messages.Goodbye(self._leaving_because or ""))
+        # A socket that is closed with unread bytes resets the connection and may cut off what the peer has not
+        # read yet: so wait for the answers, of a slow peer for as long as it does not count as lost.
+        timeout_s = GOODBYE_TIMEOUT_S if self._has_failed else max(GOODBYE_TIMEOUT_S, self._shape.silence_timeout_s)
+        self._until(lambda: self._farewells >= self._living(), timeout_s, then)
+
+    def _say_who_is_awaited(self, waited_s: float) -> None:
+        text = "the script of rank %d has ended; it has waited for %.0f s to leave, because other ranks still need it"
+        log.warning(text, self._shape.rank, waited_s)
+        self.ask_who_is_missing(waited_s)
+
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        timeout_s: float,
+        then: Callable[[], None],
+        on_notice: Callable[[float], None] = lambda waited_s: None,
+    ) -> None:
+        since_s, pauses = self._clock(), notice_pauses()
+        notice_s = next(pauses)
+
+        def look() -> None:
+            nonlocal notice_s
+            waited_s = self._clock() - since_s
+            if condition() or waited_s > timeout_s:
+                return then()
+            if waited_s >= notice_s:
+                notice_s = waited_s + next(pauses)
+                on_notice(waited_s)
+            self._loop.later(min(max(GOODBYE_POLL_S, waited_s / 20), LONGEST_POLL_S), look)
+
+        look()
 
     def _living(self) -> set[int]:
         loss = self._membership.loss

@@ -19,6 +19,15 @@ from undertow.trace.recorder import Recorder, here
 
 # Later than the silence timeout: until then nobody can be called alive.
 FIRST_NOTICE_S = 20.0
+LONGEST_PAUSE_S = 300.0
+
+
+def notice_pauses() -> Iterator[float]:
+    """How long a wait is silent before it says whom it waits for, and before it does so again."""
+    pause_s = FIRST_NOTICE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 # To hand the device over and get it back takes about as long.
@@ -125,8 +134,8 @@ class Waiters:
 
     def _wait(self, event: threading.Event) -> None:
         since = time.monotonic()
-        waited, pause = 0.0, FIRST_NOTICE_S
-        while not event.wait(min(pause, self._stall_timeout_s - waited)):
+        waited, pauses = 0.0, notice_pauses()
+        while not event.wait(min(next(pauses), self._stall_timeout_s - waited)):
             waited = time.monotonic() - since
             if waited >= self._stall_timeout_s:
                 raise UndertowError(
@@ -134,7 +143,6 @@ class Waiters:
                     "who is late. Set UNDERTOW_STALL_TIMEOUT to wait longer"
                 )
             self._on_stall(waited)
-            pause = min(2 * pause, 300.0)
 
 
 class Ticket:

@@ -67,9 +67,11 @@ class Gathering:
         heard = self._open.get((key, step), {})
         return [rank for rank in range(self._size) if rank not in heard]
 
-    def blocked_by(self, departed: Collection[int]) -> int | None:
-        """One of these workers, if a round waits for it."""
-        for pieces in self._open.values():
+    def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
+        """One of these workers, if a round waits for it; `spared` keys do not count."""
+        for (key, _), pieces in self._open.items():
+            if key in spared:
+                continue
             for rank in departed:
                 if rank not in pieces:
                     return rank

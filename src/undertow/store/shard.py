@@ -145,9 +145,11 @@ class Shard:
         opened = self._open.get(key)
         return list(range(self._size)) if opened is None else opened.round.missing(self._away(key))
 
-    def blocked_by(self, departed: Collection[int]) -> int | None:
-        """One of these workers, if a round waits for it."""
+    def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
+        """One of these workers, if a round waits for it; `spared` keys do not count."""
         for key, opened in self._open.items():
+            if key in spared:
+                continue
             for rank in departed:
                 if not opened.round.has(rank) and rank not in self._away(key):
                     return rank
