@@ -11,6 +11,7 @@ import pytest
 from tests.chromium import Browser, check_installed, open_chromium
 
 _OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHERS = ("UNDERTOW_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,7 +25,7 @@ def signals_are_heard() -> None:
 @pytest.fixture(autouse=True)
 def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test started inside a job, or on a machine set up for one, is not part of it."""
-    for name in [name for name in os.environ if name in _OUTER or name.startswith("UNDERTOW_")]:
+    for name in [name for name in os.environ if name in _OUTER or name.startswith(_LAUNCHERS)]:
         monkeypatch.delenv(name)
 
 

@@ -12,8 +12,9 @@ import os
 
 def load() -> None:
     """Called by torch, last of all when it is imported."""
-    if "UNDERTOW_AUTOLOAD" not in os.environ or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if "UNDERTOW_AUTOLOAD" not in os.environ:
         return
+    is_worker = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     import multiprocessing
     import sys
 
@@ -21,10 +22,14 @@ def load() -> None:
 
     if multiprocessing.parent_process() is not None or not read_settings().autoload:
         return
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not is_worker:
+        _refuse_others(script)
+        return
 
     from undertow.script.preparation import prepare, speak_up
 
-    prepare(getattr(sys.modules.get("__main__"), "__file__", None))
+    prepare(script)
     shows = sys.excepthook
 
     def show(*failure: object) -> None:
@@ -32,3 +37,17 @@ def load() -> None:
         shows(*failure)  # type: ignore[arg-type]
 
     sys.excepthook = show
+
+
+def _refuse_others(script: str | None) -> None:
+    """End the process under srun or mpirun, whose ranks are not read; torch would wrap an error in its own words."""
+    import sys
+
+    from undertow.errors import ConfigError
+    from undertow.script.admission import check_launcher
+
+    try:
+        check_launcher(script)
+    except ConfigError as error:
+        print(f"undertow: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -12,6 +12,7 @@ import typer
 from undertow.cli.errors import one_line_errors
 from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
 from undertow.launch.changes import Changes, Switch
+from undertow.launch.foreign import refuse_hosts
 from undertow.launch.job import Job, choose_master, read_job_settings
 from undertow.launch.launcher import launch
 from undertow.launch.nodes import Seat
@@ -131,6 +132,8 @@ def run(
             live_port=live_port,
         )
         given = {name for name in _SIZES.values() if _is_given(context, name)}
+        if "nnodes" not in given:
+            refuse_hosts(os.environ, script=script, nproc=nproc if "nproc" in given else None)
         if misplaced := find_misplaced(job.args, given):
             started = "1 worker is" if nproc == 1 else f"{nproc} workers are"
             words = f"{misplaced} after the script belongs to the script; {started} started"

@@ -16,6 +16,7 @@ from typing import Any
 
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost
+from undertow.launch.foreign import refuse_processes
 from undertow.runtime import formation, recording, sharing
 from undertow.runtime.group import Group
 from undertow.settings import Settings, read_settings
@@ -38,6 +39,8 @@ def init(**arguments: Any) -> None:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
+        if arguments.get("world_size") is None and not _has_process_group():
+            refuse_processes(os.environ, script=os.path.basename(sys.argv[0]) or "train.py")
         add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings)))
         _settings = settings
         _formed += 1

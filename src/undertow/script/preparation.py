@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 from undertow import horovod
+from undertow.script.admission import check_launcher
 from undertow.script.awareness import speaks_of_ranks
 from undertow.script.imports import when_imported
 from undertow.script.seeds import Seeds
@@ -76,9 +77,11 @@ _current: Preparation | None = None
 
 
 def prepare(script: str | None) -> None:
-    """Once per process.  Raises `ConfigError` for settings that are not possible."""
+    """Once per process.  Raises `ConfigError` for settings that are not possible, and under launchers
+    whose ranks are not read."""
     global _current
     if _current is None:
+        check_launcher(script)
         _current = Preparation(read_settings(), script)
         when_imported("torch", _current.apply)
         os.register_at_fork(after_in_child=_forget)
