@@ -35,6 +35,20 @@ class Batch(enum.Enum):
     SPLIT = "split"  # all together have the script's: results are those of a single process
 
 
+class Horovod(enum.Enum):
+    """What `import horovod.torch` finds."""
+
+    AUTO = "auto"  # undertow's, unless Horovod is installed
+    ON = "on"  # undertow's
+    OFF = "off"  # what it finds without undertow
+
+    @classmethod
+    def _missing_(cls, value: object) -> Horovod | None:
+        """Accept the other words of a switch as well."""
+        word = _WORDS.get(str(value))
+        return None if word is None else cls.ON if word else cls.OFF
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """How a job takes turns with others."""
@@ -172,11 +186,11 @@ class Settings:
             "help": "scripts that are not written for undertow get parallelize: the next forward starts early",
         },
     )
-    horovod: bool = field(
-        default=False,
+    horovod: Horovod = field(
+        default=Horovod.AUTO,
         metadata={
             "env": "UNDERTOW_HOROVOD",
-            "help": "import horovod.torch finds undertow's even where Horovod is installed",
+            "help": "import horovod.torch finds undertow's: auto (unless Horovod is installed), on, off (never)",
         },
     )
     autoload: bool = field(

@@ -10,8 +10,12 @@ from tests.cli.command import Cli
 from tests.script_runs import Runs
 
 ASK = """
-    import horovod.torch
-    print("found", getattr(horovod.torch, "MARK", horovod.torch.__name__))
+    try:
+        import horovod.torch
+    except ImportError:
+        print("found nothing")
+    else:
+        print("found", getattr(horovod.torch, "MARK", horovod.torch.__name__))
 """
 
 
@@ -20,7 +24,9 @@ ASK = """
     [
         (False, [], "undertow.horovod.torch"),
         (True, [], "another one"),
-        (True, ["--horovod"], "undertow.horovod.torch"),
+        (True, ["--horovod", "on"], "undertow.horovod.torch"),
+        (True, ["--horovod", "off"], "another one"),
+        (False, ["--horovod", "off"], "nothing"),
     ],
 )
 def test_horovod_is_ours_unless_it_is_there(

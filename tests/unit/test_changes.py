@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from undertow.launch.changes import Changes, Switch
-from undertow.settings import Batch, read_settings
+from undertow.settings import Batch, Horovod, read_settings
 
 
 def test_without_a_wish_the_users_variables_stay() -> None:
@@ -11,10 +11,10 @@ def test_without_a_wish_the_users_variables_stay() -> None:
 
 
 def test_every_wish_arrives() -> None:
-    wishes = Changes(batch=Batch.SPLIT, overlap=True, plain=Switch.OFF, ddp=Switch.OFF, horovod=True)
+    wishes = Changes(batch=Batch.SPLIT, overlap=True, plain=Switch.OFF, ddp=Switch.OFF, horovod=Horovod.OFF)
     settings = read_settings(wishes.to_environment())
     assert settings.batch is Batch.SPLIT
-    assert (settings.overlap, settings.horovod) == (True, True)
+    assert (settings.overlap, settings.horovod) == (True, Horovod.OFF)
     assert (settings.plain, settings.ddp) == (False, False)
 
 

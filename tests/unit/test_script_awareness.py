@@ -81,10 +81,20 @@ def test_whoever_has_called_init_knows(modules: pytest.MonkeyPatch, is_initializ
     assert knows_of_ranks() is is_initialized
 
 
-def test_whoever_has_imported_horovod_knows(modules: pytest.MonkeyPatch) -> None:
-    assert not knows_of_ranks()
+@pytest.mark.parametrize("is_initialized", [False, True])
+def test_horovod_knows_when_it_is_initialised(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
+    modules.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=lambda: is_initialized))
+    assert knows_of_ranks() is is_initialized
+
+
+def test_an_import_of_horovod_alone_is_no_sign(modules: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise ImportError("Horovod was built without torch")
+
     modules.setitem(sys.modules, "horovod.torch", SimpleNamespace())
-    assert knows_of_ranks()
+    assert not knows_of_ranks()
+    modules.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=fail))
+    assert not knows_of_ranks()
 
 
 def test_a_module_is_read_where_python_would_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

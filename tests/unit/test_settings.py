@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from undertow.errors import ConfigError
-from undertow.settings import Origin, Priority, Settings, list_sources, read_settings, table
+from undertow.settings import Horovod, Origin, Priority, Settings, list_sources, read_settings, table
 
 
 def test_defaults_hold_without_arguments_and_variables() -> None:
@@ -28,6 +28,11 @@ def test_a_switch_is_read_from_words(text: str, value: bool) -> None:
 
 def test_a_choice_is_read_in_any_case() -> None:
     assert read_settings({"UNDERTOW_PRIORITY": "Push"}).priority is Priority.PUSH
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", Horovod.AUTO), ("On", Horovod.ON), ("0", Horovod.OFF)])
+def test_a_choice_that_is_a_switch_too_knows_its_words(text: str, value: Horovod) -> None:
+    assert read_settings({"UNDERTOW_HOROVOD": text}).horovod is value
 
 
 def test_arguments_override_variables() -> None:

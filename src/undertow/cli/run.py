@@ -18,7 +18,7 @@ from undertow.launch.launcher import launch
 from undertow.launch.nodes import Seat
 from undertow.launch.sharing import Wishes
 from undertow.launch.speech import notify
-from undertow.settings import Batch
+from undertow.settings import Batch, Horovod
 
 # Options that are easily written after the script, where nothing would tell that they were not ours.
 _SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
@@ -66,8 +66,9 @@ def run(
     ] = None,
     ddp: Annotated[Switch | None, typer.Option("--ddp", help="off: a script's torch DDP stays torch's own.")] = None,
     horovod: Annotated[
-        bool, typer.Option("--horovod", help="import horovod.torch finds undertow's even if Horovod is installed.")
-    ] = False,
+        Horovod | None,
+        typer.Option("--horovod", help="on: import horovod.torch finds undertow's, also where Horovod is; off: never."),
+    ] = None,
     trace: TraceFolder = None,
     trace_steps: TraceSteps = None,
     shares: Annotated[

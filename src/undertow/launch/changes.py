@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.settings import Batch
+from undertow.settings import Batch, Horovod
 
 
 class Switch(enum.Enum):
@@ -25,7 +25,7 @@ class Changes:
     overlap: bool = False
     plain: Switch | None = None
     ddp: Switch | None = None
-    horovod: bool = False
+    horovod: Horovod | None = None
     trace: Path | None = None
     trace_steps: str | None = None
 
@@ -35,7 +35,7 @@ class Changes:
             "UNDERTOW_OVERLAP": self.overlap and "on",
             "UNDERTOW_PLAIN": self.plain and self.plain.value,
             "UNDERTOW_DDP": self.ddp and self.ddp.value,
-            "UNDERTOW_HOROVOD": self.horovod and "on",
+            "UNDERTOW_HOROVOD": self.horovod and self.horovod.value,
             "UNDERTOW_TRACE": self.trace and str(self.trace),
             "UNDERTOW_TRACE_STEPS": self.trace_steps,
         }

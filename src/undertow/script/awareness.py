@@ -40,13 +40,27 @@ def find_text(module: str) -> str | None:
 
 
 def knows_of_ranks() -> bool:
-    """By what it has done: it has joined the others, or has imported what does."""
+    """By what it has done: it has joined the others.
+
+    An import alone is no sign: libraries try `import horovod.torch` to see whether it is there.
+    """
     process = sys.modules.get("undertow.runtime.process")
     is_joined = process is not None and process.is_initialized()
-    return is_joined or has_process_group() or "horovod.torch" in sys.modules
+    return is_joined or has_process_group() or _has_horovod()
 
 
 def has_process_group() -> bool:
     """One of torch's."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def _has_horovod() -> bool:
+    """Whether Horovod, or undertow's module by that name, is initialised."""
+    is_initialized = getattr(sys.modules.get("horovod.torch"), "is_initialized", None)
+    if is_initialized is None:
+        return False
+    try:
+        return bool(is_initialized())
+    except Exception:
+        return False  # a Horovod that was built without torch

@@ -18,7 +18,7 @@ from undertow.script.awareness import speaks_of_ranks
 from undertow.script.imports import when_imported
 from undertow.script.seeds import Seeds
 from undertow.script.voice import Voice
-from undertow.settings import Settings, read_settings
+from undertow.settings import Horovod, Settings, read_settings
 
 
 class Preparation:
@@ -26,7 +26,7 @@ class Preparation:
         self._settings = settings
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
-        self._has_horovod = settings.horovod or importlib.util.find_spec("horovod") is None
+        self._has_horovod = _provides_horovod(settings.horovod)
         if self._has_horovod:
             horovod.install()
         self.voice = Voice()
@@ -71,6 +71,10 @@ class Preparation:
             horovod.uninstall()
         self._undo_torch()
         self._leave_alone()
+
+
+def _provides_horovod(choice: Horovod) -> bool:
+    return choice is Horovod.ON or (choice is Horovod.AUTO and importlib.util.find_spec("horovod") is None)
 
 
 _current: Preparation | None = None
