@@ -26,6 +26,7 @@ from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_
 from undertow.script.awareness import has_process_group, knows_of_ranks
 from undertow.script.files import Files
 from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
+from undertow.script.unsynchronised import Unsynchronised
 from undertow.settings import Batch, Settings
 from undertow.torch.replicas import compare_tensors
 
@@ -65,6 +66,7 @@ class Plain:
         self._has_shared = False  # any data among the ranks
         self._has_counted = False  # the batches of a loader, before anything was shared
         self._stop_watching: Callable[[], None] = lambda: None
+        self._unsynchronised = Unsynchronised(settings)
 
     @property
     def group(self) -> Group | None:
@@ -215,6 +217,10 @@ class Plain:
 
     def start_backward(self) -> None:
         """Of the part that was handed out last, as far as anybody knows."""
+        if self._group is None and not self._is_over and not knows_of_ranks():
+            words = self._unsynchronised.start_backward()
+            if words is not None:
+                self.say(words)
         self.waiting = max(0, self.waiting - 1)
         if self.is_mixed:
             self.say(

@@ -1,0 +1,76 @@
+"""A single-process script that trains without an optimizer hears that nothing is synchronised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from undertow.errors import ConfigError
+from undertow.script.patches import PLAIN, Patches
+from undertow.script.plain import Plain
+from undertow.settings import Batch, Settings
+
+
+@contextmanager
+def script(rank: int = 0, world_size: int = 2, batch: Batch = Batch.SAME) -> Iterator[Plain]:
+    """Everything in this block is the script's."""
+    plain, patches = Plain(Settings(rank=rank, world_size=world_size, batch=batch)), Patches()
+    patches.apply(PLAIN, plain)
+    try:
+        yield plain
+    finally:
+        patches.undo()
+
+
+def train(passes: int) -> None:
+    """As a script does that has an update rule of its own."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    for _ in range(passes):
+        (weight * 2).sum().backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+
+
+def test_it_is_said_once_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    with script():
+        train(5)
+    (line,) = capsys.readouterr().err.splitlines()
+    for words in ("without a torch.optim optimizer", "each of 2 workers", "the same paths", "-n 1", "--plain off"):
+        assert words in line
+
+
+def test_one_pass_before_the_optimizer_is_ordinary(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(batch=Batch.SPLIT):
+        train(1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_batch_cannot_be_split_then(rank: int) -> None:
+    with script(rank, batch=Batch.SPLIT), pytest.raises(ConfigError, match=r"--batch split is not possible.*optimizer"):
+        train(2)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 2), (0, 1)])
+def test_only_rank_0_of_several_says_it(rank: int, world_size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with script(rank, world_size):
+        train(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_single_worker_may_split_its_batches() -> None:
+    with script(world_size=1, batch=Batch.SPLIT):
+        train(3)
+
+
+def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(batch=Batch.SPLIT) as plain:
+        plain.end()
+        train(3)
+    with script(batch=Batch.SPLIT), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("undertow.script.plain.knows_of_ranks", lambda: True)
+        train(3)
+    assert capsys.readouterr().err == ""
