@@ -93,9 +93,10 @@ def test_without_an_optimizer_all_are_heard_at_the_end(cli: Cli) -> None:
     assert [lines_of(rank, out) + lines_of(rank, err) for rank in range(2)] == [["one", "two"]] * 2
 
 
-# What stands where, told by where its code is; the class by its name.
+# What stands where, told by where its code is: in the package's folder or not; the class by its module.
 SHUTDOWN = """
 import importlib
+import os
 import sys
 
 import torch
@@ -106,7 +107,10 @@ import undertow
 PLACES = {places}
 
 
-def describe(place):
+PACKAGE = os.path.join(os.path.dirname(undertow.__file__), "")
+
+
+def is_ours(place):
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     owner = importlib.import_module(module)
@@ -114,7 +118,9 @@ def describe(place):
         owner = getattr(owner, part)
     thing = vars(owner)[name]
     thing = getattr(thing, "fget", thing)
-    return thing.__code__.co_filename if hasattr(thing, "__code__") else thing.__module__
+    if hasattr(thing, "__code__"):
+        return thing.__code__.co_filename.startswith(PACKAGE)
+    return thing.__module__.partition(".")[0] == "undertow"
 
 
 def train():
@@ -125,17 +131,17 @@ def train():
     return len(loader)
 
 
-print([place for place in PLACES if "undertow" not in describe(place)])
+print([place for place in PLACES if not is_ours(place)])
 torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(torch.ones(8, 2), batch_size=2, shuffle=True)
 print(train())
 undertow.shutdown()
-print([place for place in PLACES if "undertow" in describe(place)])
+print([place for place in PLACES if is_ours(place)])
 print(train(), type(model.weight).__name__, len(model._forward_pre_hooks), undertow.is_initialized())
 print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
-print([finder for finder in sys.meta_path if "undertow" in type(finder).__module__])
+print([finder for finder in sys.meta_path if type(finder).__module__.partition(".")[0] == "undertow"])
 """
 
 
