@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,20 @@ def test_complaints_of_a_page_are_heard(browser: Browser, tmp_path: Path, troubl
     assert browser.complaints() == []
 
 
-def test_without_a_browser_tests_are_skipped_but_fail_where_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chromium, "CHROMIUM", Path("/nowhere/chromium"))
+@pytest.mark.parametrize("absent", [("CHROMIUM",), ("DRIVER",), ("CHROMIUM", "DRIVER")])
+def test_without_a_browser_tests_are_skipped_but_fail_where_it_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, absent: tuple[str, ...]
+) -> None:
+    for name in ("CHROMIUM", "DRIVER"):
+        path = tmp_path / name.lower()
+        if name not in absent:
+            path.touch()
+        monkeypatch.setattr(chromium, name, path)
+    paths = " and ".join(str(tmp_path / name.lower()) for name in absent)
+    reason = re.escape(f"{paths} not there: apt install chromium chromium-driver")
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="/nowhere/chromium not there: apt install chromium"):
+    with pytest.raises(pytest.skip.Exception, match=reason):
         chromium.check_installed()
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="/nowhere/chromium not there"):
+    with pytest.raises(pytest.fail.Exception, match=reason):
         chromium.check_installed()
