@@ -16,10 +16,16 @@ _LAUNCHERS = ("UNDERTOW_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_")
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_are_heard() -> None:
-    """A shell's background jobs ignore these two, and so would every process that a test starts."""
+    """A shell's background jobs ignore the first two, and nohup the third; so would every process that a test starts.
+
+    The tests themselves go on without a terminal that was closed: only the programs they start get the default back.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # A handler, unlike SIG_IGN, ends with exec.
+        signal.signal(signal.SIGHUP, lambda signum, frame: None)
 
 
 @pytest.fixture(autouse=True)
