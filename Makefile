@@ -4,7 +4,7 @@
 help:
 	@echo "make demo    train the digits example on 4 local workers"
 	@echo "make bench   measure beside torch DDP on emulated hosts (root, 3 minutes)"
-	@echo "make test    lint, type check and all tests"
+	@echo "make test    lint, type check and all tests (about 12 minutes on two cores)"
 	@echo "make lint    formatting and lint rules only"
 	@echo "make clean   remove .venv and everything generated"
 
