@@ -25,6 +25,7 @@ from undertow.faults.sums import Asker
 from undertow.runtime import steward as steward_module
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.group import Group
+from undertow.runtime.helper import Owed
 from undertow.runtime.steward import Steward
 from undertow.runtime.waiting import Ticket
 from undertow.store.gathering import Gathering
@@ -244,6 +245,19 @@ def _leave_within(patch: Patch, most_s: float) -> None:
     wrap(patch, Steward, "_until", make)
 
 
+def leave_after_the_silence_timeout(patch: Patch) -> None:
+    """As it was before, however late a living peer may be."""
+    _leave_within(patch, cluster_module.SILENCE_S)
+
+
+def leave_before_the_helper_has_worked(patch: Patch) -> None:
+    patch.setattr(Owed, "is_nothing", property(lambda self: True))
+
+
+def hear_of_no_ended_script(patch: Patch) -> None:
+    patch.setattr(Steward, "_check_ended", lambda self: None)
+
+
 def say_not_where(patch: Patch) -> None:
     patch.setattr(steward_module, "PeerLost", lambda text: PeerLost(text.partition("; ")[0]))
 
@@ -389,6 +403,10 @@ def have_no_patience(patch: Patch) -> None:
         (see_no_impatience, "slow", "ended with PeerLost"),
         (see_no_accusation, "orderly", "ended with PeerLost"),
         (leave_in_a_hurry, "slow-goodbye", "which has done nothing"),
+        (leave_before_the_helper_has_worked, "ending", "which has done nothing"),
+        (hear_of_no_ended_script, "ending", "^deadlock: .*waits for the farewells"),
+        (leave_after_the_silence_timeout, "late-leaving", "which has done nothing"),
+        (mourn_in_silence, "late-leaving", "^deadlock"),
         (say_not_where, "killed", "does not say where it is"),
         (accuse_rank_0, "early", "left in order and hears"),
         (go_on_without_one, "early", "was done, but nobody can be"),

@@ -243,7 +243,8 @@ class Cluster:
         due_s = min([worker.loop.next_due_s for worker in self.workers if worker.is_running], default=float("inf"))
         if self._appointments:
             due_s = min(due_s, self._appointments[0][0])
-        if due_s == float("inf") or self.clock.now_s - self._went_on_at_s > PATIENCE_S:
+        is_too_long = not self._appointments and self.clock.now_s - self._went_on_at_s > PATIENCE_S
+        if due_s == float("inf") or is_too_long:
             if any(worker.is_running and worker.is_ready for worker in self.workers):
                 return None
             self.fail(f"deadlock: {self.invariants.describe_waits()}")
@@ -262,6 +263,7 @@ class Cluster:
         self.tell(f"it is {to_s:.3f} s")
         while self._appointments and self._appointments[0][0] <= to_s:
             heapq.heappop(self._appointments)[2]()
+            self._went_on_at_s = to_s
         for worker in self.workers:
             # As `Waiters`, which says after a while whom a training thread waits for.
             if worker.is_running and worker.script and to_s - worker.waits_since_s > FIRST_NOTICE_S:

@@ -125,7 +125,7 @@ class Publisher(Gatherer):
         if len(self._arrived) == sum(other.shard == self.rank for other in self._specs):
             own = [other for other in self._rows if other.shard == self.rank]
             total = _join(self._arrived)
-            self.worker.helper.append(lambda: self._await_rows(step, own, total))
+            self.worker.group.aside(lambda: self._await_rows(step, own, total))
 
     def _await_rows(self, step: int, rows: Sequence[KeySpec], made: int | None = None) -> None:
         items = [self._await_one(spec, step, made) for spec in rows]

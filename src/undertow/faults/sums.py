@@ -73,6 +73,11 @@ class Summer(Asker):
                 yield from self.wait()
         yield from self.wait()
 
+    def contribute(self, step: int) -> Script:
+        """One round of every table, of all ranks, whose results are not waited for."""
+        for table in self.cluster.random.sample(self._tables, len(self._tables)):
+            yield from self._contribute(table, step, list(range(self.cluster.size)), waits=False)
+
     def pull(self, step: int) -> Script:
         """Ask for the values that are kept after the rounds up to `step`."""
         for table in (table for table in self._tables if table.keep and step):

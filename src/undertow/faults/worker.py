@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -51,6 +51,20 @@ class GaveUp(Exception):
     """The group has failed: what a wait raises in a training thread."""
 
 
+class VirtualHelper:
+    """Stands in for a group's helper thread: the driver decides when it works."""
+
+    def __init__(self, queue: deque[Callable[[], None]]) -> None:
+        self._queue = queue
+
+    def start(self) -> None: ...
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+
+    def stop(self) -> None: ...
+
+
 class Worker:
     def __init__(self, cluster: Cluster, rank: int, group: Group, loop: VirtualLoop) -> None:
         self.rank = rank
@@ -62,7 +76,9 @@ class Worker:
         self.script: Script | None = None
         self.wait = MOMENT
         self.waits_since_s = 0.0
-        self.helper: deque[Callable[[], None]] = deque()  # work beside engine and training, as `Group.aside`
+        self.helper: deque[Callable[[], None]] = deque()  # work beside engine and training, of `Group.aside`
+        stand_in: Any = VirtualHelper(self.helper)
+        group._helper = stand_in
         self.is_done = False  # its training has ended as it should
         self.failure: UndertowError | None = None  # what has ended its training otherwise
         self._cluster = cluster

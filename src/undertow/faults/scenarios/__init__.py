@@ -9,6 +9,7 @@ from undertow.errors import ConfigError
 from undertow.faults.case import Case
 from undertow.faults.scenarios.departures import run_early, run_endless, run_orderly
 from undertow.faults.scenarios.disagreements import run_disagree
+from undertow.faults.scenarios.endings import run_ending, run_late_leaving
 from undertow.faults.scenarios.gates import run_gates
 from undertow.faults.scenarios.losses import run_cut, run_killed, run_slow, run_slow_goodbye, run_stopped
 from undertow.faults.scenarios.nonsense import run_babble_and_death, run_nonsense, run_repeats
@@ -55,6 +56,8 @@ SCENARIOS = [
     Scenario("turns-order", 4, run_turns_order),
     Scenario("turns-shares", 4, run_turns_shares),
     Scenario("turns-killed", 4, run_turns_killed),
+    Scenario("ending", 5, run_ending),
+    Scenario("late-leaving", 3, run_late_leaving),
 ]
 
 

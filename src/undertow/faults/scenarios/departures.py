@@ -24,7 +24,7 @@ def run_orderly(case: Case) -> None:
 def run_early(case: Case) -> None:
     """A worker that leaves in order, but too early, is named by all others."""
     cluster = Cluster(case, fewest_workers=2)
-    tables = _make_work(cluster)
+    tables = make_work(cluster)
     culprit, steps = case.dice.randrange(cluster.size), case.dice.randint(1, 3)
     ends = [steps] * cluster.size
     ends[culprit] = case.dice.randrange(steps)
@@ -39,7 +39,7 @@ def run_early(case: Case) -> None:
 def run_endless(case: Case) -> None:
     """In a job without end everybody hears of a death or a cut, and nobody is done before."""
     cluster, dice = Cluster(case, fewest_workers=3), case.dice
-    train_and_leave(cluster, _make_work(cluster), [ENDLESS] * cluster.size)
+    train_and_leave(cluster, make_work(cluster), [ENDLESS] * cluster.size)
     one, other = dice.sample(range(cluster.size), 2)
     is_death = dice.random() < 0.5
     if is_death:
@@ -50,7 +50,7 @@ def run_endless(case: Case) -> None:
     check_all_name(cluster, {one} if is_death else {one, other})
 
 
-def _make_work(cluster: Cluster) -> list[Table]:
+def make_work(cluster: Cluster) -> list[Table]:
     """Tables with something to wait for."""
     while True:
         tables = make_tables(cluster)
