@@ -96,8 +96,14 @@ def test_two_hosts_with_one_number_are_told(cli: Cli) -> None:
 
 
 def test_a_failure_is_named_with_its_global_rank(cli: Cli) -> None:
-    first, second = start_nodes(cli, 2, 1, script="sys.exit(4 if rank == 2 else 0)")
+    script = """
+        if rank == 2:
+            wait_for("others-have-ended")
+            sys.exit(4)
+    """
+    first, second = start_nodes(cli, 2, 1, script=script)
     assert cli.finish(first).returncode == 0
+    (cli.folder / "others-have-ended").touch()
     result = cli.finish(second)
     assert result.returncode == 4
     assert "rank 2 (host " in result.stderr

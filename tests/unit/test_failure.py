@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from undertow.launch.failure import Ending, decide, describe_code
+from undertow.launch.failure import Elsewhere, Ending, decide, describe_code
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: broken")
 LOST = ("Traceback (most recent call last):", "undertow.errors.PeerLost: rank 1 (host b) is lost")
@@ -145,3 +145,27 @@ def test_an_interrupt_is_no_failure_of_a_rank(signum: signal.Signals, code: int)
 def test_the_host_is_that_of_the_rank_that_failed() -> None:
     endings = [Ending(rank=rank, host=f"host{rank}", code=rank, ended_s=0.0) for rank in (0, 1, 2)]
     assert decide(endings).lines[-2] == "rank 1 (host host1) failed first: exit code 1"
+
+
+ELSEWHERE = Elsewhere("rank 3 on host b was killed by SIGKILL before the workers had met", heard_s=5.0)
+
+
+def test_a_cause_on_another_host_comes_last_and_no_rank_here_is_blamed() -> None:
+    verdict = decide([ending(1, 0, at_s=6, ended=True), ending(0, -15, at_s=6, ended=True)], elsewhere=ELSEWHERE)
+    assert verdict.exit_code == 1
+    assert verdict.lines == (
+        "rank 0 was ended, because another rank failed",
+        "rank 1 was ended, because another rank failed",
+        ELSEWHERE.cause,
+    )
+    assert decide([], elsewhere=ELSEWHERE).lines == (ELSEWHERE.cause,)
+
+
+def test_a_cause_on_another_host_does_not_hide_an_earlier_one_here() -> None:
+    endings = [ending(0, 7, at_s=4, error=TRACEBACK), ending(1, -15, at_s=6, ended=True)]
+    verdict = decide(endings, elsewhere=ELSEWHERE)
+    assert (verdict.exit_code, verdict.lines[-1]) == (7, TRACEBACK[-1])
+
+
+def test_workers_that_ended_well_by_themselves_need_no_other_host() -> None:
+    assert decide([ending(0, at_s=6)], elsewhere=ELSEWHERE).exit_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from undertow.launch.shutdown import ASK_GRACE_S, FAILURE_GRACE_S, Phase, Shutdown
-from undertow.launch.supervisor import STOPPED_CHECKS, StopWatch
+from undertow.launch.supervisor import STOPPED_CHECKS, STUCK_CHECKS, StopWatch
 
 
 def test_a_healthy_job_is_left_alone() -> None:
@@ -74,6 +74,16 @@ def test_a_stopped_worker_is_named_once() -> None:
     assert "rank 2 (pid 77) is stopped" in str(warnings[STOPPED_CHECKS - 1])
 
 
+def test_a_worker_that_stays_stopped_is_stuck_until_it_wakes_up() -> None:
+    watch = StopWatch()
+    assert not watch.is_stuck(2)
+    stuck = []
+    for state in "T" * STUCK_CHECKS + "S":
+        watch.observe(2, 77, state=state)
+        stuck.append(watch.is_stuck(2))
+    assert stuck == [False] * (STUCK_CHECKS - 1) + [True, False]
+
+
 def test_a_worker_that_woke_up_is_counted_anew() -> None:
     watch = StopWatch()
     states = "TTTTSTTTTRTTTTT"
@@ -88,3 +98,12 @@ def test_stops_of_different_ranks_are_counted_apart() -> None:
         assert watch.observe(1, 2, state="S") is None
     assert watch.observe(0, 1, state="T")
     assert watch.observe(1, 2, state="T") is None
+
+
+def test_a_failure_on_another_host_ends_workers_at_once() -> None:
+    shutdown = Shutdown()
+    assert shutdown.end(10.0) is signal.SIGTERM
+    assert shutdown.has_signalled
+    assert shutdown.end(10.1) is None
+    assert shutdown.due(10.0 + ASK_GRACE_S) is signal.SIGKILL
+    assert shutdown.end(12.0) is None

@@ -18,6 +18,8 @@ import msgspec
 
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_SIZE = 1 << 16
+# To this meeting rank 0 comes alone, when it is connected to all workers.
+WORKERS_MET = "workers met"
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True):

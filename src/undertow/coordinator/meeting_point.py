@@ -18,6 +18,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,12 +57,15 @@ class _Guest:
 class MeetingPoint:
     """Serves any number of meetings.  `start` and `close` belong to one thread."""
 
-    def __init__(self, host: str, port: int, token: bytes) -> None:
+    def __init__(
+        self, host: str, port: int, token: bytes, *, on_complete: Callable[[str], None] = lambda meeting: None
+    ) -> None:
         self.refused = 0  # connections turned away; only the loop writes it
         self._token = token
         self._meetings = Meetings()
+        self._on_complete = on_complete  # called by the loop, with the name of the meeting
         self._guests: dict[socket.socket, _Guest] = {}  # oldest first
-        self._listener = _listen(host, port)
+        self._listener = open_listener(host, port)
         self.address = format_address(host, self._listener.getsockname()[1])
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -173,7 +177,10 @@ class MeetingPoint:
         request = msgspec.msgpack.decode(bytes(guest.received[LENGTH_BYTES:]), type=Join)
         guest.received.clear()
         guest.seated = True
-        self._deliver(self._meetings.join(guest, request, time.monotonic()))
+        replies = self._meetings.join(guest, request, time.monotonic())
+        if replies and not replies[0][1].complaint:
+            self._on_complete(request.meeting)
+        self._deliver(replies)
 
     def _deliver(self, replies: Replies) -> None:
         packed: dict[int, bytes] = {}  # a complete meeting answers all with one reply: encode it once
@@ -230,7 +237,7 @@ def _missing_bytes(received: bytearray) -> int:
     return LENGTH_BYTES + length - len(received)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Listen on the interface that has this address, and on no other."""
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

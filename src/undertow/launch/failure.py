@@ -48,6 +48,14 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """Why the launchers ended a job whose workers had not met yet: the same words on every host."""
+
+    cause: str
+    heard_s: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the launcher exits with and prints, line by line."""
 
@@ -56,7 +64,9 @@ class Verdict:
     summary: str = "done"
 
 
-def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None = None) -> Verdict:
+def decide(
+    endings: Sequence[Ending], *, interrupted_by: signal.Signals | None = None, elsewhere: Elsewhere | None = None
+) -> Verdict:
     """The first cause is the earliest failure that is not a consequence of another."""
     if interrupted_by is not None:
         return Verdict(
@@ -65,6 +75,9 @@ def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None =
             f"interrupted by {interrupted_by.name}",
         )
     failed = [ending for ending in endings if ending.code != 0]
+    if elsewhere and _is_first(elsewhere, endings):
+        followers = sorted((e for e in endings if e.code or e.by_launcher), key=lambda ending: ending.rank)
+        return Verdict(1, (*map(_describe_follower, followers), elsewhere.cause), elsewhere.cause)
     if not failed:
         return Verdict(0)
     first = min(failed, key=_order)
@@ -76,6 +89,12 @@ def decide(endings: Sequence[Ending], *, interrupted_by: signal.Signals | None =
         headline = f"rank {lost.rank} (host {lost.host}) was lost first: {lost.reason}"
     error = first.error or ("(it wrote nothing to stderr)",)
     return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error), headline)
+
+
+def _is_first(elsewhere: Elsewhere, endings: Sequence[Ending]) -> bool:
+    """Whether the cause has ended workers here, or kept all from starting, before one had failed by itself."""
+    has_effect = not endings or any(ending.by_launcher for ending in endings)
+    return has_effect and not any(e.code and not e.by_launcher and e.ended_s < elsewhere.heard_s for e in endings)
 
 
 def describe_code(code: int) -> str:

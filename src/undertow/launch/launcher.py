@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from undertow.launch.environment import build_environment, limits_threads
-from undertow.launch.failure import Ending, decide
+from undertow.launch.failure import Elsewhere, Ending, decide
 from undertow.launch.guard import Guard
+from undertow.launch.host_line import HostLine
 from undertow.launch.job import Job, read_job_settings
 from undertow.launch.nodes import Seat, meet
 from undertow.launch.output import Audible
@@ -46,12 +47,14 @@ def launch(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None] =
     """
     speak_for_the_log()
     settings = read_job_settings(environ)
+    line = HostLine() if job.nnodes > 1 else None
     with watch(job.script, environ, live=job.live, port=job.live_port) as (show, own):
         return supervise(
-            _posts(job, own, check),
+            _posts(job, own, check, line),
             quiet_ranks=job.quiet_ranks,
             conclude=lambda: conclude_traces(settings, notify),
             show=show,
+            line=line,
         )
 
 
@@ -61,6 +64,7 @@ def supervise(
     quiet_ranks: bool,
     conclude: Callable[[], None] = lambda: None,
     show: Show | None = None,
+    line: HostLine | None = None,
 ) -> int:
     """Fill the posts, watch the workers to their end and say how it went; returns the code to exit with.
 
@@ -71,7 +75,7 @@ def supervise(
     interrupted_by: signal.Signals | None = None
     try:
         with posts as to_fill, closing(Guard()) as guard, catch_signals() as signals:
-            supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR))
+            supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR), line=line)
             audible = Audible.FIRST if quiet_ranks else Audible.ALL
             if show is not None:
                 show.start(to_fill, supervisor.endings)
@@ -83,7 +87,8 @@ def supervise(
     except KeyboardInterrupt:
         interrupted_by = signal.SIGINT
     heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
-    verdict = decide(heard, interrupted_by=interrupted_by)
+    elsewhere = Elsewhere(line.cause, line.cause_s) if line is not None and line.cause else None
+    verdict = decide(heard, interrupted_by=interrupted_by, elsewhere=elsewhere)
     if show is not None:
         show.finish(verdict.summary)
     with suppress(KeyboardInterrupt):  # the user does not even want the last words
@@ -92,9 +97,11 @@ def supervise(
 
 
 @contextmanager
-def _posts(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None]) -> Iterator[list[Post]]:
+def _posts(
+    job: Job, environ: Mapping[str, str], check: Callable[[Seat], None], line: HostLine | None
+) -> Iterator[list[Post]]:
     """One per worker on this host, once all hosts have met."""
-    with meet(job, notify) as seat:
+    with meet(job, notify, line) as seat:
         if seat.is_checked:
             check(seat)
         clear_traces(read_job_settings(environ))  # no worker of any host writes one before all have come here

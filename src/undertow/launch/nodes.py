@@ -10,6 +10,7 @@ another one, on a port given by the system, and lives as long as the first launc
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.meeting_point import format_address
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.errors import PeerLost, Refused
+from undertow.launch.host_line import HostLine
+from undertow.launch.host_watch import HostPlace
 from undertow.launch.job import Job
 
 
@@ -47,21 +51,29 @@ class NodeCard(msgspec.Struct, frozen=True, array_like=True):
     rendezvous: str = ""
     token: str = ""
     is_checked: bool = False
+    host: str = ""
+    line: str = ""  # where the first launcher listens to the others
 
 
 @contextmanager
-def meet(job: Job, notify: Callable[[str], None]) -> Iterator[Seat]:
-    """Agree with the other hosts; the workers' meeting point stays open inside of the block."""
+def meet(job: Job, notify: Callable[[str], None], line: HostLine | None = None) -> Iterator[Seat]:
+    """Agree with the other hosts; the workers' meeting point and the line to the other launchers stay open inside."""
     token = job.token or secrets.token_hex(16)
     with ExitStack() as stack:
-        rendezvous = ""
+        rendezvous = address = ""
+        if line is not None:
+            stack.push(lambda kind, error, trace: line.close(_describe_giving_up(error)))
         if job.node_rank == 0:
-            point = MeetingPoint(job.master_addr, 0, token.encode())
+            if line is not None:
+                address = line.listen(job.master_addr, token.encode())
+            point = MeetingPoint(job.master_addr, 0, token.encode(), on_complete=lambda name: _note_met(name, line))
             stack.callback(point.close)
             point.start()
             rendezvous = point.address
-        card = NodeCard(job.nproc, rendezvous, token, job.is_checked)
+        card = NodeCard(job.nproc, rendezvous, token, job.is_checked, socket.gethostname(), address)
         cards = [card] if job.nnodes == 1 else _exchange(job, card, notify=notify)
+        if job.nnodes > 1:
+            _prepare_start(job, cards, line)
         yield _place(job, cards)
 
 
@@ -75,13 +87,37 @@ def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> lis
             stack.callback(point.close)
             point.start()
         else:
-            card = NodeCard(job.nproc, is_checked=job.is_checked)
+            card = NodeCard(job.nproc, is_checked=job.is_checked, host=card.host)
         master = format_address(job.master_addr, job.master_port)
         payloads = _attend(job, master, guard, meeting="hosts", payload=msgspec.msgpack.encode(card))
-    cards = [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
+    return [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
+
+
+def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine | None) -> None:
+    """Returns when all launchers are connected, and workers may start."""
+    token = cards[0].token.encode()
+    if line is not None:
+        if job.node_rank:
+            line.dial(cards[0].line, token, node_rank=job.node_rank, timeout_s=job.start_timeout_s)
+        firsts = itertools.accumulate((card.nproc for card in cards), initial=0)
+        line.start(
+            job.node_rank,
+            [HostPlace(card.host, first, card.nproc) for card, first in zip(cards, firsts, strict=False)],
+        )
     # Node 0 comes here after it closed the master's port, so no worker mistakes our meeting for torch's store.
-    _attend(job, cards[0].rendezvous, cards[0].token.encode(), meeting="hosts may start", payload=b"")
-    return cards
+    _attend(job, cards[0].rendezvous, token, meeting="hosts may start", payload=b"")
+
+
+def _note_met(meeting: str, line: HostLine | None) -> None:
+    if meeting == WORKERS_MET and line is not None:
+        line.post(lambda watch: watch.note_met())
+
+
+def _describe_giving_up(error: BaseException | None) -> str:
+    """Why this launcher leaves the others; empty if in order."""
+    if error is None:
+        return ""
+    return "was interrupted" if isinstance(error, KeyboardInterrupt) else f"gave up ({error})"
 
 
 def _attend(job: Job, address: str, token: bytes, *, meeting: str, payload: bytes) -> list[bytes]:

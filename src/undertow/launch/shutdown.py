@@ -36,6 +36,13 @@ class Shutdown:
         if self.phase is Phase.RUNNING:
             self._enter(Phase.GRACE, now_s + FAILURE_GRACE_S)
 
+    def end(self, now_s: float) -> signal.Signals | None:
+        """Another host has failed, which the workers here cannot know; returns the signal to pass on."""
+        if self.phase not in (Phase.RUNNING, Phase.GRACE):
+            return None
+        self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+        return signal.SIGTERM
+
     def interrupt(self, signum: signal.Signals, now_s: float) -> signal.Signals:
         """The user wants an end; returns the signal to pass on."""
         if self.interrupted_by is not None or self.phase is Phase.KILLED:

@@ -13,15 +13,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
-from undertow.launch.failure import Ending
+from undertow.launch.failure import Ending, describe_code
 from undertow.launch.guard import Guard, bury_orphans, kill_descendants, read_state, signal_group
+from undertow.launch.host_line import HostLine
+from undertow.launch.host_watch import HostWatch, Instructions
 from undertow.launch.shutdown import Shutdown
 from undertow.launch.worker import Worker
 
 CHECK_EVERY_S = 1.0
 STOPPED_CHECKS = 5
+STUCK_CHECKS = 10
 
 
 class Signals:
@@ -35,8 +39,10 @@ class Signals:
         if signum != signal.SIGCHLD:
             self._came.append(signal.Signals(signum))
 
-    def wait(self, timeout_s: float) -> None:
-        if select.select([self._wake_fd], [], [], timeout_s)[0]:
+    def wait(self, timeout_s: float, line: HostLine | None = None) -> None:
+        """Also returns when there is news on `line`."""
+        sources = [self._wake_fd] if line is None else [self._wake_fd, line.fileno()]
+        if self._wake_fd in select.select(sources, [], [], timeout_s)[0]:
             os.read(self._wake_fd, 4096)
 
     def take(self) -> list[signal.Signals]:
@@ -84,11 +90,17 @@ class StopWatch:
             return None
         return f"rank {rank} (pid {pid}) is stopped and does not compute; wake it with: kill -CONT {pid}"
 
+    def is_stuck(self, rank: int) -> bool:
+        """Whether it has been stopped for so long that workers who wait for it should hear of it."""
+        return self._checks.get(rank, 0) >= STUCK_CHECKS
+
 
 class Supervisor:
     """Owns the workers from their start to their end."""
 
-    def __init__(self, guard: Guard, *, notify: Callable[[str], None], hush: Callable[[], None]) -> None:
+    def __init__(
+        self, guard: Guard, *, notify: Callable[[str], None], hush: Callable[[], None], line: HostLine | None = None
+    ) -> None:
         self.shutdown = Shutdown()
         self.endings: list[Ending] = []
         self._workers: list[Worker] = []
@@ -96,13 +108,15 @@ class Supervisor:
         self._guard = guard
         self._notify = notify
         self._hush = hush
+        self._line = line
         self._stop_watch = StopWatch()
         self._next_check_s = time.monotonic() + CHECK_EVERY_S
 
     @property
     def went_well(self) -> bool:
         """Every worker has ended by itself, and without an error."""
-        return not self._living and not self.shutdown.interrupted_by and not any(e.code for e in self.endings)
+        has_failed = self.shutdown.interrupted_by or any(e.code or e.by_launcher for e in self.endings)
+        return not self._living and not has_failed
 
     def adopt(self, worker: Worker) -> None:
         """From now on this worker will not outlive us."""
@@ -113,8 +127,10 @@ class Supervisor:
     def watch(self, signals: Signals) -> None:
         """Returns when no worker lives any more."""
         while self._living:
-            signals.wait(self._patience_s())
+            signals.wait(self._patience_s(), None if self.shutdown.has_signalled else self._line)
+            self._hear_others()
             for signum in signals.take():
+                self._tell_others(partial(HostWatch.note_leaving, reason=f"was interrupted by {signum.name}"))
                 if signum is signal.SIGINT:
                     self._hush()  # before they get it: every worker's KeyboardInterrupt would fill the screen
                 self._send(self.shutdown.interrupt(signum, time.monotonic()))
@@ -150,7 +166,22 @@ class Supervisor:
                 Ending(rank=worker.rank, host=worker.host, code=code, ended_s=now_s, by_launcher=by_launcher)
             )
             if code:
+                self._report_failure(worker.rank, code)
                 self.shutdown.fail(now_s)
+
+    def _report_failure(self, rank: int, code: int) -> None:
+        if not self.shutdown.has_signalled:
+            how = f"was {describe_code(code)}" if code < 0 else f"failed with {describe_code(code)}"
+            self._tell_others(partial(HostWatch.note_failed, rank=rank, how=how))
+
+    def _tell_others(self, call: Callable[[HostWatch], Instructions]) -> None:
+        if self._line is not None:
+            self._line.post(call)
+
+    def _hear_others(self) -> None:
+        if self._line is not None and self._line.cause and not self.shutdown.has_signalled:
+            self._notify(f"{self._line.cause}: ending the workers of this host")
+            self._send(self.shutdown.end(time.monotonic()))
 
     def _send(self, signum: signal.Signals | None) -> None:
         if signum is not None:
@@ -164,3 +195,5 @@ class Supervisor:
             warning = self._stop_watch.observe(worker.rank, worker.pid, state=read_state(worker.pid))
             if warning:
                 self._notify(warning)
+            if self._stop_watch.is_stuck(worker.rank):
+                self._tell_others(partial(HostWatch.note_stopped, rank=worker.rank, pid=worker.pid))

@@ -7,6 +7,7 @@ Importing starts nothing; `shutdown` and the end of the process end everything.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -14,8 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.rendezvous import MeetingPoint, attend
-from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost
+from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, UndertowError
 from undertow.launch.foreign import refuse_processes
 from undertow.runtime import formation, recording, sharing
 from undertow.runtime.group import Group
@@ -30,6 +32,7 @@ _settings: Settings | None = None
 _groups: dict[object, Group] = {}
 _formed = 0  # how often `init` has succeeded, the same on all ranks: a failed one may be tried again
 _DEFAULT = "default"
+ANNOUNCE_S = 5.0
 
 
 def init(**arguments: Any) -> None:
@@ -85,7 +88,17 @@ def form_recorded(settings: Settings, form: Callable[[], Group]) -> Group:
     except BaseException as error:
         group.close(f"it could not join: {error}")
         raise
+    if group.rank == 0:
+        _announce(settings, group)
     return group
+
+
+def _announce(settings: Settings, group: Group) -> None:
+    """Tell the launchers of several hosts that the workers have met: from now on the workers notice losses."""
+    if settings.rendezvous and settings.local_world_size < group.size:
+        where, token = settings.rendezvous, settings.token.encode()
+        with contextlib.suppress(UndertowError):  # a launcher that is gone has nothing left to notice
+            attend(where, token, meeting=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=ANNOUNCE_S)
 
 
 def loop() -> Loop:

@@ -1,0 +1,88 @@
+"""The launchers' connections: what one tells reaches the others, and strangers reach no one."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from undertow.coordinator.meeting import WORKERS_MET
+from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
+from undertow.errors import Refused
+from undertow.launch.host_line import HostLine
+from undertow.launch.host_watch import HostPlace
+
+TOKEN = b"token"
+HOSTS = [HostPlace(name, rank, 1) for rank, name in enumerate("abc")]
+HANG_S = 20.0
+
+
+class Lines:
+    """The launchers of three hosts, all in this process."""
+
+    def __init__(self) -> None:
+        self.all = [HostLine() for _ in HOSTS]
+        self.address = self.all[0].listen("127.0.0.1", TOKEN)
+        self.all[0].start(0, HOSTS)
+        for node_rank, line in enumerate(self.all[1:], start=1):
+            line.dial(self.address, TOKEN, node_rank=node_rank, timeout_s=HANG_S)
+            line.start(node_rank, HOSTS)
+
+    def wait_for_cause(self, node_rank: int) -> str:
+        assert select.select([self.all[node_rank]], [], [], HANG_S)[0]
+        return self.all[node_rank].cause
+
+    def wait_for_end(self, node_rank: int) -> None:
+        thread = self.all[node_rank]._thread
+        assert thread is not None
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    made = Lines()
+    yield made
+    for line in reversed(made.all):
+        line.close()
+
+
+def test_what_one_host_tells_all_others_hear(lines: Lines) -> None:
+    lines.all[1].post(lambda watch: watch.note_failed(1, "failed with exit code 3"))
+    causes = {lines.wait_for_cause(0), lines.wait_for_cause(2)}
+    assert causes == {"rank 1 on host b failed with exit code 3 before the workers had met"}
+    assert lines.all[1].cause == ""
+
+
+def test_a_launcher_that_leaves_in_order_is_not_missed_and_one_with_a_reason_is_named(lines: Lines) -> None:
+    lines.all[1].close()
+    lines.all[1] = HostLine()
+    lines.all[2].close("gave up (no disk)")
+    lines.all[2] = HostLine()
+    assert lines.wait_for_cause(0) == (
+        "the launcher on host c (--node-rank 2, rank 2) gave up (no disk) before the workers had met"
+    )
+
+
+def test_strangers_are_ignored(lines: Lines) -> None:
+    with closing(HostLine()) as stranger, pytest.raises(Refused):
+        stranger.dial(lines.address, b"wrong", node_rank=1, timeout_s=HANG_S)
+    with socket.create_connection(parse_address(lines.address), timeout=HANG_S) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert sock.recv(1) == b""
+    lines.all[0].post(lambda watch: watch.note_met())
+    for node_rank in range(3):
+        lines.wait_for_end(node_rank)
+        assert lines.all[node_rank].cause == ""
+
+
+def test_a_meeting_point_tells_that_the_workers_have_met() -> None:
+    met = []
+    point = MeetingPoint("127.0.0.1", 0, TOKEN, on_complete=met.append)
+    point.start()
+    attend(point.address, TOKEN, meeting=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=HANG_S)
+    point.close()
+    assert met == [WORKERS_MET]
