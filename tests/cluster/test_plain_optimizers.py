@@ -18,6 +18,7 @@ from torch import nn
 
 import undertow
 from tests.workers import hear, outcomes_of, run_workers, say, start_workers
+from undertow.script import plain
 from undertow.script.preparation import prepare
 from undertow.torch.closed import find_gate
 
@@ -25,8 +26,9 @@ DEFERRED = 4
 
 
 def as_a_script(rank: int, body: Any, *args: Any) -> Any:
-    """The body runs as a script would that was started by `undertow run`."""
+    """The body runs as a script would that was started by `undertow run`, and has not imported undertow."""
     multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked by a server
+    plain.imports_undertow = lambda: False
     prepare(None)
     return body(rank, *args)
 
@@ -381,6 +383,7 @@ def test_a_script_that_knows_of_ranks_is_told_that_it_shares_its_data_itself() -
 
 def shut_down(rank: int) -> tuple[bool, float]:
     original = torch.optim.Optimizer.__init__
+    plain.imports_undertow = lambda: False
     prepare(None)
     patched = torch.optim.Optimizer.__init__
     model = nn.Linear(1, 1)

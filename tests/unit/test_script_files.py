@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from undertow.script.files import MOST_KEPT, Files
+from undertow.script import files as module
+from undertow.script.files import LEAST_KEPT, Files
 
 
 def save(thing: object, f: Any, ending: str = "") -> None:
@@ -62,9 +63,10 @@ def test_what_it_has_not_written_is_read_from_the_file(path: Path) -> None:
     assert Files().find(stream) is stream
 
 
-def test_only_the_last_few_are_kept(path: Path) -> None:
+def test_of_large_ones_only_the_last_few_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
     files = Files()
-    names = [f"{path}.{number}" for number in range(MOST_KEPT + 1)]
+    names = [f"{path}.{number}" for number in range(LEAST_KEPT + 1)]
     for name in names:
         files.save(save, name, name)
     files.save(save, "again", names[1])
@@ -95,3 +97,30 @@ def test_what_cannot_be_saved_fails_on_every_rank(path: Path) -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         files.save(refuse, "x", path)
     assert files.find(path) is path
+
+
+def test_what_was_kept_is_written_if_every_rank_was_meant_to(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = Files()
+    for number in range(5):
+        files.save(save, f"weights {number}", f"{path}.{number}")
+    files.save(save, "newest", f"{path}.0")
+    files.rename(os.rename, f"{path}.1", path)
+    files.remove(os.remove, f"{path}.2")
+    files.write(1)
+    found = {file.name.removeprefix(path.name): file.read_text() for file in path.parent.iterdir()}
+    assert found == {"": "weights 1", ".0": "newest", ".3": "weights 3", ".4": "weights 4"}
+    assert capsys.readouterr().err == ""
+    assert files.find(path) is path
+
+
+def test_what_was_too_much_to_keep_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
+    files = Files()
+    for number in range(LEAST_KEPT + 1):
+        files.save(save, "weights", f"{path}.{number}")
+    files.rename(os.rename, f"{path}.0", path)
+    files.write(1)
+    assert f"rank 1 has not kept what it saved to {path}: " in capsys.readouterr().err
+    assert len(list(path.parent.iterdir())) == LEAST_KEPT

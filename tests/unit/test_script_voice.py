@@ -86,6 +86,41 @@ def test_dropped_words_stay_dropped() -> None:
         assert (file.said, voice.manner) == (b"", Manner.DROP)
 
 
+def test_dropped_words_can_be_recalled() -> None:
+    with speaking() as (voice, file):
+        voice.start()
+        say("a")
+        voice.drop()
+        say("b")
+        voice.recall()
+        assert file.said == b""
+        voice.stop()
+        say("c")
+        assert file.said == b"abc"
+
+
+def test_only_the_last_of_what_is_dropped_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with speaking() as (voice, file):
+        monkeypatch.setattr(module, "MOST_HELD_BYTES", 10)
+        voice.start()
+        voice.drop()
+        for word in ("first,", "second,", "third"):
+            say(word)
+        voice.recall()
+        voice.stop()
+        assert file.said.endswith(b"was kept\nthird")
+
+
+def test_without_anything_dropped_there_is_nothing_to_recall() -> None:
+    with speaking() as (voice, file):
+        voice.start()
+        voice.drop()
+        voice.recall()
+        voice.stop()
+        voice.recall()
+        assert (file.said, voice.manner) == (b"", Manner.SHOW)
+
+
 def test_stop_gives_the_streams_back_but_not_those_of_the_script() -> None:
     with speaking() as (voice, file):
         own = sys.stdout

@@ -33,11 +33,13 @@ _groups: dict[object, Group] = {}
 _formed = 0  # how often `init` has succeeded, the same on all ranks: a failed one may be tried again
 _DEFAULT = "default"
 ANNOUNCE_S = 5.0
+_give_way: Callable[[str], None] | None = None  # set: the default group was formed for a script that did not ask
 
 
 def init(**arguments: Any) -> None:
     """Join the other workers of this job.  A second call changes nothing."""
     global _settings, _formed
+    give_way("undertow.init()")
     with _lock:
         if _DEFAULT in _groups:
             return
@@ -47,6 +49,29 @@ def init(**arguments: Any) -> None:
         add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings)))
         _settings = settings
         _formed += 1
+
+
+def init_for_script(leave: Callable[[str], None], **arguments: Any) -> None:
+    """Join the other workers for a script that does not do so.
+
+    If it does after all, `leave` is called first, with the name of the call by which it joins.
+    """
+    global _give_way
+    init(**arguments)
+    _give_way = leave
+
+
+def give_way(call: str) -> None:
+    """The script itself joins by this call: a group that was formed for it is left first."""
+    global _give_way
+    leave, _give_way = _give_way, None
+    if leave is not None:
+        leave(call)
+
+
+def is_formed_for_script() -> bool:
+    """Whether the default group was formed for a script that has not asked for it."""
+    return _give_way is not None
 
 
 def default_group() -> Group:
@@ -114,9 +139,9 @@ def loop() -> Loop:
 
 def shutdown(error: str = "") -> None:
     """Leave all groups and end the engine thread.  Never hangs, never raises."""
-    global _loop, _settings
+    global _loop, _settings, _give_way
     with _lock:
-        groups, _settings = list(_groups.values()), None
+        groups, _settings, _give_way = list(_groups.values()), None, None
         _groups.clear()
         recording.part()
         sharing.close_all()  # first: to say goodbye may take long, and needs no device
@@ -236,8 +261,8 @@ def _after_fork() -> None:
 
     It must not hold the connections open either: the peers would not notice when we die.
     """
-    global _loop, _lock
-    _lock = threading.RLock()
+    global _loop, _lock, _give_way
+    _lock, _give_way = threading.RLock(), None
     for group in _groups.values():
         group.abandon()
     if _loop is not None:

@@ -23,6 +23,7 @@ from undertow.settings import Priority
 from undertow.torch.broadcast import Broadcast
 from undertow.torch.hooks import ForwardHook, never_compiled
 from undertow.torch.overlap import Overlap, is_opaque
+from undertow.torch.swapping import restore
 from undertow.torch.synchroniser import Synchroniser
 
 
@@ -95,11 +96,18 @@ class Adopted:
     def end_of_backward(self, absent: bool) -> None:
         """Nothing to do: nobody joins."""
 
+    def finish(self) -> None:
+        """Return when nothing of the last pass is on its way, and every step is made."""
+        if self._overlap is not None:
+            self._overlap.gates.flush()
+
     def release(self) -> None:
         """The script turned out to know of ranks."""
         self._synchroniser.passes.ignore_all()
         for handle in self._handles:
             handle.remove()
+        for part in self.module.modules():
+            restore(part)
 
 
 class Buffers:

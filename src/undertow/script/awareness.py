@@ -46,7 +46,12 @@ def knows_of_ranks() -> bool:
     """
     process = sys.modules.get("undertow.runtime.process")
     is_joined = process is not None and process.is_initialized()
-    return is_joined or has_process_group() or _has_horovod()
+    return is_joined or find_join() is not None
+
+
+def find_join() -> str | None:
+    """The call by which it has joined the others without undertow, if any."""
+    return "init_process_group" if has_process_group() else "hvd.init()" if _has_horovod() else None
 
 
 def has_process_group() -> bool:
@@ -56,10 +61,11 @@ def has_process_group() -> bool:
 
 
 def _has_horovod() -> bool:
-    """Whether Horovod, or undertow's module by that name, is initialised."""
-    is_initialized = getattr(sys.modules.get("horovod.torch"), "is_initialized", None)
-    if is_initialized is None:
-        return False
+    """Whether Horovod itself is initialised."""
+    module = sys.modules.get("horovod.torch")
+    is_initialized = getattr(module, "is_initialized", None)
+    if is_initialized is None or module is sys.modules.get("undertow.horovod.torch"):
+        return False  # undertow's module by that name: it has joined if undertow has
     try:
         return bool(is_initialized())
     except Exception:

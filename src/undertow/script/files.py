@@ -2,27 +2,31 @@
 
 In: `torch.save` and `torch.load` of a script that knows nothing of ranks.
 Out: one file, whole, from one rank.  A rank that reads back what it would have written reads its own copy: it need not
-wait for the first one, nor see its disk.
+wait for the first one, nor see its disk.  If the script turns out to know of ranks, every rank writes its own.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 # The last and the best; a script that numbers its files does not read old ones back.
-MOST_KEPT = 2
+LEAST_KEPT = 2
+# Others as well, as long as they are small: a script that joins after all has meant each rank to write its own.
+MOST_KEPT_BYTES = 64 << 20
 
 
 class Files:
     """Of one rank that is not the first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str | None, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._dropped: set[str | None] = set()  # all that the first rank has written instead
+        self._lost: dict[str, None] = {}  # those of them that are not kept any more
 
     def save(self, save: Callable[..., None], thing: object, f: Any, *arguments: Any, **options: Any) -> None:
         """As this function of torch's, but for the file.
@@ -36,10 +40,14 @@ class Files:
         copy = io.BytesIO()
         save(thing, copy, *arguments, **options)
         self._dropped.add(path)
-        self._kept[path] = copy.getvalue()
+        self._keep(path, copy.getvalue())
+
+    def _keep(self, path: str, data: bytes) -> None:
+        self._lost.pop(path, None)
+        self._kept[path] = data
         self._kept.move_to_end(path)
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        while len(self._kept) > LEAST_KEPT and sum(map(len, self._kept.values())) > MOST_KEPT_BYTES:
+            self._lost[self._kept.popitem(last=False)[0]] = None
 
     def rename(self, rename: Callable[..., None], source: Any, target: Any, **options: Any) -> None:
         """As os.replace and os.rename: the last line of who writes a checkpoint under another name first."""
@@ -47,19 +55,50 @@ class Files:
             rename(source, target, **options)
         elif (new := _find_path(target)) is not None:
             self._dropped.add(new)
-            if old in self._kept:
+            self._lost.pop(new, None)
+            if old is not None and old in self._kept:
                 self._kept[new] = self._kept.pop(old)
+            elif old in self._lost:
+                del self._lost[old]
+                self._lost[new] = None
 
     def remove(self, remove: Callable[..., None], path: Any, **options: Any) -> None:
         """As os.remove: the first rank does it."""
-        if _find_path(path) not in self._dropped:
+        if (found := _find_path(path)) not in self._dropped:
             remove(path, **options)
+        elif found is not None:
+            self._kept.pop(found, None)
+            self._lost.pop(found, None)
+
+    def write(self, rank: int) -> None:
+        """The script has meant every rank to write: write the newest of each path, and name those that are gone."""
+        for path, data in self._kept.items():
+            _replace(path, data)
+        if self._lost:
+            print(
+                f"undertow: rank {rank} has not kept what it saved to {', '.join(self._lost)}: more than "
+                f"{MOST_KEPT_BYTES >> 20} MB were saved before the script joined the other workers. Make the optimizer "
+                "after that, or save again",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._kept.clear()
+        self._dropped.clear()
+        self._lost.clear()
 
     def find(self, f: Any) -> Any:
         """Where to read: this rank's own copy, or the file itself."""
         path = _find_path(f)
         kept = None if path is None else self._kept.get(path)
         return f if kept is None else io.BytesIO(kept)
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Whole or not at all: other ranks may write the same path now."""
+    part = f"{path}.{os.getpid()}.part"
+    with open(part, "wb") as file:
+        file.write(data)
+    os.replace(part, path)
 
 
 def _find_path(f: Any) -> str | None:

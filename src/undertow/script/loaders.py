@@ -50,9 +50,11 @@ class Shares:
         )
 
     def __len__(self) -> int:
-        return self._cutting.count(len(self._inner))
+        return self._cutting.count(len(self._inner)) if self._plain.shares() else len(self._inner)
 
-    def __iter__(self) -> ShareIterator:
+    def __iter__(self) -> Any:
+        if not self._plain.shares():  # the script has joined the others itself: all indices are its own again
+            return iter(self._inner)
         return ShareIterator(self._plain, self._iterate)
 
     def _iterate(self, state: State) -> Iterator[Part]:

@@ -12,12 +12,17 @@ from undertow.torch.device import choose_accelerator
 
 
 def patch_torch(
-    settings: Settings, *, looks_plain: bool, on_begin: Callable[[], None], on_end: Callable[[], None]
+    settings: Settings,
+    *,
+    looks_plain: bool,
+    on_begin: Callable[[], None],
+    on_end: Callable[[], None],
+    on_join: Callable[[], None],
 ) -> Callable[[], None]:
     """Returns what undoes all of it.
 
     `on_begin` is called when it is known that the script knows nothing of ranks, `on_end` when it does; until then it
-    may look so.
+    may look so.  `on_join` is called before `on_end` if it has begun by then.
     """
     patches = Patches()
 
@@ -25,7 +30,7 @@ def patch_torch(
         patches.undo(PLAIN)
         on_end()
 
-    plain = Plain(settings, looks_plain=looks_plain, on_begin=on_begin, on_end=leave_alone)
+    plain = Plain(settings, looks_plain=looks_plain, on_begin=on_begin, on_end=leave_alone, on_join=on_join)
     if settings.ddp:
         patches.apply(DOOR, plain)
     # Alone there is nothing to keep in step, but what a plan needs of a script is measured alone.

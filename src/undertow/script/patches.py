@@ -40,6 +40,12 @@ DOOR = (
 # For scripts that know nothing of other ranks; undone as soon as one turns out to know.
 PLAIN = (
     Patch(
+        "torch.distributed:init_process_group",
+        standins.join_others,
+        "a script that joins the others after its first optimizer is no single-process script: all is undone first",
+    ),
+    Patch("torch.distributed.distributed_c10d:init_process_group", standins.join_others, "the same by its full name"),
+    Patch(
         "torch.optim:Optimizer.__init__",
         standins.make_optimizer,
         "an optimizer's parameters are what is trained: they are kept the same on all ranks",

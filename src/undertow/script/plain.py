@@ -23,16 +23,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 from undertow.runtime import process
 from undertow.runtime.group import Group
 from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_models
-from undertow.script.awareness import has_process_group, knows_of_ranks
+from undertow.script.awareness import find_join, knows_of_ranks
 from undertow.script.files import Files
+from undertow.script.own_imports import imports_undertow
 from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
 from undertow.script.unsynchronised import Unsynchronised
+from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
 from undertow.torch.replicas import compare_tensors
 
 
 class Plain:
-    """Of this process.  `on_end` is called if the script turns out to know of ranks, `on_begin` if not."""
+    """Of this process.  `on_end` is called if the script turns out to know of ranks, `on_begin` if not.
+
+    `on_join` is called before `on_end` if that turns out late: it has begun by then.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class Plain:
         looks_plain: bool = True,
         on_begin: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
+        on_join: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.is_split = settings.batch is Batch.SPLIT
@@ -56,6 +62,8 @@ class Plain:
         self._looks_plain = looks_plain
         self._on_begin = on_begin
         self._on_end = on_end
+        self._on_join = on_join
+        self._own_weights = OwnWeights()
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._fresh: list[Adopted] = []  # in the order in which they came, until the first epoch
         self._loose: list[Adopted] = []  # which nobody else holds
@@ -77,6 +85,7 @@ class Plain:
 
     def adopt(self, optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
         """Keep the parameters of these groups the same on all ranks."""
+        self._check_joined()
         if self._is_over or (self._group is None and not self._begin()):
             return
         every = [parameter for group in groups for parameter in group["params"]]
@@ -115,10 +124,13 @@ class Plain:
 
     def _add(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> Adopted:
         adopted = Adopted(module, parameters, overlaps=self.settings.overlap)
-        adopted.copy_weights()
+        self._copy_weights(adopted)
         self._adopted.add(adopted)
         self._fresh.append(adopted)
         return adopted
+
+    def _copy_weights(self, adopted: Adopted) -> None:
+        self._own_weights.copy([parameter for _, parameter in adopted.named_parameters()], adopted.copy_weights)
 
     def _follow_buffers(self, model: torch.nn.Module, twins: Sequence[torch.nn.Module]) -> Buffers | None:
         if next(model.buffers(), None) is None:
@@ -140,13 +152,14 @@ class Plain:
 
     def _begin(self) -> bool:
         """The first optimizer: join the others, unless the script has done so itself."""
-        if knows_of_ranks():
+        if knows_of_ranks() or imports_undertow():
             if self.is_split:
                 self.say("--batch split has no effect: the script knows of other workers, and shares its data itself")
             self.end()
             return False
         # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
-        process.init(start_timeout_s=max(self.settings.start_timeout_s, self.settings.stall_timeout_s))
+        timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)
+        process.init_for_script(self.leave, start_timeout_s=timeout_s)
         self._group = process.default_group()
         self._on_begin()
         self.say(
@@ -163,10 +176,37 @@ class Plain:
         self._stop_watching = register_optimizer_step_pre_hook(lambda optimizer, *given: self._step(optimizer)).remove
         return True
 
+    def leave(self, call: str) -> None:
+        """The script joins the others itself after all, by this call: undo everything before it does."""
+        if self.group is None:
+            return
+        self.say(
+            f"{sys.argv[0]} has joined the other workers itself ({call}): what undertow changed for a single-process "
+            "script is undone"
+        )
+        try:
+            for adopted in self._adopted:
+                adopted.finish()
+            self._joined.barrier()  # nothing is on its way
+            self._own_weights.restore()
+        finally:
+            self._on_join()
+            self.end()
+            self.files.write(self.settings.rank)
+            process.shutdown()
+
+    def _check_joined(self) -> None:
+        """Leave the script alone if it has joined in a way that went unnoticed."""
+        call = None if self.group is None else find_join()
+        if call is not None:
+            self.leave(call)
+
     def end(self) -> None:
         """The script knows of ranks: leave it alone from now on."""
         if not self._is_over:
             self._is_over = True
+            self.weight = 1.0
+            self.numbers.end()
             self._stop_watching()
             for adopted in self._adopted:
                 adopted.release()
@@ -177,8 +217,10 @@ class Plain:
 
     def _step(self, optimizer: Optimizer) -> None:
         """A step is about to be made, whatever the gradients are from."""
+        self._check_joined()
         for adopted in self._trained_by.get(optimizer, ()):
             adopted.has_trained = True
+            self._own_weights.forget(parameter for _, parameter in adopted.named_parameters())
         self._fresh = [adopted for adopted in self._fresh if not adopted.has_trained]
         if not self._has_shared:
             self.say("no shuffling DataLoader so far: every rank computes the same, nothing is gained")
@@ -187,8 +229,7 @@ class Plain:
 
     def shares(self) -> bool:
         """Whether loaders hand out shares now: not before there is anything that keeps the ranks together."""
-        if self.group is not None and has_process_group():
-            self.end()
+        self._check_joined()
         return self.group is not None and self.settings.world_size > 1
 
     def start_sharing(self, words: str) -> None:
@@ -210,13 +251,16 @@ class Plain:
 
         Weights that a script has changed since it made its optimizer are rank 0's as well.
         """
+        if self.group is None:  # the loader's iterator was made before the script joined
+            return capture()
         fresh, self._fresh = self._fresh, []
         for adopted in fresh:
-            adopted.copy_weights()
+            self._copy_weights(adopted)
         return self._share_numbers()
 
     def start_backward(self) -> None:
         """Of the part that was handed out last, as far as anybody knows."""
+        self._check_joined()
         if self._group is None and not self._is_over and not knows_of_ranks():
             words = self._unsynchronised.start_backward()
             if words is not None:
@@ -248,6 +292,8 @@ class Plain:
         that is done next would be right.
         """
         self.weight, self.waiting = 1.0, 0
+        if self.group is None:
+            return
         self._share_numbers()
         order, self._order = torch.tensor(self._order), 0
         # Of those that were trained: which others are still alive may differ between ranks.

@@ -46,7 +46,11 @@ class Preparation:
         from undertow.script.patched import patch_torch
 
         self._undo_torch = patch_torch(
-            self._settings, looks_plain=self._looks_plain, on_begin=self._begin, on_end=self._leave_alone
+            self._settings,
+            looks_plain=self._looks_plain,
+            on_begin=self._begin,
+            on_end=self._leave_alone,
+            on_join=self.voice.recall,
         )
 
     def _begin(self) -> None:

@@ -67,13 +67,16 @@ class OwnNumbers:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._state: torch.Tensor | None = None
+        self._scripts: torch.Tensor | None = None  # the script's own state, while this one is in its place
         self._is_running = False
+        self._is_over = False
 
     def start(self) -> None:
         """A part of the data is about to be computed."""
-        if self._rank == 0 or self._is_running:
+        if self._rank == 0 or self._is_running or self._is_over:
             return
         self._is_running = True
+        self._scripts = torch.get_rng_state()
         if self._state is None:
             seed = (torch.initial_seed() + self._rank * _APART) % (1 << 63)
             self._state = torch.Generator().manual_seed(seed).get_state()
@@ -85,3 +88,10 @@ class OwnNumbers:
         if self._is_running:
             self._is_running = False
             self._state = torch.get_rng_state()
+
+    def end(self) -> None:
+        """The script draws from its own numbers again, from now on."""
+        self._is_over = True
+        if self._is_running and self._scripts is not None:
+            torch.set_rng_state(self._scripts)
+        self._is_running = False

@@ -56,6 +56,15 @@ def add_parameters(original: Original, plain: Plain) -> Original:
     return add
 
 
+def join_others(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        plain.leave("init_process_group")
+        return original(*arguments, **options)
+
+    return init_process_group
+
+
 def choose_indices(original: property, plain: Plain) -> property:
     return property(lambda loader: share_indices(plain, loader, original.__get__(loader)))
 

@@ -2,7 +2,8 @@
 
 In: whatever the script writes to stdout and stderr.  Out: the same bytes, later or never.
 Until it is known whether a script knows of other ranks, the others' words are held back; then they are shown or
-dropped.  The end of the process, and an exception that ends it, show what is held.
+dropped.  The end of the process, and an exception that ends it, show what is held.  What was dropped is recalled if
+the script joins the others itself after all; the last megabyte of it is kept for that.
 To whoever uses them the streams are ordinary ones; only the last layer, which would write to the file, is ours.
 """
 
@@ -15,10 +16,12 @@ import io
 import os
 import sys
 import threading
+from collections import deque
 from typing import Any
 
 # A script that goes on for long without an optimizer is none of ours.
 MOST_HELD_BYTES = 1 << 20
+_CUT = b"undertow: what this worker printed before is not shown: only the last megabyte was kept\n"
 
 
 class Manner(enum.Enum):
@@ -35,6 +38,9 @@ class Voice:
         self._lock = threading.RLock()  # of what is held: any thread may print
         self._held: list[tuple[Any, bytes]] = []
         self._held_bytes = 0
+        self._dropped: deque[tuple[Any, bytes]] = deque()  # the last of it, for `recall`
+        self._dropped_bytes = 0
+        self._is_cut = False  # some of it was too much to keep
         self._streams: dict[str, tuple[Any, io.TextIOWrapper]] = {}  # by name: the process's own, and ours
         self._is_known = False
 
@@ -59,10 +65,29 @@ class Voice:
             self._show_held()
 
     def drop(self) -> None:
-        """Say nothing any more, and nothing of what was held."""
+        """Say nothing any more, and nothing of what was held, unless it is recalled."""
         self._flush()
         with self._lock:
-            self.manner, self._held = Manner.DROP, []
+            self.manner, held, self._held = Manner.DROP, self._held, []
+            for raw, data in held:
+                self._keep_dropped(raw, data)
+
+    def recall(self) -> None:
+        """It was wrong to drop anything: hold it, so that it is shown with what comes next."""
+        self._flush()
+        with self._lock:
+            if self.manner is Manner.DROP:
+                self.manner, self._held = Manner.HOLD, list(self._dropped)
+                if self._is_cut:
+                    self._held.insert(0, (self._held[0][0], _CUT))
+                self._dropped, self._dropped_bytes, self._is_cut = deque(), 0, False
+
+    def _keep_dropped(self, raw: io.RawIOBase, data: bytes) -> None:
+        self._dropped.append((raw, data))
+        self._dropped_bytes += len(data)
+        while self._dropped_bytes > MOST_HELD_BYTES and len(self._dropped) > 1:
+            self._dropped_bytes -= len(self._dropped.popleft()[1])
+            self._is_cut = True
 
     def stop(self) -> None:
         """From now on, and whatever was meant for it, as if it had never been here."""
@@ -81,6 +106,7 @@ class Voice:
         """As `raw.write`."""
         with self._lock:
             if self.manner is Manner.DROP:
+                self._keep_dropped(raw, data)
                 return len(data)
             if self.manner is Manner.HOLD:
                 self._held.append((raw, data))
@@ -108,7 +134,7 @@ class Voice:
     def _forget(self) -> None:
         """In a forked child: what is held is the parent's to show."""
         self._lock = threading.RLock()
-        self._held = []
+        self._held, self._dropped = [], deque()
         if self.manner is Manner.HOLD:
             self.manner = Manner.SHOW
 

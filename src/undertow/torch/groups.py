@@ -19,6 +19,8 @@ log = logging.getLogger("undertow")
 
 def group_for(process_group: Any = None) -> Group:
     """The group over these ranks; formed through the process group's store if need be."""
+    if process.is_formed_for_script() and dist.is_available() and dist.is_initialized():
+        process.give_way("init_process_group")
     if process_group is None and process.is_initialized():
         return process.default_group()
     if not (dist.is_available() and dist.is_initialized()):

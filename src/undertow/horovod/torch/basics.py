@@ -22,6 +22,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if comm is not None or process_sets:
         raise NotThere("hvd.init() takes all ranks of the job: leave comm and process_sets out")
     with translated():
+        process.give_way("hvd.init()")
         process.init()
 
 
@@ -38,12 +39,13 @@ def at_shutdown(forget: Callable[[], None]) -> None:
 
 
 def is_initialized() -> bool:
-    return process.is_initialized()
+    """Whether `init` was called.  Workers that were joined for a single-process script do not count."""
+    return process.is_initialized() and not process.is_formed_for_script()
 
 
 def group() -> Group:
     """The workers of this job."""
-    if not process.is_initialized():
+    if not is_initialized():
         raise ConfigError("Horovod is not initialised: call hvd.init() first")
     return process.default_group()
 
