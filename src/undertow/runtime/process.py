@@ -149,9 +149,24 @@ def shutdown(error: str = "") -> None:
             group.leave(error)  # all at once: two ranks may know them in another order
         for group in groups:
             group.close(error)
+        _run_endings()
         if _loop is not None:
             _loop.stop()
             _loop = None
+
+
+def at_shutdown(forget: Callable[[], None]) -> None:
+    """Call this once, when this process has left its groups; also in a forked child, which has none."""
+    if forget not in _endings:
+        _endings.append(forget)
+
+
+_endings: list[Callable[[], None]] = []
+
+
+def _run_endings() -> None:
+    while _endings:
+        _endings.pop()()
 
 
 def _form_default(settings: Settings) -> Group:
@@ -270,4 +285,5 @@ def _after_fork() -> None:
     sharing.abandon_all()
     recording.abandon()
     _groups.clear()
+    _run_endings()
     _loop = None

@@ -21,6 +21,7 @@ import torch
 
 from undertow.crossover.client import Turn
 from undertow.errors import UndertowError
+from undertow.torch.claims import Claim, Entry, forget_strays, note_stray
 from undertow.torch.gradients import Gradients
 from undertow.torch.noting import PassNoting
 from undertow.torch.overlap import Overlap
@@ -45,9 +46,12 @@ class Passes:
         *,
         wait_free: bool = True,
         is_joining: Callable[[], bool] = lambda: False,
+        claim: Claim | None = None,
     ) -> None:
         self._on_end = on_end
         self._is_joining = is_joining
+        self._claim = claim  # None: there is nobody to synchronise with
+        self._entries: list[list[Entry]] = []  # as the gradients, if there is a claim
         self._planning: Planning | Profiling | None = None
         self._overlap: Overlap | None = None
         self._turn: Turn | None = None
@@ -63,6 +67,8 @@ class Passes:
         self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
         self._is_late = False  # another open pass sends these gradients: ours follow at the end
         self.noting = PassNoting()
+        if claim is not None:
+            claim.follow(self)
 
     def watch(self, gradients: Gradients) -> None:
         """From now on these gradients take part."""
@@ -71,6 +77,9 @@ class Passes:
         ref = weakref.ref(self)  # a wrapper that is gone leaves dead hooks behind, not a live self
         table = len(self._gradients) - 1
         gradients.asks = _ask(ref, table)
+        if self._claim is not None:
+            named = zip(gradients.parameters, gradients.names.values(), strict=True)
+            self._entries.append([self._claim.claim(parameter, name) for parameter, name in named])
         for index, parameter in enumerate(gradients.parameters):
             # On the node, not on the parameter: it comes after all hooks that users put there.
             node = find_accumulator(parameter)
@@ -103,10 +112,14 @@ class Passes:
     def ignore_all(self) -> None:
         """From now on none is, unless a forward asks for it."""
         self._is_armed = self._arms_all = False
+        if self._claim is not None:
+            self._claim.release()
 
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
         """A forward has ended.  If it wants synchronisation, its backward will be one pass."""
         self._is_armed = synchronise
+        if self._claim is not None and not synchronise and torch.is_grad_enabled():
+            self._claim.is_local = True
         self._outer = None  # of a backward that was broken off before any gradient
         if synchronise:
             for tensor in find_tensors(outputs):
@@ -144,10 +157,13 @@ class Passes:
         if self._task is None:
             if self._outer is None and not self._is_armed:
                 self._gradients[table].accumulated(index, added)
+                self._note_stray(table, index)
                 return
             # Either all outputs are out of sight, or the first gradient comes of a nested pass.
             self._follow()
             self._begin()
+        if self._claim is not None:
+            self._entries[table][index].is_synchronised = True
         if self._planning is not None:
             self._planning.ready(self._gradients[table].parameters[index])
         if torch._C._current_graph_task_id() != self._task:
@@ -159,6 +175,12 @@ class Passes:
                 self._gradients[table].send(index, added)
         if self._turn is not None:
             self._turn.make_way()
+
+    def _note_stray(self, table: int, index: int) -> None:
+        """Unless the pass of another wrapper takes care of it."""
+        parameter = self._gradients[table].parameters[index]
+        if self._claim is not None and not any(parameter in other._parameters for other in self._open):
+            note_stray(parameter, self._entries[table][index])
 
     def ask(self, table: int, index: int) -> Ask:
         """What the backward that runs now wants of a layer that could hand over parts of this gradient."""
@@ -230,6 +252,7 @@ class Passes:
             self._is_armed = self._arms_all
             self._saw_forward = self._is_asked_for = False
             self._open.remove(self)
+            forget_strays(self._parameters)
         self._on_end(absent)
 
     @property

@@ -19,6 +19,7 @@ from undertow.plan.planner import AUTO, choose_policy
 from undertow.plan.scheme import Scheme
 from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
+from undertow.torch.claims import claim
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.noting import note_layers
@@ -52,7 +53,12 @@ class Synchroniser:
         self._process_group = find_process_group(wrapper.process_group, self.group)
         self.taking = share_device(self.group, wrapper.module)
         owner = _Owner(wrapper)
-        self.passes = Passes(owner.end_of_backward, wait_free=self.group.wait_free, is_joining=owner.is_joining)
+        self.passes = Passes(
+            owner.end_of_backward,
+            wait_free=self.group.wait_free,
+            is_joining=owner.is_joining,
+            claim=claim(wrapper.module, wrapper.parameters_to_ignore) if self.group.size > 1 else None,
+        )
         if self.taking is not None:
             self.passes.share(self.taking.turn)
         self._module = wrapper.module
