@@ -8,7 +8,7 @@ iterated over where no gradients are computed: whatever it is for, it is not tra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,6 +41,7 @@ class Shares:
         self._plain = plain
         self._inner = inner
         self._is_batched = loader._auto_collation
+        self._batch = loader.batch_size
         self._draws_at_once = type(find_sampler(loader)) in _DRAWING_AT_ONCE
         self._cutting = Cutting(
             rank=plain.settings.rank,
@@ -55,7 +56,7 @@ class Shares:
     def __iter__(self) -> Any:
         if not self._plain.shares():  # the script has joined the others itself: all indices are its own again
             return iter(self._inner)
-        return ShareIterator(self._plain, self._iterate)
+        return ShareIterator(self._plain, self._iterate, self._batch)
 
     def _iterate(self, state: State) -> Iterator[Part]:
         """The parts; the order is drawn as rank 0 alone would have drawn it."""
@@ -91,9 +92,10 @@ class Epoch:
     def __iter__(self) -> Epoch:
         return self
 
-    def hand_out(self) -> None:
+    def hand_out(self, batch: Any) -> None:
         """The oldest batch of those that were asked for goes to the script now."""
         self._plain.weight = 1.0
+        self._plain.samples = count_samples(batch)
         self._plain.waiting += 1
         self._plain.numbers.start()
 
@@ -107,10 +109,11 @@ class Epoch:
 class ShareIterator(Epoch):
     """The weights of parts that are on their way wait until their batch is handed out."""
 
-    def __init__(self, plain: Plain, iterate: Callable[[State], Iterator[Part]]) -> None:
+    def __init__(self, plain: Plain, iterate: Callable[[State], Iterator[Part]], batch: int | None) -> None:
         super().__init__(plain)
+        self._batch = batch
         self._iterate = iterate
-        self._weights: deque[float] = deque()
+        self._asked: deque[Part] = deque()
         self._parts: Iterator[Part] | None = None  # before the first: a loader makes some iterators in vain
         plain.numbers.start()  # already now: the loader is about to seed its workers
 
@@ -119,14 +122,16 @@ class ShareIterator(Epoch):
             self._parts = self._iterate(self._plain.start_epoch())
             self._plain.numbers.start()
         part = next(self._parts)
-        self._weights.append(part.weight)
+        self._asked.append(part)
         return part.indices
 
-    def hand_out(self) -> None:
-        weight = self._weights.popleft()
-        self._plain.is_mixed |= self._plain.waiting > 0 and weight != self._plain.weight
-        super().hand_out()
-        self._plain.weight = weight
+    def hand_out(self, batch: Any) -> None:
+        part = self._asked.popleft()
+        self._plain.is_mixed |= self._plain.waiting > 0 and part.weight != self._plain.weight
+        super().hand_out(batch)
+        self._plain.weight, self._plain.batch = part.weight, self._batch
+        if isinstance(part.indices, list):
+            self._plain.samples = len(part.indices) if part.weight else 0
 
 
 class Strided(IterableDataset[Any]):
@@ -179,6 +184,14 @@ class StreamIterator(Epoch):
 
     def __next__(self) -> Any:
         return next(self._batches)
+
+
+def count_samples(batch: Any) -> int:
+    """How many samples a batch has, by its first tensor; 1 if it has none."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((count_samples(one) for one in inner), 1)
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:

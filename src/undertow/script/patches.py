@@ -68,7 +68,11 @@ PLAIN = (
         standins.hand_out,
         "tells which batch is computed now, for its weight, and when an epoch ends",
     ),
-    Patch("torch.autograd:backward", standins.run_backward, "parts of different size count as much as they are large"),
+    Patch(
+        "torch.autograd:backward",
+        standins.run_backward,
+        "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
+    ),
     Patch(
         "torch.optim.lr_scheduler:ReduceLROnPlateau.step",
         standins.step_on_plateau,

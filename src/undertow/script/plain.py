@@ -53,6 +53,8 @@ class Plain:
         self.numbers = OwnNumbers(settings.rank)
         self.files = Files()
         self.weight = 1.0  # of the part of a batch that is computed now
+        self.samples: int | None = None  # in that part; 0: it counts for nothing; None: no part was handed out
+        self.batch: int | None = None  # how many samples the loader of that part takes, if that is known
         self.waiting = 0  # parts that were handed out, and of which no backward has come
         self.is_mixed = False  # parts of different weights were handed out before one backward
         self.drawing: Stream | None = None  # what a sampler of the script's own draws from
@@ -291,7 +293,7 @@ class Plain:
         Raises `DriftError` if they have not gone through the same data, or have not trained the same weights: nothing
         that is done next would be right.
         """
-        self.weight, self.waiting = 1.0, 0
+        self.weight, self.waiting, self.samples = 1.0, 0, None
         if self.group is None:
             return
         self._share_numbers()

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler
 
 from undertow.script.loaders import Epoch, StreamIterator, is_shared, is_stream, share_indices, stride_stream
 from undertow.script.plain import Plain
+from undertow.script.weighing import Weigher
 from undertow.torch.ddp import DistributedDataParallel
 
 Original = Callable[..., Any]
@@ -130,7 +131,7 @@ def hand_out(original: Original, plain: Plain) -> Original:
         except StopIteration as error:
             end = error
         else:
-            shares.hand_out()
+            shares.hand_out(batch)
             return batch
         shares.end()  # not above: what it raises has nothing to do with this end
         raise end
@@ -138,14 +139,23 @@ def hand_out(original: Original, plain: Plain) -> Original:
     return take_next
 
 
+_NO_BACKWARD = -1
+
+
 def run_backward(original: Original, plain: Plain) -> Original:
+    weigher = Weigher(plain)
+
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **options: Any) -> None:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:  # part of one that is weighed already: a checkpoint's
+            original(tensors, grad_tensors, *arguments, **options)
+            return
         plain.start_backward()
+        tensors = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tuple(tensors)
         if plain.weight != 1.0:
-            tensors = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tuple(tensors)
             grad_tensors = _weigh(tensors, grad_tensors, plain.weight)
-        original(tensors, grad_tensors, *arguments, **options)
+        with weigher.weighing(tensors):
+            original(tensors, grad_tensors, *arguments, **options)
 
     return backward
 

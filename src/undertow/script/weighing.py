@@ -1,0 +1,111 @@
+"""Weighs the terms of a loss while its backward runs.
+
+In: the tensors that a script hands to backward.  Out: the gradient of each term is as large as `losses` decides.
+All ranks tell each other about their losses before every backward of a part: one small message, and a wait for the
+others', who would be waited for at the end of this backward anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from undertow.core.dtypes import DType
+from undertow.core.flow import Contribution
+from undertow.core.rounds import Op
+from undertow.plan.slicing import TensorSpec
+from undertow.runtime.group import Group
+from undertow.runtime.waiting import Ticket
+from undertow.script.losses import Kind, Report, Term, Verdict, weigh
+from undertow.script.plain import Plain
+from undertow.script.terms import Found, find_terms
+from undertow.torch.broadcast import URGENT
+from undertow.torch.table import Table
+
+Gradients = tuple[torch.Tensor | None, ...]
+_SUMMED = (
+    "the loss is a sum over the batch: it is summed over all workers, as in one process with the larger batch, so "
+    "gradients grow with their number (--batch split leaves them as they are)"
+)
+
+
+class Weigher:
+    """Of one single-process script."""
+
+    def __init__(self, plain: Plain) -> None:
+        self._plain = plain
+        self._exchange: _Exchange | None = None
+
+    @contextmanager
+    def weighing(self, tensors: Sequence[Any]) -> Iterator[None]:
+        """Inside of the block a backward of these tensors weighs each term; it is given the part's own weight."""
+        plain = self._plain
+        if plain.group is None or plain.samples is None or plain.settings.world_size == 1:
+            yield
+            return
+        terms = _find(tensors)
+        verdict = self._ask(plain.group, Report(plain.samples, tuple(found.term for found in terms)))
+        for doubt in verdict.doubts:
+            plain.say(doubt)
+        if verdict.has_sums and not plain.is_split:
+            plain.say(_SUMMED)
+        ratios = (_ratio(one, plain.settings.rank, plain.weight) for one in verdict.weights)
+        pairs = zip(terms, ratios, strict=False)  # a rank that counts for nothing may have other terms
+        handles = [found.node.register_prehook(_scaling(ratio)) for found, ratio in pairs if found.node and ratio != 1]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _ask(self, group: Group, report: Report) -> Verdict:
+        if self._exchange is None:
+            self._exchange = _Exchange(group)
+        return weigh(self._exchange.run(report), batch=self._plain.batch if self._plain.is_split else None)
+
+
+class _Exchange:
+    """Everybody's reports to everybody, as often as wanted."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._label = "what the losses of all ranks are made of"
+        table = Table(group, self._label, [TensorSpec("loss", (), DType.BYTES, 0)], Op.GATHER)
+        self._key = table.first.slices[0].spec.key
+
+    def run(self, report: Report) -> list[Report]:
+        ticket = Ticket(1)
+        body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
+        contribution = Contribution(self._key, body, None, 1, ticket.answer, URGENT)
+        self._group.contribute([contribution])
+        self._group.waiters.wait_for(ticket, self._label)
+        reports = [msgspec.msgpack.decode(piece.array.data, type=Report) for piece in contribution.pieces]
+        self._group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank])
+        return reports
+
+
+def _find(tensors: Sequence[Any]) -> list[Found]:
+    try:
+        return find_terms(tensors)
+    except RuntimeError:  # a graph that is freed already: torch says so in its own words
+        return [Found(None, Term(Kind.OTHER))]
+
+
+def _ratio(weights: Sequence[float] | None, rank: int, given: float) -> float:
+    """Between what a term weighs and what this backward is given."""
+    if not given:
+        return 0.0
+    return 1.0 if weights is None else weights[rank] / given
+
+
+def _scaling(ratio: float) -> Callable[[Gradients], Gradients]:
+    def scale(gradients: Gradients) -> Gradients:
+        # Not times 0: a mean over nothing has no finite gradient.
+        return tuple(one if one is None else one * ratio if ratio else torch.zeros_like(one) for one in gradients)
+
+    return scale

@@ -1,0 +1,118 @@
+"""Losses of single-process scripts: whatever they are a sum or a mean of, the run is that of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.cluster.test_plain_optimizers import flat, run
+
+IGNORED = -100
+CLASSES = 3
+WEIGHT = torch.tensor([0.2, 1.0, 3.0]).double()
+SAMPLES = 22
+BATCH = 5
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]  # of the model, its outputs and the targets
+
+
+def spread(targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.one_hot(targets.clamp(min=0), CLASSES).movedim(-1, 1).double()
+
+
+def masked(model: nn.Module, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    mask = targets != IGNORED
+    return (nn.functional.cross_entropy(outputs, targets, reduction="none") * mask).sum() / mask.sum()
+
+
+def variational(model: nn.Module, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    likelihood = nn.functional.binary_cross_entropy_with_logits(outputs, spread(targets), reduction="sum")
+    return likelihood - 0.5 * torch.sum(1 + outputs - outputs.pow(2) - outputs.exp())
+
+
+LOSSES: dict[str, Loss] = {
+    "ignored": lambda model, o, y: nn.functional.cross_entropy(o, y),
+    "class weights": lambda model, o, y: nn.CrossEntropyLoss(weight=WEIGHT)(o, y),
+    "nll": lambda model, o, y: nn.functional.nll_loss(o.log_softmax(1), y, weight=WEIGHT),
+    "smoothed": lambda model, o, y: nn.functional.cross_entropy(o, y, label_smoothing=0.2),
+    "smoothed, class weights": lambda model, o, y: nn.functional.cross_entropy(
+        o, y, weight=WEIGHT, label_smoothing=0.2
+    ),
+    "smoothed sum": lambda model, o, y: nn.functional.cross_entropy(o, y, label_smoothing=0.2, reduction="sum"),
+    "probabilities": lambda model, o, y: nn.functional.cross_entropy(o, spread(y), weight=WEIGHT),
+    "sum": lambda model, o, y: nn.functional.cross_entropy(o, y, reduction="sum"),
+    "sum of squares": lambda model, o, y: nn.functional.mse_loss(o, spread(y), reduction="sum"),
+    "absolute sum": lambda model, o, y: nn.functional.l1_loss(o, spread(y), reduction="sum"),
+    "sum by batchmean": lambda model, o, y: nn.functional.kl_div(o.log_softmax(1), spread(y), reduction="batchmean"),
+    "sum by samples": lambda model, o, y: 0.5 * nn.functional.smooth_l1_loss(o, spread(y), reduction="sum") / len(o),
+    "sum by targets": lambda model, o, y: nn.functional.cross_entropy(o, y, reduction="sum") / (y != IGNORED).sum(),
+    "sum times a constant": lambda model, o, y: 0.3 * nn.functional.huber_loss(o, spread(y), reduction="sum"),
+    "sum by a constant": lambda model, o, y: nn.functional.cross_entropy(o, y, reduction="sum") / BATCH,
+    "own sum": lambda model, o, y: ((o - spread(y)) ** 2).sum(),
+    "own mean, features summed": lambda model, o, y: ((o - spread(y)) ** 2).mean(0).sum(),
+    "masked": masked,
+    "two sums": variational,
+    "mean and ignored": lambda model, o, y: (
+        nn.functional.mse_loss(o, spread(y)) / 3 + 0.7 * nn.functional.cross_entropy(o, y)
+    ),
+    "penalty": lambda model, o, y: (
+        nn.functional.cross_entropy(o, y) + 0.1 * sum(p.pow(2).sum() for p in model.parameters())
+    ),
+    "sum, penalty": lambda model, o, y: (
+        nn.functional.mse_loss(o, spread(y), reduction="sum") + sum(map(norm, model.parameters()))
+    ),
+}
+
+
+def norm(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.norm()
+
+
+def make_data() -> TensorDataset:
+    """Sequences of which more and more is ignored, and two of which all is."""
+    numbers = torch.Generator().manual_seed(5)
+    targets = torch.randint(0, CLASSES, (SAMPLES, 4), generator=numbers)
+    for index in range(SAMPLES):
+        targets[index, 4 - index % 5 :] = IGNORED
+    return TensorDataset(torch.randn(SAMPLES, 6, generator=numbers).double(), targets)
+
+
+def fit(rank: int, batch: int) -> dict[str, list[float]]:
+    return {name: fit_to(loss, batch) for name, loss in LOSSES.items()}
+
+
+def fit_to(loss: Loss, batch: int) -> list[float]:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, CLASSES * 4), nn.Unflatten(1, (CLASSES, 4))).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        for x, y in DataLoader(make_data(), batch_size=batch, shuffle=True):
+            optimizer.zero_grad()
+            loss(model, model(x), y).backward()
+            optimizer.step()
+    return flat(model)
+
+
+def assert_same(fitted: dict[str, list[float]], alone: dict[str, list[float]]) -> None:
+    differences = {
+        name: max((abs(a - b) for a, b in zip(fitted[name], alone[name], strict=True)), default=0.0) for name in LOSSES
+    }
+    assert {name: difference for name, difference in differences.items() if not difference < 1e-9} == {}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_split_batch_gives_the_weights_of_one_process(size: int) -> None:
+    alone = run(1, fit, BATCH)[0]
+    for fitted in run(size, fit, BATCH, UNDERTOW_BATCH="split"):
+        assert_same(fitted, alone)
+
+
+def test_the_same_batch_on_each_worker_is_one_larger_batch() -> None:
+    constant = "sum by a constant"  # which one process would have been given as twice that
+    alone = run(1, fit, 2 * BATCH)[0]
+    [fitted, _] = run(2, fit, BATCH)
+    assert_same({**fitted, constant: []}, {**alone, constant: []})
