@@ -423,6 +423,17 @@ def test_a_key_that_is_still_to_come_of_an_ended_script_is_waited_for() -> None:
     assert "rank 1" in owner.error
 
 
+def test_a_worker_leaves_if_its_own_shard_waits_for_it_in_vain() -> None:
+    owner = House(2)
+    owner.exchange.learn([Slice(KeySpec(6, 4, DType.FLOAT32, Op.SUM, shard=2), (Part(0, 0, 4, 0),))])
+    owner.contribute()
+    owner.steward.leave("", lambda: None)
+    assert not owner.said_goodbye
+    owner.exchange.handle(1, Header(Kind.PUSH, 6, 1, rank=1, dtype=DType.FLOAT32, job=7), None)
+    owner.timers.fire()
+    assert owner.said_goodbye
+
+
 def test_an_ended_script_answers_still(house: House) -> None:
     house.contribute()
     house.steward.obey(2, messages.Ended([]))

@@ -205,11 +205,15 @@ class Steward:
         Two that wait for each other would otherwise never leave.  Not asked with every frame: it takes a while.
         """
         if self._waiters.error is None:
-            spared = self.calls.keys if self._ended else set[int]()
-            for rank, keys in self._ended.items():
-                is_awaited = self._agreements.waits_for(rank) or self.calls.lacks(rank)
-                if is_awaited or self._exchange.lacks(rank, spared.union(keys)):
-                    return self._miss(rank)
+            rank = next((rank for rank, keys in self._ended.items() if self._awaits_in_vain(rank, keys)), None)
+            if rank is not None:
+                self._miss(rank)
+
+    def _awaits_in_vain(self, rank: int, keys: list[int]) -> bool:
+        """Whether something here waits for this worker, which contributes to no keys but these any more."""
+        if self._agreements.waits_for(rank) or self.calls.lacks(rank):
+            return True
+        return self._exchange.lacks(rank, self.calls.keys.union(keys))
 
     def _miss(self, rank: int) -> None:
         reason = "its script has ended while others still train (uneven inputs? see join())"
@@ -244,10 +248,12 @@ class Steward:
         if self._has_failed or (self._exchange.is_drained and self.calls.is_idle):
             return True
         keys = self._exchange.keys_to_come()
-        if keys is not None and keys != self._said_ended:
+        if keys is None:
+            return False
+        if keys != self._said_ended:
             self._said_ended = keys
             self.tell_all(messages.Ended(keys))
-        return False
+        return self._awaits_in_vain(self._shape.rank, keys)  # then the goodbye tells the others
 
     @property
     def _has_failed(self) -> bool:
