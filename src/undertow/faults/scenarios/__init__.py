@@ -57,7 +57,7 @@ SCENARIOS = [
     Scenario("turns-shares", 4, run_turns_shares),
     Scenario("turns-killed", 4, run_turns_killed),
     Scenario("ending", 5, run_ending),
-    Scenario("late-leaving", 3, run_late_leaving),
+    Scenario("late-leaving", 4, run_late_leaving),
 ]
 
 
