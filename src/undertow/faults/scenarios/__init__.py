@@ -15,6 +15,7 @@ from undertow.faults.scenarios.losses import run_cut, run_killed, run_slow, run_
 from undertow.faults.scenarios.nonsense import run_babble_and_death, run_nonsense, run_repeats
 from undertow.faults.scenarios.restarts import run_restart
 from undertow.faults.scenarios.schedules import run_credit, run_gathering, run_join, run_schedule
+from undertow.faults.scenarios.starts import run_start_losses
 from undertow.faults.scenarios.turn_order import run_turns_killed, run_turns_order, run_turns_shares
 from undertow.faults.scenarios.turns import run_turns, run_turns_faults
 
@@ -58,6 +59,7 @@ SCENARIOS = [
     Scenario("turns-killed", 4, run_turns_killed),
     Scenario("ending", 5, run_ending),
     Scenario("late-leaving", 4, run_late_leaving),
+    Scenario("start-losses", 5, run_start_losses),
 ]
 
 
