@@ -171,7 +171,8 @@ class Supervisor:
 
     def _report_failure(self, rank: int, code: int) -> None:
         if not self.shutdown.has_signalled:
-            how = f"was {describe_code(code)}" if code < 0 else f"failed with {describe_code(code)}"
+            words = describe_code(code).partition(";")[0]  # the guess behind it is for this host's own user
+            how = f"was {words}" if code < 0 else f"failed with {words}"
             self._tell_others(partial(HostWatch.note_failed, rank=rank, how=how))
 
     def _tell_others(self, call: Callable[[HostWatch], Instructions]) -> None:
