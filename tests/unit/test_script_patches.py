@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from undertow.errors import ConfigError
-from undertow.script.patches import CHECKED_WITH, DOOR, PLAIN, Patch, Patches
+from undertow.script.patches import CHECKED_WITH, DOOR, LIBRARIES, PLAIN, Patch, Patches
 from undertow.script.plain import Plain
 from undertow.settings import Settings
 
@@ -29,7 +29,7 @@ def read_places() -> list[Any]:
 
 
 def test_each_row_has_its_reason() -> None:
-    rows = (*DOOR, *PLAIN)
+    rows = (*DOOR, *PLAIN, *LIBRARIES)
     assert all(len(patch.reason.split()) > 2 for patch in rows)
     assert len({patch.place for patch in rows}) == len(rows)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+from undertow.errors import ConfigError
 from undertow.script.deferral import defer_all
-from undertow.script.patches import DOOR, PLAIN, Patches
+from undertow.script.imports import when_imported
+from undertow.script.patches import DOOR, LIBRARIES, PLAIN, Patch, Patches
 from undertow.script.plain import Plain
 from undertow.settings import Settings
 from undertow.torch.device import choose_accelerator
@@ -25,10 +28,20 @@ def patch_torch(
     may look so.  `on_join` is called before `on_end` if it has begun by then.
     """
     patches = Patches()
+    is_patching = True
 
     def leave_alone() -> None:
-        patches.undo(PLAIN)
+        nonlocal is_patching
+        is_patching = False
+        patches.undo((*PLAIN, *LIBRARIES))
         on_end()
+
+    def patch_library(patch: Patch) -> None:
+        if is_patching:
+            try:
+                patches.apply((patch,), plain)
+            except ConfigError:
+                plain.say(f"{patch.place} is not there, checked with {patch.checked_with}: every rank writes its files")
 
     plain = Plain(settings, looks_plain=looks_plain, on_begin=on_begin, on_end=leave_alone, on_join=on_join)
     if settings.ddp:
@@ -36,6 +49,8 @@ def patch_torch(
     # Alone there is nothing to keep in step, but what a plan needs of a script is measured alone.
     if settings.plain and (settings.world_size > 1 or settings.profile):
         patches.apply(PLAIN, plain)
+        for patch in LIBRARIES:
+            when_imported(patch.module, functools.partial(patch_library, patch))
     if looks_plain:
         choose_accelerator(settings.local_rank)
     stop_deferring = defer_all(speaks=settings.rank == 0) if settings.overlap else None

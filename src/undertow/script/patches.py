@@ -27,6 +27,10 @@ class Patch:
     reason: str
     checked_with: str = CHECKED_WITH
 
+    @property
+    def module(self) -> str:
+        return self.place.partition(":")[0]
+
 
 # For every script.
 DOOR = (
@@ -86,6 +90,42 @@ PLAIN = (
     Patch("os:rename", standins.rename, "the same by its other name"),
     Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
     Patch("os:unlink", standins.remove, "the same by its other name"),
+)
+# The same for modules of libraries, applied when a script imports them.
+_LIGHTNING, _TENSORBOARD = "lightning 2.6.6", "tensorboard 2.21.0"
+LIBRARIES = (
+    Patch(
+        "lightning.fabric.plugins.io.torch_io:_atomic_save",
+        standins.save_atomically,
+        "a Trainer on one device saves to memory, and writes that by itself: one rank writes a checkpoint",
+        _LIGHTNING,
+    ),
+    Patch(
+        "lightning.fabric.plugins.io.torch_io:TorchCheckpointIO.load_checkpoint",
+        standins.load_checkpoint,
+        "a rank that did not write reads what it would have written",
+        _LIGHTNING,
+    ),
+    Patch("lightning.pytorch.core.saving:pl_load", standins.load, "so does load_from_checkpoint", _LIGHTNING),
+    Patch(
+        "lightning_fabric.plugins.io.torch_io:_atomic_save",
+        standins.save_atomically,
+        "the same for pytorch_lightning",
+        _LIGHTNING,
+    ),
+    Patch(
+        "lightning_fabric.plugins.io.torch_io:TorchCheckpointIO.load_checkpoint",
+        standins.load_checkpoint,
+        "the same for pytorch_lightning",
+        _LIGHTNING,
+    ),
+    Patch("pytorch_lightning.core.saving:pl_load", standins.load, "the same for pytorch_lightning", _LIGHTNING),
+    Patch(
+        "torch.utils.tensorboard.writer:EventFileWriter",
+        standins.write_events,
+        "one rank writes the events of a SummaryWriter",
+        _TENSORBOARD,
+    ),
 )
 
 

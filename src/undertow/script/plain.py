@@ -24,6 +24,7 @@ from undertow.runtime import process
 from undertow.runtime.group import Group
 from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_models
 from undertow.script.awareness import find_join, knows_of_ranks
+from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
 from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
@@ -52,6 +53,7 @@ class Plain:
         self.is_split = settings.batch is Batch.SPLIT
         self.numbers = OwnNumbers(settings.rank)
         self.files = Files()
+        self.events = Events()
         self.weight = 1.0  # of the part of a batch that is computed now
         self.samples: int | None = None  # in that part; 0: it counts for nothing; None: no part was handed out
         self.batch: int | None = None  # how many samples the loader of that part takes, if that is known
@@ -163,6 +165,7 @@ class Plain:
         timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)
         process.init_for_script(self.leave, start_timeout_s=timeout_s)
         self._group = process.default_group()
+        self.events.drop()
         self._on_begin()
         self.say(
             f"{sys.argv[0]} knows nothing of other workers: it is trained on {self.settings.world_size} of them "
@@ -195,6 +198,7 @@ class Plain:
             self._on_join()
             self.end()
             self.files.write(self.settings.rank)
+            self.events.write()
             process.shutdown()
 
     def _check_joined(self) -> None:
@@ -216,6 +220,8 @@ class Plain:
                 buffers.release()
             self._fresh, self._loose = [], []
             self._on_end()
+            if self._group is None:
+                self.events.write()
 
     def _step(self, optimizer: Optimizer) -> None:
         """A step is about to be made, whatever the gradients are from."""

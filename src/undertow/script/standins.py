@@ -194,6 +194,30 @@ def save(original: Original, plain: Plain) -> Original:
     return write
 
 
+def save_atomically(original: Original, plain: Plain) -> Original:
+    """Of a function that takes what is saved and a path, as torch.save, and writes in a way of its own."""
+
+    @functools.wraps(original)
+    def write(checkpoint: Any, filepath: Any) -> None:
+        if plain.group is None or plain.settings.rank == 0:
+            original(checkpoint, filepath)
+        else:
+            plain.files.save(torch.save, checkpoint, filepath)
+
+    return write
+
+
+def write_events(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original, updated=())
+    def open_file(logdir: Any, *arguments: Any, **options: Any) -> Any:
+        def make() -> Any:
+            return original(logdir, *arguments, **options)
+
+        return make() if plain.settings.rank == 0 else plain.events.open(make, logdir)
+
+    return open_file
+
+
 def rename(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def move(src: Any, dst: Any, **options: Any) -> None:
@@ -217,5 +241,20 @@ def load(original: Original, plain: Plain) -> Original:
         if found is not f:
             options.pop("mmap", None)  # there is no file to map
         return original(found, *arguments, **options)
+
+    return read
+
+
+def load_checkpoint(original: Original, plain: Plain) -> Original:
+    """Of a method of Lightning's, which looks for the file before it reads."""
+
+    @functools.wraps(original)
+    def read(reader: Any, path: Any, *arguments: Any, **options: Any) -> Any:
+        found = plain.files.find(path)
+        if found is path:
+            return original(reader, path, *arguments, **options)
+        if not arguments:
+            options.setdefault("map_location", lambda storage, location: storage)  # as the original has it
+        return original.__globals__["pl_load"](found, *arguments, **options)
 
     return read
