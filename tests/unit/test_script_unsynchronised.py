@@ -66,6 +66,21 @@ def test_a_single_worker_may_split_its_batches() -> None:
         train(3)
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_script_that_imports_undertow_must_join(joins: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    with script(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("undertow.script.plain.imports_undertow", lambda: True)
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        patch.setattr("undertow.script.unsynchronised.knows_of_ranks", lambda: joins)
+        for _ in range(3):
+            parameter.sum().backward()
+            optimizer.step()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (0 if joins else 1)
+    assert joins or "imports undertow, but has not joined the other workers: each of 2 trains" in said[0]
+
+
 def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with script(batch=Batch.SPLIT) as plain:
         plain.end()

@@ -28,7 +28,7 @@ from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
 from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
-from undertow.script.unsynchronised import Unsynchronised
+from undertow.script.unsynchronised import Unsynchronised, watch_first_step
 from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
 from undertow.torch.replicas import compare_tensors
@@ -160,6 +160,8 @@ class Plain:
             if self.is_split:
                 self.say("--batch split has no effect: the script knows of other workers, and shares its data itself")
             self.end()
+            if not knows_of_ranks():
+                watch_first_step(self.settings, self.say)
             return False
         # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
         timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)

@@ -8,8 +8,12 @@ The first one is no sign: scripts run a model once, backward included, before th
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow.errors import ConfigError
+from undertow.script.awareness import knows_of_ranks
 from undertow.settings import Batch, Settings
 
 LEGITIMATE_PASSES = 1  # before the first optimizer
@@ -36,6 +40,21 @@ class Unsynchronised:
             f"{sys.argv[0]} trains without a torch.optim optimizer, so nothing is synchronised: each of "
             f"{self._settings.world_size} workers trains a full copy by itself and saves to the same paths"
         )
+
+
+def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
+    """For a script that has imported undertow, and is left to join the others itself: say so if it trains without."""
+
+    def check(*given: object) -> None:
+        watching.remove()
+        if not knows_of_ranks():
+            say(
+                f"{sys.argv[0]} imports undertow, but has not joined the other workers: each of {settings.world_size} "
+                "trains a full copy by itself. Call undertow.init() and wrap the model (undertow.torch), or leave the "
+                "import out to have it trained as a single-process script"
+            )
+
+    watching = register_optimizer_step_pre_hook(check)
 
 
 _REMEDY = (
