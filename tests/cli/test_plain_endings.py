@@ -102,8 +102,6 @@ import sys
 import torch
 from torch.utils.data import DataLoader
 
-import undertow
-
 PLACES = {places}
 
 
@@ -137,6 +135,8 @@ model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(torch.ones(8, 2), batch_size=2, shuffle=True)
 print(train())
+import undertow  # not before: a script that has imported it is left alone
+
 undertow.shutdown()
 print([place for place in PLACES if is_ours(place)])
 print(train(), type(model.weight).__name__, len(model._forward_pre_hooks), undertow.is_initialized())

@@ -14,12 +14,14 @@ from types import ModuleType
 from typing import Any
 
 
-def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call this once, when the module is there."""
+def when_imported(name: str, then: Callable[[], None]) -> Callable[[], None]:
+    """Call this once, when the module is there.  Returns what ends the waiting for it."""
+    finder = _Finder(name, then)
     if name in sys.modules:
         then()
     else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        sys.meta_path.insert(0, finder)
+    return lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None
 
 
 class _Finder:

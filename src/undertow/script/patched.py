@@ -28,20 +28,19 @@ def patch_torch(
     may look so.  `on_join` is called before `on_end` if it has begun by then.
     """
     patches = Patches()
-    is_patching = True
+    stop_waiting: list[Callable[[], None]] = []
 
     def leave_alone() -> None:
-        nonlocal is_patching
-        is_patching = False
+        for stop in stop_waiting:
+            stop()
         patches.undo((*PLAIN, *LIBRARIES))
         on_end()
 
     def patch_library(patch: Patch) -> None:
-        if is_patching:
-            try:
-                patches.apply((patch,), plain)
-            except ConfigError:
-                plain.say(f"{patch.place} is not there, checked with {patch.checked_with}: every rank writes its files")
+        try:
+            patches.apply((patch,), plain)
+        except ConfigError:
+            plain.say(f"{patch.place} is not there, checked with {patch.checked_with}: every rank writes its files")
 
     plain = Plain(settings, looks_plain=looks_plain, on_begin=on_begin, on_end=leave_alone, on_join=on_join)
     if settings.ddp:
@@ -50,7 +49,7 @@ def patch_torch(
     if settings.plain and (settings.world_size > 1 or settings.profile):
         patches.apply(PLAIN, plain)
         for patch in LIBRARIES:
-            when_imported(patch.module, functools.partial(patch_library, patch))
+            stop_waiting.append(when_imported(patch.module, functools.partial(patch_library, patch)))
     if looks_plain:
         choose_accelerator(settings.local_rank)
     stop_deferring = defer_all(speaks=settings.rank == 0) if settings.overlap else None
