@@ -186,6 +186,13 @@ class Settings:
             "help": "scripts that are not written for undertow get parallelize: the next forward starts early",
         },
     )
+    seed_per_rank: bool = field(
+        default=False,
+        metadata={
+            "env": "UNDERTOW_SEED_PER_RANK",
+            "help": "in a single-process script that draws its own batches: each worker draws others",
+        },
+    )
     horovod: Horovod = field(
         default=Horovod.AUTO,
         metadata={

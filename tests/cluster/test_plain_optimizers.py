@@ -7,11 +7,13 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -395,3 +397,34 @@ def shut_down(rank: int) -> tuple[bool, float]:
 
 def test_after_shutdown_every_rank_trains_alone() -> None:
     assert run_workers(2, shut_down, init=False) == [(True, 0.0), (True, 1.0)]
+
+
+def draw_own_batches(rank: int) -> tuple[list[int], list[float], str]:
+    """As nanoGPT does; what was drawn before the optimizer is the same everywhere."""
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(3)
+    model = nn.Linear(1, 1, bias=False)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        drawn = [int(torch.randint(1 << 30, ())), random.getrandbits(30), int(np.random.randint(1 << 30))]
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.rand(4, 1)).sum().backward()
+            optimizer.step()
+    return drawn, flat(model), said.getvalue()
+
+
+def test_batches_of_the_scripts_own_are_the_same_and_a_remedy_is_told() -> None:
+    (drawn0, weights0, said), (drawn1, weights1, _) = run(2, draw_own_batches)
+    assert drawn0 == drawn1
+    assert weights0 == weights1
+    assert said.count("nothing is gained") == 1
+    assert "--seed-per-rank" in said
+
+
+def test_with_a_seed_per_rank_each_rank_draws_other_batches() -> None:
+    (drawn0, weights0, said), (drawn1, weights1, _) = first = run(2, draw_own_batches, UNDERTOW_SEED_PER_RANK="on")
+    assert not {*drawn0} & {*drawn1}
+    assert weights0 == weights1
+    assert "nothing is gained" not in said
+    assert run(2, draw_own_batches, UNDERTOW_SEED_PER_RANK="on")[1][0] == first[1][0], "a seed makes it repeatable"

@@ -60,6 +60,12 @@ def run(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Let the next forward start early: parallelize, for unchanged scripts.")
     ] = False,
+    seed_per_rank: Annotated[
+        bool,
+        typer.Option(
+            "--seed-per-rank", help="For single-process scripts that draw their own batches: others per rank."
+        ),
+    ] = False,
     plain: Annotated[
         Switch | None,
         typer.Option("--plain", help="off: leave scripts alone that know nothing of workers; each runs by itself."),
@@ -106,6 +112,7 @@ def run(
         changes = Changes(
             batch=batch,
             overlap=overlap,
+            seed_per_rank=seed_per_rank,
             plain=plain,
             ddp=ddp,
             horovod=horovod,

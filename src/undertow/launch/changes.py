@@ -23,6 +23,7 @@ class Changes:
 
     batch: Batch | None = None
     overlap: bool = False
+    seed_per_rank: bool = False
     plain: Switch | None = None
     ddp: Switch | None = None
     horovod: Horovod | None = None
@@ -33,6 +34,7 @@ class Changes:
         wishes = {
             "UNDERTOW_BATCH": self.batch and self.batch.value,
             "UNDERTOW_OVERLAP": self.overlap and "on",
+            "UNDERTOW_SEED_PER_RANK": self.seed_per_rank and "on",
             "UNDERTOW_PLAIN": self.plain and self.plain.value,
             "UNDERTOW_DDP": self.ddp and self.ddp.value,
             "UNDERTOW_HOROVOD": self.horovod and self.horovod.value,

@@ -27,7 +27,7 @@ from undertow.script.awareness import find_join, knows_of_ranks
 from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
-from undertow.script.randomness import OwnNumbers, State, Stream, capture, restore
+from undertow.script.randomness import OwnNumbers, State, Stream, capture, diverge, restore
 from undertow.script.unsynchronised import Unsynchronised, watch_first_step
 from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
@@ -76,6 +76,7 @@ class Plain:
         self._trained_by: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Adopted]] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
         self._has_shared = False  # any data among the ranks
+        self._has_diverged = False  # each rank draws its own numbers, as --seed-per-rank wishes
         self._has_counted = False  # the batches of a loader, before anything was shared
         self._stop_watching: Callable[[], None] = lambda: None
         self._unsynchronised = Unsynchronised(settings)
@@ -103,6 +104,10 @@ class Plain:
             self._known[parameter] = True
         for adopted in self._adopt_models(new):
             self._trained_by.setdefault(optimizer, weakref.WeakSet()).add(adopted)
+        if self.settings.seed_per_rank and not self._has_diverged:
+            self._has_diverged = True
+            diverge(self.settings.rank)
+            self.say("--seed-per-rank: weights are rank 0's; from now on each rank draws random numbers of its own")
         count = f"{len(new)} parameter{'s' if len(new) > 1 else ''}"
         self.say(f"{name}: {count} start as rank 0's; gradients are averaged over {self.settings.world_size} workers")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -232,8 +237,11 @@ class Plain:
             adopted.has_trained = True
             self._own_weights.forget(parameter for _, parameter in adopted.named_parameters())
         self._fresh = [adopted for adopted in self._fresh if not adopted.has_trained]
-        if not self._has_shared:
-            self.say("no shuffling DataLoader so far: every rank computes the same, nothing is gained")
+        if not self._has_shared and not self._has_diverged:
+            self.say(
+                "no shuffling DataLoader so far: every rank computes the same, nothing is gained. Take batches from a "
+                "DataLoader with shuffle=True, or, if the script draws them itself (torch.randint), add --seed-per-rank"
+            )
 
     # Data
 
@@ -305,6 +313,8 @@ class Plain:
         if self.group is None:
             return
         self._share_numbers()
+        if self._has_diverged:
+            diverge(self.settings.rank)
         order, self._order = torch.tensor(self._order), 0
         # Of those that were trained: which others are still alive may differ between ranks.
         trained = sorted((one for one in self._adopted if one.has_trained), key=lambda one: one.number)

@@ -7,6 +7,7 @@ Out: rank 0's state on all ranks, or a stream of torch's of this rank's own.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,6 +43,23 @@ def restore(state: State) -> None:
     random.setstate(state.python)
     name, keys, place, has_gauss, gauss = state.numpy
     np.random.set_state((name, np.frombuffer(keys, np.uint32), place, has_gauss, gauss))
+
+
+def diverge(rank: int) -> None:
+    """Let this rank draw other numbers than any other from now on.  The first rank goes on with the script's own.
+
+    Each generator's numbers follow from what it has drawn so far, so a script with seeds can be repeated.
+    """
+    if rank == 0:
+        return
+    state = capture()
+    torch.manual_seed(_choose_seed(state.torch, rank))
+    random.seed(_choose_seed(state.python, rank))
+    np.random.seed(_choose_seed(state.numpy, rank) % (1 << 32))
+
+
+def _choose_seed(state: object, rank: int) -> int:
+    return (zlib.crc32(msgspec.msgpack.encode(state)) + rank * _APART) % (1 << 63)
 
 
 class Stream:
