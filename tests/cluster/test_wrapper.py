@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import logging
 import pickle
 import weakref
 
@@ -14,8 +15,9 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers
+from tests.workers import on_workers, run_workers
 from undertow.torch import DistributedDataParallel
+from undertow.torch.planning import PASSES
 
 
 def make_module() -> nn.Sequential:
@@ -203,3 +205,26 @@ def test_eval_and_train_and_apply_reach_the_module(rank: int) -> None:
     assert model.to(torch.float32) is model
     assert len(list(model.parameters())) == 4
     assert next(iter(dict(model.named_parameters()))) == "module.0.weight"
+
+
+def hear_of_inputs(rank: int, kind: str) -> list[str]:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("undertow").addHandler(handler)
+    model = DistributedDataParallel(make_module())
+    numbers = torch.Generator().manual_seed(rank if kind == "own" else 0)
+    batch = torch.rand(4, 3, generator=numbers)
+    for _ in range(5 * PASSES):
+        model(batch).sum().backward()
+        batch = batch if kind == "fixed" else torch.rand(4, 3, generator=numbers)
+    undertow.barrier()
+    return [words for words in heard if "same inputs" in words]
+
+
+@pytest.mark.parametrize("kind", ["same", "own", "fixed"])
+def test_rank_0_says_once_that_all_train_on_the_same_inputs(kind: str) -> None:
+    first, second = run_workers(2, hear_of_inputs, kind)
+    assert second == []
+    assert len(first) == (kind == "same")
+    assert all("DistributedSampler" in words for words in first)

@@ -33,6 +33,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile | None = None  # said once, and again for parameters that came later
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
     digests: dict[str, int] = {}  # of gradients that this rank has made out of everybody's parts
+    inputs: int | None = None  # a digest of the last forward's
     wholes: tuple[str, ...] = ()  # of which some gradient came another way than in parts
 
 

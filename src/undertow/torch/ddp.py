@@ -119,6 +119,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         # A forward that needs nobody connects to nobody: one rank alone may evaluate a copy.
         if synchronises or self.will_sync_module_buffers():
             self._prepare(self._connect(), synchronises)
+            if synchronises and self._joining is None:
+                self._connect().see_inputs(inputs, kwargs)
         elif self._synchroniser is not None and torch.is_grad_enabled():
             self._synchroniser.passes.noting.start_forward()
         taking = None if self._synchroniser is None else self._synchroniser.taking

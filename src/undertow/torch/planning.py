@@ -24,6 +24,7 @@ from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
 from undertow.errors import PlanError
 from undertow.plan.coordinator import Coordinator
+from undertow.plan.inputs import SameInputs
 from undertow.plan.outlook import Outlook, Report, check_digests, multiply_alike
 from undertow.plan.plan import Plan, check_fits
 from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan, exclude_factors
@@ -51,6 +52,11 @@ PASSES = 4
 GOOD_ENOUGH = 1.6
 # With fewer of the smallest slices than this, a model is not worth a plan.
 WORTH_SLICES = 4
+
+SAME_INPUTS = (
+    "all %d workers train on the same inputs, step after step: nothing is gained over one worker. Give each worker its "
+    "own part of the data: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data, size, rank))"
+)
 
 
 class Planning:
@@ -89,6 +95,8 @@ class Planning:
         self._profile: Profile | None = None  # measured, not yet reported
         self._wants_cluster = self._outlook is not None  # that it is measured and reported, once there is a profile
         self._rates_seen = 0
+        self._inputs: int | None = None  # a digest of the last forward's
+        self._same_inputs = SameInputs()
         self._report: Contribution | None = None  # on its way
         self._reported = Ticket(0)
 
@@ -123,6 +131,15 @@ class Planning:
             return False
         self._survey.start_forward()
         return self._survey.is_measuring
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether the pass of this forward brings a report."""
+        return self._passes % PASSES == PASSES - 1 and not torch.compiler.is_compiling()
+
+    def see_inputs(self, digest: int | None) -> None:
+        """What this forward is given."""
+        self._inputs = digest
 
     def begin(self, *, has_gates: bool) -> None:
         """A pass is about to begin, and nothing of the last one is on its way."""
@@ -182,9 +199,10 @@ class Planning:
             profile=self._profile,
             rows=self._rows.take(),
             digests={name: digest for one in self._gradients for name, digest in one.find_digests().items()},
+            inputs=self._inputs,
             wholes=tuple(name for one in self._gradients for name in one.find_wholes()),
         )
-        self._profile = None
+        self._profile = self._inputs = None
         self._reported = Ticket(1)
         key = self._table.first.slices[0].spec.key
         body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
@@ -201,6 +219,8 @@ class Planning:
 
     def _consider(self, reports: Sequence[Report]) -> None:
         check_digests(reports)
+        if self._same_inputs.compare([report.inputs for report in reports]) and self._group.rank == 0:
+            log.warning(SAME_INPUTS, len(reports))
         coordinator = None
         if self._outlook is not None:
             coordinator = self._outlook.consider(reports)

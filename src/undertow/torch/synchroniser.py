@@ -22,6 +22,7 @@ from undertow.torch.broadcast import Broadcast
 from undertow.torch.claims import claim
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
+from undertow.torch.inputs import digest_inputs
 from undertow.torch.noting import note_layers
 from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
@@ -89,6 +90,11 @@ class Synchroniser:
             return None
         clock = time.perf_counter if self.taking is None else self.taking.turn.read_clock
         return Planning(self.group, self._module, policy, self._process_group, clock)
+
+    def see_inputs(self, *inputs: Any) -> None:
+        """Of a forward pass: all ranks should be given different ones."""
+        if isinstance(self.planning, Planning) and self.planning.wants_inputs:
+            self.planning.see_inputs(digest_inputs(*inputs))
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
