@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -116,3 +119,45 @@ def test_the_same_batch_on_each_worker_is_one_larger_batch() -> None:
     alone = run(1, fit, 2 * BATCH)[0]
     [fitted, _] = run(2, fit, BATCH)
     assert_same({**fitted, constant: []}, {**alone, constant: []})
+
+
+def speak(rank: int) -> tuple[str, str, str]:
+    """What is said of a loss that is known, of one that is not, and of a sum."""
+    return (
+        hear(lambda model, o, y: nn.functional.cross_entropy(o, y)),
+        hear(lambda model, o, y: o.square().mean().sqrt()),
+        hear(lambda model, o, y: o.square().sum()),
+    )
+
+
+def hear(loss: Loss) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        fit_to(loss, BATCH)
+    return said.getvalue()
+
+
+def test_a_loss_that_is_not_known_is_told_once_by_rank_0() -> None:
+    (known, unknown, summed), others = run(2, speak)
+    assert "term of the loss" not in known
+    assert unknown.count("a term of the loss is not known to be a sum or a mean over the batch") == 1
+    assert summed.count("the loss is a sum over the batch: it is summed over all workers") == 1
+    assert not any("loss" in text for text in others)
+
+
+def checkpoint(rank: int) -> list[float]:
+    """Parts of 3 and 2 samples, and a backward within backward."""
+    torch.manual_seed(2)
+    first, second = nn.Linear(6, 4).double(), nn.Linear(4, CLASSES * 4).double()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-2)
+    for x, y in DataLoader(make_data(), batch_size=BATCH, shuffle=True):
+        optimizer.zero_grad()
+        hidden = torch.utils.checkpoint.checkpoint(first, x.requires_grad_(), use_reentrant=True)
+        nn.functional.cross_entropy(second(hidden).reshape(-1, CLASSES, 4), y).backward()
+        optimizer.step()
+    return flat(first) + flat(second)
+
+
+def test_a_backward_within_backward_is_weighed_once() -> None:
+    alone = run(1, checkpoint)[0]
+    assert run(2, checkpoint, UNDERTOW_BATCH="split") == [pytest.approx(alone, abs=1e-9)] * 2
