@@ -138,6 +138,11 @@ def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> Non
 def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
     with pytest.raises(undertow.ConfigError, match=r"communication hooks .* --ddp off"):
         DistributedDataParallel(make_module()).register_comm_hook(None, lambda state, bucket: None)
+    for register in ("_register_builtin_comm_hook", "_register_fused_optim"):
+        with pytest.raises(undertow.ConfigError, match="communication hooks"):
+            getattr(DistributedDataParallel(make_module()), register)(None)
+    with pytest.raises(undertow.ConfigError, match="hooks for buffers are not called"):
+        DistributedDataParallel(make_module())._register_buffer_comm_hook(None, lambda state, buffers: None)
 
 
 @on_workers(1)

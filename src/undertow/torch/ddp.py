@@ -230,6 +230,15 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             "need none"
         )
 
+    def _register_builtin_comm_hook(self, comm_hook_type: object) -> NoReturn:
+        self.register_comm_hook(None, comm_hook_type)
+
+    def _register_fused_optim(self, optim: object, *args: Any, **options: Any) -> NoReturn:
+        self.register_comm_hook(None, optim)
+
+    def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: Any = None) -> NoReturn:
+        raise _refuse("communication hooks for buffers are not called here: rank 0's buffers are copied to all ranks")
+
     def _connect(self) -> Synchroniser:
         """What runs underneath; made again after a copy or unpickling."""
         if self._synchroniser is None:
