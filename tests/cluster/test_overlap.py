@@ -66,6 +66,22 @@ def test_compiled_models_come_to_the_same(rank: int) -> None:
 
 
 @on_workers(2, environment=SLOW)
+def test_a_gradient_that_is_held_is_the_mean_also_if_the_first_backward_was_compiled(rank: int) -> None:
+    warnings.simplefilter("default")  # torch's own, many
+    net = nn.Linear(64, 64, bias=False)
+    model, _ = parallelize(net, sgd(net))
+
+    held = net.weight.grad = torch.zeros(64, 64)
+
+    @torch.compile(backend="eager")
+    def run() -> None:
+        model(torch.full((1, 64), 4.0 * (rank + 1))).sum().backward()
+
+    run()
+    assert held.unique().tolist() == [6.0]
+
+
+@on_workers(2, environment=SLOW)
 def test_a_forked_child_is_told_that_it_cannot_wait(rank: int) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads, on purpose
     net = make_net()

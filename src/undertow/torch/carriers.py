@@ -18,7 +18,8 @@ from undertow.plan.slicing import Slice
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.device import Copier, host_memory
-from undertow.torch.tensors import ALONE, as_array, count_uses, fresh_uses, gradient_dtype, is_plain, real
+from undertow.torch.holders import is_received_alone
+from undertow.torch.tensors import as_array, gradient_dtype, is_plain, real
 
 
 class Carrier(Protocol):
@@ -103,13 +104,16 @@ class Home:
         else:
             # Rows that nobody touched stay out; a touched row whose mean is zero does too.
             dimensions = 1 if gradient is None else gradient.sparse_dim()
-            self.parameter.grad = result.to_sparse(dimensions).to(self.parameter.device)
+            self._become(result.to_sparse(dimensions).to(self.parameter.device))
 
     def replace(self, result: torch.Tensor) -> None:
         """A gradient that was made here becomes the gradient, in the memory that it has."""
+        self._become(result)
+
+    def _become(self, result: torch.Tensor) -> None:
         gradient = self.parameter.grad
-        if gradient is not None and gradient.layout is torch.strided and result.layout is torch.strided:
-            gradient.copy_(result)
+        if gradient is not None and gradient.layout is result.layout:
+            gradient.copy_(result)  # the object may be held by the user
         else:
             self.parameter.grad = result
 
@@ -125,7 +129,6 @@ class Whole:
         self._slices = slices
         self._dtype = slices[0].spec.dtype
         self._elements = sum(item.spec.elements for item in slices)
-        self._fresh_uses = fresh_uses()
         self._ticket = Ticket(0)
         self._priorities: Sequence[int] = ()
         self._host: torch.Tensor | None = None  # where the result lands if not in the gradient itself
@@ -142,12 +145,10 @@ class Whole:
         source: Array | None = None
         self._is_in_place = gradient is not None and self._home.is_sent_as_it_is(gradient)
         if gradient is not None and self._is_in_place:
-            uses = count_uses(gradient)
-            source = target = as_array(real(gradient), self._dtype)
             # Autograd hands on gradients as views where it can: this may be the very memory that
             # earlier layers' gradients are still to be computed from, or sent from.
-            is_fresh = fresh is not None and fresh.data_ptr() == gradient.data_ptr()
-            is_exclusive = uses <= (self._fresh_uses if is_fresh else ALONE)
+            is_exclusive = is_received_alone(gradient, fresh)
+            source = target = as_array(real(gradient), self._dtype)
         if not self._is_in_place or not is_exclusive:
             memory = self._home.make_host_memory(self._elements)
             self._host, target = self._home.shape(memory), as_array(memory, self._dtype)

@@ -9,28 +9,41 @@ from __future__ import annotations
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from undertow.errors import UndertowError
+
 if TYPE_CHECKING:
     from undertow.torch.gates import Gate
 
-# On the parameter itself, while its gate is closed: so a model that is dropped takes its gates along.
-_GATE = "_undertow_gate"
+# On the parameter itself, and on its gradient, while its gate is closed: so a model that is dropped takes its gates
+# along.
+GATE = "_undertow_gate"
 _this_thread = threading.local()
 
 
-def find_gate(parameter: torch.Tensor) -> Gate | None:
-    """The closed gate of this parameter, if there is one."""
-    return vars(parameter).get(_GATE)
+def find_gate(tensor: torch.Tensor) -> Gate | None:
+    """The closed gate of this parameter, or of the parameter whose gradient this is, if there is one."""
+    found: Any = vars(tensor).get(GATE)
+    if not isinstance(found, weakref.ref):
+        return found  # type: ignore[no-any-return]
+    gate: Gate | None = found()
+    if gate is None:
+        raise UndertowError(
+            "this gradient was never averaged: its model was dropped before the mean had come. Read it, or call "
+            "undertow.torch.flush(model), while the model is there"
+        )
+    return gate
 
 
 def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
     """It travels: whoever asks for it waits at this gate."""
-    vars(parameter)[_GATE] = gate
+    vars(parameter)[GATE] = gate
     parameter.__class__ = _travelling(type(parameter))
 
 
@@ -50,7 +63,7 @@ def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tens
 def restore(parameter: torch.Tensor, kind: type[torch.Tensor]) -> None:
     """It is an ordinary parameter again."""
     parameter.__class__ = kind
-    del vars(parameter)[_GATE]
+    del vars(parameter)[GATE]
 
 
 def can_close(parameter: torch.Tensor) -> bool:
@@ -106,7 +119,45 @@ def _passes() -> bool:
 _torch_grad: Any = torch.Tensor.grad
 
 
-class _Travelling:
+class _Copied:
+    """What would take the class of a closed gate for the tensor's own."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        _open(self)
+        return self.__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _open(self)
+        return self.__reduce_ex__(protocol)
+
+
+class Waiting(_Copied):
+    """A tensor on which everything waits but what no update can change."""
+
+    __slots__ = ()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        _open(self)
+        return repr(self)
+
+    def as_subclass(self, kind: Any) -> Any:
+        _open(self)
+        return self.as_subclass(kind)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _UNCHANGED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        open_gates((args, kwargs))
+        return func(*args, **kwargs or {})
+
+
+class _Travelling(_Copied):
     """A parameter whose gradient is on its way: nothing but the gradient waits."""
 
     __slots__ = ()
@@ -124,19 +175,9 @@ class _Travelling:
 
     grad = _grad = property(_get_grad, _set_grad, _del_grad)
 
-    # Those that would take this class for the parameter's own.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _open(self)
-        return self.__deepcopy__(memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _open(self)
-        return self.__reduce_ex__(protocol)
-
-
-class _Due(_Travelling):
-    """A parameter whose update is due: everything waits but what no update can change."""
+class _Due(Waiting, _Travelling):
+    """A parameter whose update is due."""
 
     __slots__ = ()
 
@@ -154,24 +195,6 @@ class _Due(_Travelling):
             super()._set_grad(value)
 
     grad = _grad = property(_get_grad, _set_grad, _Travelling._del_grad)
-
-    def __repr__(self) -> str:
-        _open(self)
-        return repr(self)
-
-    def as_subclass(self, kind: Any) -> Any:
-        _open(self)
-        return self.as_subclass(kind)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in _UNCHANGED:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs or {})
-        open_gates((args, kwargs))
-        return func(*args, **kwargs or {})
 
 
 def guard_transforms() -> None:

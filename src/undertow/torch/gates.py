@@ -3,8 +3,9 @@
 In: parameters whose gradients travel, updates that are due.  Out: whoever reads a gradient or
 a value, from Python, gets the right one: first the result is waited for and the update made.
 
-The parameter itself is the gate (see `closed`).  While its gradient travels its class is a
-subclass whose `grad` waits; once the optimizer's step is due, a subclass on which everything
+The parameter itself is the gate (see `closed`), and so is its gradient, which may be held from
+before (see `pending`).  While the gradient travels the parameter's class is a subclass whose
+`grad` waits; once the optimizer's step is due, a subclass on which everything
 waits that torch can do with it.  Then it is an ordinary parameter again.  Autograd adds to
 gradients without asking Python, so a hook in front of that waits as well.
 """
@@ -24,6 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from undertow.errors import UndertowError
 from undertow.torch.closed import can_close, close_gradient, close_value, passing, restore
 from undertow.torch.gradients import Gradients
+from undertow.torch.hooks import never_compiled
+from undertow.torch.pending import close_gradient_itself, release
 from undertow.trace import notes
 from undertow.trace.recorder import here
 
@@ -47,6 +50,7 @@ class Gate:
         self._gradients = gradients
         self._index = index
         self._kind = type(self.parameter)
+        self._gradient: torch.Tensor | None = None  # a gate as well, until its mean has come
         self._value: torch.Tensor | None = None  # while it is due
         self._failure: BaseException | None = None  # of the update: the value is good for nothing
 
@@ -72,6 +76,10 @@ class Gate:
         """The gradient travels: only who asks for it has to wait."""
         self.is_closed, self.is_forgotten, self.update, self._failure = True, False, None, None
         self._kind = type(self.parameter)
+        gradient = self.parameter.grad
+        if gradient is not None:
+            self._gradient = gradient
+            close_gradient_itself(gradient, self)
         close_gradient(self.parameter, self)
 
     def defer(self, update: Update) -> bool:
@@ -99,6 +107,9 @@ class Gate:
         if self._value is not None:
             self.parameter.data, self._value = self._value, None
         self._gradients.land_one(self._index)
+        if self._gradient is not None:
+            release(self._gradient)
+            self._gradient = None
 
     def restore(self) -> None:
         """All is done: let everybody in."""
@@ -131,11 +142,13 @@ class Gates:
         gates = self._gates[gradients]
         self._arrived.extend(gates[index] for index in members)
 
+    @never_compiled  # where backward runs in compiled code
     def wait_for_exposed(self, gradients: Gradients) -> None:
         """Backward has ended.  Return when all gradients are there that somebody could see without asking."""
         for gate in [gate for gate in self._gates[gradients] if gate.is_exposed]:
             gate.wait()
 
+    @never_compiled
     def close(self, gradients: Gradients) -> None:
         """Whatever has not come yet must be waited for."""
         with self.lock:

@@ -21,11 +21,13 @@ from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Carrier, Fused, Home, Whole
 from undertow.torch.device import copier_for
 from undertow.torch.gathered import Gathered
+from undertow.torch.holders import is_gradient_alone
+from undertow.torch.pending import can_wait
 from undertow.torch.reduced import Reduction, can_reduce
 from undertow.torch.sharded import Sharded
 from undertow.torch.sources import Ask, Form, Source
 from undertow.torch.table import Layout, Table
-from undertow.torch.tensors import ALONE, count_references, count_uses, gradient_spec, known_once
+from undertow.torch.tensors import gradient_spec
 from undertow.trace import notes
 from undertow.trace.recorder import here
 
@@ -201,16 +203,16 @@ class Gradients:
         return self._tickets[index].is_done
 
     def is_held(self, index: int) -> bool:
-        """Whether somebody else knows this gradient, or its memory, and could look into it at any time.
+        """Whether this gradient's memory can be reached, or its object read, in a way that no gate guards.
 
         Asked when backward has ended: until then autograd holds it too.
         """
         gradient = self.parameters[index].grad
-        if gradient is None or gradient.layout is not torch.strided:
+        if gradient is None:
             return False
         carrier = self._carriers[index]
         own = carrier is not None and carrier.uses_memory_of(index)
-        return count_references(gradient) > known_once() or count_uses(gradient) > ALONE + own
+        return not can_wait(gradient) or not is_gradient_alone(gradient, own=int(own))
 
     @property
     def names(self) -> dict[torch.Tensor, str]:

@@ -21,6 +21,7 @@ import torch
 
 from undertow.crossover.client import Turn
 from undertow.errors import UndertowError
+from undertow.torch.accumulators import Added, follow_accumulation
 from undertow.torch.claims import Claim, Entry, forget_strays, note_stray
 from undertow.torch.gradients import Gradients
 from undertow.torch.noting import PassNoting
@@ -83,7 +84,7 @@ class Passes:
         for index, parameter in enumerate(gradients.parameters):
             # On the node, not on the parameter: it comes after all hooks that users put there.
             node = find_accumulator(parameter)
-            node.register_hook(_hook(ref, table, index))
+            follow_accumulation(node, _hook(ref, table, index))
             self._nodes.append(node)
         if self._overlap is not None:
             self._overlap.gates.watch(gradients, self._nodes[-len(gradients.parameters) :])
@@ -152,8 +153,11 @@ class Passes:
         if self._task is None and any(_will_run(node) for node in self._nodes):
             self._begin()
 
-    def ready(self, table: int, index: int, added: torch.Tensor | None = None) -> None:
-        """A parameter's gradient of this backward is complete; `added` is what autograd added last."""
+    def ready(self, table: int, index: int, added: Added = None, fresh: Added = None) -> None:
+        """A parameter's gradient of this backward is complete; `added` is what autograd added last.
+
+        So is `fresh`, unless hooks of others have seen it.
+        """
         if self._task is None:
             if self._outer is None and not self._is_armed:
                 self._gradients[table].accumulated(index, added)
@@ -172,7 +176,7 @@ class Passes:
             self._gradients[table].check_unsent(index)
         elif self._wait_free and not self._is_late:
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # it is where a graph of the graph is made
-                self._gradients[table].send(index, added)
+                self._gradients[table].send(index, fresh)
         if self._turn is not None:
             self._turn.make_way()
 
@@ -278,11 +282,11 @@ class Passes:
         return self._task == other._task and not self._is_late
 
 
-def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[Any, Any], None]:
-    def ready(inputs: Any, outputs: Any) -> None:
+def _hook(ref: weakref.ref[Passes], table: int, index: int) -> Callable[[Added, Added], None]:
+    def ready(added: Added, fresh: Added) -> None:
         passes = ref()
         if passes is not None:
-            passes.ready(table, index, outputs[0] if outputs else None)
+            passes.ready(table, index, added, fresh)
 
     return ready
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from undertow.errors import ConfigError
 from undertow.torch.closed import find_gate, forget_gradients, open_gates
 from undertow.torch.gates import Gate
-from undertow.torch.tensors import is_shared
+from undertow.torch.holders import is_value_alone
 
 log = logging.getLogger("undertow")
 
@@ -154,7 +154,7 @@ class Steps:
         gate = find_gate(parameter)
         if gate is None:
             return False
-        is_held = is_shared(parameter)
+        is_held = not is_value_alone(parameter)
         if is_held:
             self._say_that_it_waits()
         # A step that is still due comes first: this is the next one.

@@ -5,10 +5,6 @@ In: tensors.  Out: flat numpy views of the same memory, and what all ranks must 
 
 from __future__ import annotations
 
-import functools
-import sys
-from typing import Any
-
 import torch
 
 from undertow.core.dtypes import DType
@@ -69,49 +65,6 @@ def as_array(tensor: torch.Tensor, dtype: DType) -> Array:
 def real(tensor: torch.Tensor) -> torch.Tensor:
     """A complex tensor as pairs of real numbers, sharing its memory; any other as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def count_uses(tensor: torch.Tensor) -> int:
-    """How many hold this memory.  A tensor alone is `ALONE`: itself, and the storage object that is asked here."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-ALONE = 2
-
-
-def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether somebody else holds this memory too."""
-    return count_uses(tensor) > ALONE
-
-
-def count_references(tensor: torch.Tensor) -> int:
-    """How often Python knows this very object; see `known_once`."""
-    return sys.getrefcount(tensor)
-
-
-@functools.cache
-def known_once() -> int:
-    """`count_references` of a gradient that only its parameter and one variable of the caller know."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    gradient = parameter.grad
-    return count_references(gradient)
-
-
-@functools.cache
-def fresh_uses() -> int:
-    """`count_uses` of a gradient in the hook that follows its first accumulation.
-
-    Autograd has just handed over the memory and still holds it itself; it differs between torch's versions.
-    """
-    counts: list[int] = []
-    parameter = torch.nn.Parameter(torch.zeros(2, 2))
-    with torch.enable_grad():
-        output = torch.ones(2, 2) @ parameter
-        node: Any = output.grad_fn.next_functions[1][0]  # type: ignore[union-attr]
-        node.register_hook(lambda inputs, outputs: counts.append(count_uses(parameter.grad)))  # type: ignore[arg-type]
-        output.sum().backward()  # type: ignore[no-untyped-call]
-    return counts[0]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

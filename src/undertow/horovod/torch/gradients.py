@@ -16,6 +16,7 @@ import torch
 from undertow.core.rounds import Op
 from undertow.horovod.torch import joining
 from undertow.runtime.group import Group
+from undertow.torch.accumulators import Added, follow_accumulation
 from undertow.torch.gradients import Gradients
 from undertow.torch.noting import PassNoting
 from undertow.torch.passes import find_accumulator
@@ -66,7 +67,7 @@ class StepGradients:
         ref = weakref.ref(self)
         for index, parameter in enumerate(gradients.parameters):
             node = find_accumulator(parameter)
-            node.register_hook(_hook(ref, table, index))
+            follow_accumulation(node, _hook(ref, table, index))
             self._nodes.append(node)
 
     def set_passes(self, passes: int) -> None:
@@ -74,7 +75,7 @@ class StepGradients:
         self._left = [[passes] * len(left) for left in self._left]
 
     @torch.no_grad()
-    def ready(self, table: int, index: int, added: torch.Tensor | None) -> None:
+    def ready(self, table: int, index: int, fresh: Added) -> None:
         """A backward pass has added to this gradient."""
         left = self._left[table]
         if not left[index]:
@@ -85,7 +86,7 @@ class StepGradients:
         self._begin()
         left[index] -= 1
         if not left[index] and self._group.wait_free:
-            self._tables[table].send(index, added)
+            self._tables[table].send(index, fresh)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -109,10 +110,10 @@ class StepGradients:
                 gradients.begin()
 
 
-def _hook(ref: weakref.ref[StepGradients], table: int, index: int) -> Callable[[Any, Any], None]:
-    def ready(inputs: Any, outputs: Any) -> None:
+def _hook(ref: weakref.ref[StepGradients], table: int, index: int) -> Callable[[Added, Added], None]:
+    def ready(added: Added, fresh: Added) -> None:
         gradients = ref()
         if gradients is not None:
-            gradients.ready(table, index, outputs[0] if outputs else None)
+            gradients.ready(table, index, fresh)
 
     return ready
