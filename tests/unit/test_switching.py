@@ -70,6 +70,8 @@ class Mirror:
                 one.target[:] = one.source
             one.on_result(one)
 
+    def start_helper(self) -> None: ...
+
     def release(self, pieces: Sequence[Piece]) -> None:
         self.released += len(pieces)
 

@@ -205,8 +205,10 @@ def test_a_process_that_ends_frees_the_device_before_it_says_goodbye(monkeypatch
     order: list[str] = []
 
     class Leaving:
-        def close(self, error: str) -> None:
+        def leave(self, error: str) -> None:
             order.append("goodbye")
+
+        def close(self, error: str) -> None: ...
 
     monkeypatch.setattr(process, "_groups", {"default": Leaving()})
     monkeypatch.setattr(process.sharing, "close_all", lambda: order.append("device"))
