@@ -354,10 +354,23 @@ def test_a_second_spoiled_tensor_makes_a_second_plan() -> None:
 
 def test_excluding_changes_only_what_is_named() -> None:
     before = make_profile()
-    after = exclude(before, [TABLE])
+    after = exclude(before, {TABLE: "it has moved"})
     assert [tensor.kind for tensor in after.tensors] == [Kind.OTHER, Kind.LINEAR, Kind.OTHER]
     assert after.layers[1] == before.layers[1]
-    assert exclude(before, []) == before
+    assert after.tensors[0].obstacle == "it has moved"
+    assert exclude(before, {}) == before
+
+
+def test_an_obstacle_that_one_rank_meets_later_makes_a_plan_that_says_so() -> None:
+    outlook = planned_outlook()
+    moved = msgspec.structs.replace(later_reports()[0], obstacles={WEIGHT: "it has moved"}, wholes=(WEIGHT,))
+    plan = consider(outlook, [later_reports()[0], moved])
+    assert plan is not None
+    assert (plan.schemes[WEIGHT], reason(plan, WEIGHT)) == (Scheme.DENSE, "it has moved")
+    assert consider(outlook, [moved, moved]) is None
+    plan = consider(outlook, later_reports(rate=10 * RATE))
+    assert plan is not None
+    assert (plan.schemes[WEIGHT], reason(plan, WEIGHT)) == (Scheme.DENSE, "it has moved")
 
 
 # Gradients that ranks make themselves
@@ -454,6 +467,21 @@ def test_a_kind_that_differs_between_ranks_is_none() -> None:
     swapped = consider(Outlook("factors"), [msgspec.structs.replace(ours, profile=make_profile(Kind.OTHER)), theirs])
     assert swapped is not None
     assert swapped.schemes == plan.schemes
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_kind_that_one_rank_cannot_have_is_none_for_its_reason(rank: int) -> None:
+    reports = first_reports()
+    hindered = make_profile(Kind.OTHER)
+    tensors = [
+        msgspec.structs.replace(tensor, obstacle="it has moved" if tensor.name == WEIGHT else "")
+        for tensor in hindered.layers[1].tensors
+    ]
+    layers = (hindered.layers[0], msgspec.structs.replace(hindered.layers[1], tensors=tuple(tensors)))
+    reports[rank] = msgspec.structs.replace(reports[rank], profile=Profile(layers=layers))
+    plan = consider(Outlook("auto"), reports)
+    assert plan is not None
+    assert (plan.schemes[WEIGHT], reason(plan, WEIGHT)) == (Scheme.DENSE, "it has moved")
 
 
 def test_a_tensor_that_another_rank_does_not_know_travels_as_a_whole() -> None:

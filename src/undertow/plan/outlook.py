@@ -7,7 +7,7 @@ stands on have really changed.  Pure: the same reports give the same plan on eve
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 # Figures within these factors of those that the plan was made with are left as they are.
 SAME_ROWS = 1.25
 SAME_RATE = 1.6
+ANOTHER_WAY = "some of its gradient comes another way than through its layer"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
     digests: dict[str, int] = {}  # of gradients that this rank has made out of everybody's parts
     inputs: int | None = None  # a digest of the last forward's
+    obstacles: dict[str, str] = {}  # why tensors have no other way any more than as a whole, since the profile was made
     wholes: tuple[str, ...] = ()  # of which some gradient came another way than in parts
 
 
@@ -44,7 +46,7 @@ class Outlook:
         self._policy = policy
         self._cluster: Cluster | None = None
         self._profile: Profile | None = None
-        self._spoiled: set[str] = set()
+        self._spoiled: dict[str, str] = {}  # why tensors have no other way than as a whole, as it turned out
         self._is_stale = False  # something was said that no plan knows of
         self.wants_cluster = False  # measured and reported again
         self._planned_rows: dict[str, float] = {}
@@ -81,9 +83,11 @@ class Outlook:
         profiles = [report.profile for report in reports if report.profile is not None]
         if len(profiles) == len(reports):
             self._profile, self._is_stale = merge_profiles(profiles), True
-        wholes = {name for report in reports for name in report.wholes}
-        self._is_stale |= not wholes <= self._spoiled
-        self._spoiled |= wholes
+        spoiled = {name: ANOTHER_WAY for report in reports for name in report.wholes}
+        for report in reports:
+            spoiled |= report.obstacles
+        self._is_stale |= not spoiled.keys() <= self._spoiled.keys()
+        self._spoiled = spoiled | self._spoiled
         return len(clusters) == len(reports)
 
     def _has_lost_sight(self, before: Cluster, reports: Sequence[Report]) -> bool:
@@ -176,11 +180,12 @@ def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     """Layers as rank 0 has them, with times of an average rank.
 
-    A tensor is of a kind only where all say so.
+    A tensor is of a kind only where all say so; if some cannot say so for a reason, that is the reason.
     """
     first, *others = profiles
     by_name = [{layer.name: layer for layer in profile.layers} for profile in others]
     kinds = [{tensor.name: tensor.kind for tensor in profile.tensors} for profile in others]
+    obstacles = {tensor.name: tensor.obstacle for profile in profiles for tensor in profile.tensors if tensor.obstacle}
     layers = []
     for layer in first.layers:
         same = [layer, *(known[layer.name] for known in by_name if layer.name in known)]
@@ -190,7 +195,11 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
                 tensors=tuple(
                     tensor
                     if all(known.get(tensor.name) is tensor.kind for known in kinds)
-                    else msgspec.structs.replace(tensor, kind=Kind.OTHER, obstacle="ranks hold it in different layers")
+                    else msgspec.structs.replace(
+                        tensor,
+                        kind=Kind.OTHER,
+                        obstacle=obstacles.get(tensor.name, "ranks hold it in different layers"),
+                    )
                     for tensor in layer.tensors
                 ),
                 forward_s=statistics.fmean(one.forward_s for one in same),
@@ -207,15 +216,12 @@ def change_rows(profile: Profile, rows: dict[str, float]) -> Profile:
     )
 
 
-def exclude(profile: Profile, names: Iterable[str]) -> Profile:
-    """Let these tensors have no other way than as a whole."""
-    spoiled = set(names)
+def exclude(profile: Profile, spoiled: Mapping[str, str]) -> Profile:
+    """Let these tensors have no other way than as a whole, for the reasons given."""
     return _change_tensors(
         profile,
         lambda tensor: (
-            msgspec.structs.replace(
-                tensor, kind=Kind.OTHER, obstacle="some of its gradient comes another way than through its layer"
-            )
+            msgspec.structs.replace(tensor, kind=Kind.OTHER, obstacle=spoiled[tensor.name])
             if tensor.name in spoiled
             else tensor
         ),

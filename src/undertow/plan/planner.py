@@ -239,7 +239,7 @@ class Planner:
 
     def _explain_poseidon(self, tensor: TensorProfile) -> str:
         if tensor.kind is not Kind.LINEAR or not tensor.rows:
-            return "not a fully connected layer"
+            return tensor.obstacle or "not a fully connected layer"
         if not self._cluster.multiplies_alike:
             return UNLIKE
         sign = "within" if self._poseidon(tensor) is Scheme.FACTORS else "beyond"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from undertow.torch.factor_devices import find_device_obstacle
 from undertow.torch.pieces import Column
 from undertow.torch.sources import Ask, Parts, Source
 from undertow.torch.swapping import Swapped, is_plain_call
@@ -60,7 +61,8 @@ class FactoredLinear(Swapped):
     bias: torch.nn.Parameter | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_plain_call(input) or not self.feeds(self.weight):
+        # The module may have been moved since it was planned: its gradient is taken as a whole then.
+        if not is_plain_call(input) or not self.feeds(self.weight) or find_device_obstacle(self.weight):
             plain: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return plain
         output: torch.Tensor = _Linear.apply(input, self.weight, self.bias, self.source)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from undertow.plan.profile import Kind
+from undertow.torch.factor_devices import find_device_obstacle
 from undertow.torch.factors import FactoredLinear, Factors
 from undertow.torch.overlap import find_readers
 from undertow.torch.rows import RowEmbedding, RowEmbeddingBag, Rows
@@ -42,7 +43,7 @@ class Layer:
         if self._mixin is not None:
             swap(self.module, self._mixin, source)
         elif hasattr(self.module, "take_factors"):
-            self.module.take_factors = lambda *parts: _offer(source, parts)
+            self.module.take_factors = lambda *parts: not find_device_obstacle(self.weight) and _offer(source, parts)
         elif hasattr(self.module, "take_rows"):
             self.module.take_rows = lambda numbers, values: _offer(source, (numbers.view(-1, 1), values))
 
@@ -77,6 +78,8 @@ def find_layers(module: nn.Module) -> tuple[list[Layer], dict[torch.Tensor, str]
             obstacles[weight] = f"it is shared by {' and '.join(names)}"
         elif weight.is_complex() or gradient_dtype(weight) is not weight.dtype:
             obstacles[weight] = f"its type {weight.dtype} travels as a whole only"
+        elif layer.kind is Kind.LINEAR and (obstacle := find_device_obstacle(weight)):
+            obstacles[weight] = obstacle
         else:
             layers.append(layer)
     return layers, obstacles

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from undertow.plan.inputs import SameInputs
 from undertow.plan.outlook import Outlook, Report, check_digests, multiply_alike
 from undertow.plan.plan import Plan, check_fits
 from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan, exclude_factors
-from undertow.plan.profile import Profile
+from undertow.plan.profile import Kind, Profile
 from undertow.plan.scheme import Scheme
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import TensorSpec
@@ -36,6 +36,13 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.broadcast import URGENT
 from undertow.torch.device import describe_arithmetic
+from undertow.torch.factor_devices import (
+    asks_for_factors,
+    check_asked,
+    find_asked,
+    find_device_obstacle,
+    name_some,
+)
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer, find_layers
 from undertow.torch.links import measure_cluster
@@ -88,6 +95,7 @@ class Planning:
         self._gradients: list[Gradients] = []
         self._layers: dict[torch.Tensor, Layer] = {}
         self._obstacles: dict[torch.Tensor, str] = {}
+        self._asked: dict[str, torch.Tensor] = {}  # parameters whose factors the policy asks for by name
         self._rows = RowCounter()
         self._passes = 0
         self._has_newcomers = False  # of which a plan that was given has not been followed yet
@@ -101,6 +109,18 @@ class Planning:
         self._reported = Ticket(0)
 
     # What the passes say
+
+    def check_devices(self, named: Mapping[str, torch.Tensor]) -> None:
+        """`ConfigError` if the policy asks by name for factors of parameters on a device where they are not exact.
+
+        Asked before these are adopted, and again before each forward: a module may be moved in between.
+        """
+        if asks_for_factors(self._policy):
+            layers, obstacles = find_layers(self._module)
+            linear: set[torch.Tensor] = {layer.weight for layer in layers if layer.kind is Kind.LINEAR}
+            linear |= {weight for weight, reason in obstacles.items() if reason == find_device_obstacle(weight)}
+            self._asked |= find_asked(self._policy, named, linear)
+            check_asked(self._policy, self._asked)
 
     def adopt(self, gradients: Gradients) -> None:
         """These take part from now on."""
@@ -117,15 +137,15 @@ class Planning:
                 self._layers[layer.weight] = layer
                 self._rows.watch(layer, names[layer.weight])
         self._obstacles |= obstacles
-        for parameter, reason in obstacles.items():
-            if parameter in names and self._group.rank == 0:
-                log.warning("the gradient of %r travels whole: %s", names[parameter], reason)
+        if self._group.rank == 0:
+            _warn_of({names[parameter]: reason for parameter, reason in obstacles.items() if parameter in names})
         if self._outlook is not None and names:
             measure_cluster(self._group, gradients.parameters[0].device, self._process_group)
             self._survey = Survey(self._module, self._clock)
 
     def start_forward(self) -> bool:
         """A forward pass begins whose backward will be synchronised.  Whether nothing must be on its way in it."""
+        check_asked(self._policy, self._asked)
         self._switch.swap_layers()
         if self._survey is None:
             return False
@@ -200,6 +220,7 @@ class Planning:
             rows=self._rows.take(),
             digests={name: digest for one in self._gradients for name, digest in one.find_digests().items()},
             inputs=self._inputs,
+            obstacles=self._find_moved(),
             wholes=tuple(name for one in self._gradients for name in one.find_wholes()),
         )
         self._profile = self._inputs = None
@@ -290,6 +311,15 @@ class Planning:
         known = [rate for rate in rates if rate is not None]
         return min(known, default=None)
 
+    def _find_moved(self) -> dict[str, str]:
+        """Of linear layers that are on another device by now: why they have no other way any more."""
+        names = {parameter: name for one in self._gradients for parameter, name in one.names.items()}
+        return {
+            names[weight]: reason
+            for weight, layer in self._layers.items()
+            if layer.kind is Kind.LINEAR and (reason := find_device_obstacle(weight))
+        }
+
     @property
     def _model_bytes(self) -> int:
         return sum(one.table.size_bytes for one in self._gradients)
@@ -307,6 +337,14 @@ def _find_mean_rate(reports: Sequence[Report]) -> float | None:
 def is_small(size_bytes: int, sizes: Sizes) -> bool:
     """Whether a model is not worth a plan."""
     return size_bytes < WORTH_SLICES * sizes.smallest
+
+
+def _warn_of(obstacles: Mapping[str, str]) -> None:
+    """One line for each reason, however many gradients it is the reason for."""
+    for reason in dict.fromkeys(obstacles.values()):
+        names = [name for name, other in obstacles.items() if other == reason]
+        what = "gradient of %s travels" if len(names) == 1 else "gradients of %s travel"
+        log.warning(f"the {what} whole: %s", name_some(names), reason)
 
 
 def _choose_schemes(plan: Plan) -> dict[str, Scheme]:

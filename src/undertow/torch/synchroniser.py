@@ -103,6 +103,8 @@ class Synchroniser:
             self._adopt(ready)
 
     def _adopt(self, ready: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        if isinstance(self.planning, Planning):
+            self.planning.check_devices(dict(ready))
         self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
         # Gradients come in about the reverse order of the forward pass.
         gradients = Gradients(
