@@ -82,8 +82,10 @@ def wrap_with_unknown(rank: int) -> None:
 
 
 def test_an_unknown_plan_in_the_environment_is_refused_when_a_module_is_wrapped() -> None:
-    for outcome in outcomes_of(2, wrap_with_unknown, environment={"UNDERTOW_PLAN": "fastest"}):
-        assert outcome.kind == "PlanError", outcome
+    outcomes = outcomes_of(2, wrap_with_unknown, environment={"UNDERTOW_PLAN": "fastest"})
+    assert "PlanError" in [outcome.kind for outcome in outcomes], outcomes
+    for outcome in outcomes:  # a rank that comes later may hear of the other one's end first, and of its reason
+        assert outcome.kind in ("PlanError", "PeerLost"), outcome
         assert "there is no plan 'fastest'" in outcome.text
 
 
