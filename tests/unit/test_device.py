@@ -25,6 +25,7 @@ from undertow.torch.device import (
     find_free_bytes,
     host_memory,
     name_device,
+    remember_stream,
     seed_accelerator,
 )
 
@@ -122,6 +123,28 @@ def test_a_copy_out_waits_for_the_computation_and_nothing_else_does(streams: Str
     copier._side.run()
     assert is_done()
     assert host.value == 7
+
+
+def test_what_another_stream_has_made_is_read_after_it(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    theirs, made, read = Stream(), DeviceTensor(streams), DeviceTensor(streams)
+    with streams.stream(theirs):
+        theirs.enqueue(lambda: setattr(made, "value", 7))
+        follow = remember_stream(DEVICE, [made])  # type: ignore[list-item]
+    follow()
+    read.copy_(made, non_blocking=True)
+    streams.compute.run()
+    assert read.value == 7
+    assert made.used_by == [streams.compute]
+
+
+def test_what_the_same_stream_or_the_host_has_made_is_there(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    made = DeviceTensor(streams)
+    for device in (DEVICE, torch.device("cpu")):
+        remember_stream(device, [made])()  # type: ignore[list-item]
+    assert not streams.compute.work
+    assert not made.used_by
 
 
 def test_a_copy_out_keeps_the_gradients_memory(streams: Streams, copier: Any) -> None:

@@ -60,6 +60,28 @@ def test_without_a_gradient_there_is_nothing() -> None:
     assert source.take() is NOTHING
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_parts_that_were_made_on_another_stream_are_read_after_it(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """Autograd orders streams by the gradients that it hands on, and of parts it hands on none."""
+    weight, source = make_source()
+    steps: list[str] = []
+
+    def remember(device: torch.device, tensors: Parts) -> Callable[[], None]:
+        assert device == weight.device
+        assert [len(tensor) for tensor in tensors] == [2, 2]
+        steps.append("made")
+        return lambda: steps.append("followed")
+
+    monkeypatch.setattr("undertow.torch.sources.remember_stream", remember)
+    monkeypatch.setattr(source.form, "join", lambda parts: steps.append("read") or parts[0])
+    if kept:
+        add_up(weight, source, make_parts(1))
+    else:
+        source.give(make_parts(1))
+    assert source.take().parts
+    assert steps == ["made", "followed", "read"]
+
+
 def test_parts_are_given_once() -> None:
     _, source = make_source()
     source.give(make_parts(1))

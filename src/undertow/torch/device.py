@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,6 +74,29 @@ Copier = DeviceCopier | HostCopier
 
 def copier_for(device: torch.device) -> Copier:
     return HostCopier() if device.type == "cpu" else DeviceCopier(torch.get_device_module(device), device)
+
+
+def remember_stream(device: torch.device, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Notes on which stream these tensors are made.
+
+    The result is to be called on the stream that reads them: it lets that one wait, and keeps their memory until then.
+    """
+    if device.type == "cpu":
+        return _do_nothing
+    streams: Streams = torch.get_device_module(device)
+    return functools.partial(_follow, streams, device, streams.current_stream(device), tensors)
+
+
+def _follow(streams: Streams, device: torch.device, made_on: Any, tensors: Sequence[torch.Tensor]) -> None:
+    current = streams.current_stream(device)
+    if current != made_on:
+        current.wait_stream(made_on)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+def _do_nothing() -> None:
+    """What the host has made is there."""
 
 
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from undertow.torch.device import remember_stream
 from undertow.torch.pieces import NOTHING, Column, Known
 
 Parts = tuple[torch.Tensor, ...]
@@ -48,6 +49,22 @@ class Form(Protocol):
         """The mean gradient out of everybody's parts, in rank order."""
 
 
+class Made(NamedTuple):
+    """Parts of one call of a layer."""
+
+    parts: Parts
+    follow: Callable[[], None]  # to be called before they are read
+
+    @classmethod
+    def here(cls, parts: Parts) -> Made:
+        """On the stream that this backward runs on; the gradient, which is None, does not tell autograd."""
+        return cls(parts, remember_stream(parts[-1].device, parts))
+
+    def read(self) -> Parts:
+        self.follow()
+        return self.parts
+
+
 class Source:
     """Of one parameter.  `asks` tells what the pass that runs now wants."""
 
@@ -55,8 +72,8 @@ class Source:
         self.parameter = parameter
         self.form = form
         self._asks = asks
-        self._taken: list[Parts] = []
-        self._kept: list[Parts] = []
+        self._taken: list[Made] = []
+        self._kept: list[Made] = []
         self._is_alone = False  # nothing else is in the gradient
         self._made: list[Stamp] = []  # gradients of this backward whose parts are kept
         self._stamp: Stamp | None = None  # of the gradient that the kept parts make
@@ -68,7 +85,7 @@ class Source:
 
     def give(self, parts: Parts) -> None:
         """The pass asked for them, and for no gradient."""
-        self._taken.append(tuple(part.detach() for part in parts))
+        self._taken.append(Made.here(tuple(part.detach() for part in parts)))
 
     def keep(self, parts: Parts, gradient: torch.Tensor) -> None:
         """The pass asked for both."""
@@ -78,7 +95,7 @@ class Source:
             self._is_alone = (
                 self._stamp is not None or held is None or (held.layout is torch.strided and not bool(held.any()))
             )
-        self._kept.append(tuple(part.detach().clone() for part in parts))
+        self._kept.append(Made.here(tuple(part.detach().clone() for part in parts)))
         self._made.append(_stamp_of(gradient))
 
     def accumulated(self, added: torch.Tensor | None) -> None:
@@ -98,7 +115,8 @@ class Source:
         self._check_kept()
         if self._kept:
             whole = None
-        parts, self._kept, self._taken, self._stamp = [*self._kept, *self._taken], [], [], None
+        parts = [made.read() for made in (*self._kept, *self._taken)]
+        self._kept, self._taken, self._stamp = [], [], None
         split = None if whole is None else self.form.split(whole)
         if whole is not None and split is None and whole.layout is not torch.strided:
             whole = whole.to_dense()
