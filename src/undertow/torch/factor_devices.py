@@ -16,7 +16,8 @@ from undertow.plan.plan import Plan
 from undertow.plan.scheme import Scheme
 
 FACTORS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD)
-NAMED = 3  # weights in a message; more are counted
+MOST_NAMED = 3  # weights in a warning; more are counted
+MOST_REFUSED = 10  # the same in an error
 
 
 def find_device(weight: torch.Tensor) -> torch.device:
@@ -54,8 +55,8 @@ def check_asked(policy: str | Plan, asked: Mapping[str, torch.Tensor]) -> None:
     if not refused:
         return
     devices = " and ".join(sorted({str(find_device(weight)) for weight in refused.values()}))
-    where = f"{name_some(list(refused))}, which {'is' if len(refused) == 1 else 'are'} on {devices}"
-    reason = find_device_obstacle(next(iter(refused.values())))
+    where = f"{name_some(list(refused), MOST_REFUSED)}, which {'is' if len(refused) == 1 else 'are'} on {devices}"
+    reason = "factors and factors-to-shard are exact on the CPU only, so far"
     remedy = "the plan 'auto' or 'dense' (the argument plan=, or UNDERTOW_PLAN)"
     if isinstance(policy, Plan):
         raise ConfigError(
@@ -65,9 +66,9 @@ def check_asked(policy: str | Plan, asked: Mapping[str, torch.Tensor]) -> None:
     raise ConfigError(f"the plan {policy!r} asks for factors of {where}: {reason}. Use {remedy}")
 
 
-def name_some(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    shown = [repr(name) for name in names[:NAMED]]
-    if len(names) > NAMED:
-        shown.append(f"{len(names) - NAMED} more")
+def name_some(names: list[str], most: int = MOST_NAMED) -> str:
+    """Lists the first few names, and says how many more there are."""
+    shown = [repr(name) for name in names[:most]]
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
