@@ -35,12 +35,20 @@ TRAIN = """
     print("loss 0.5 of rank", rank)
     print("a warning", file=sys.stderr)
 """
-# Rank 0 notices at once, and need not be ended.
+# Rank 0 notices at once, and need not be ended.  Not before both have come out of `init`, where its traceback is
+# so long that it pushes the table off the screen.
 FAIL = """
     from undertow.runtime import process
+    process.default_group().barrier()
     if rank == 1:
         raise ValueError("the very first cause")
     process.default_group().barrier()
+"""
+# Rank 1 says goodbye to its peers, but its process does not end: as on a machine that is very slow.
+LINGER = """
+    import atexit
+    if rank == 1:
+        atexit.register(time.sleep, 600)
 """
 UNTIL_TOLD = """
     wait_for("enough")

@@ -89,6 +89,38 @@ def test_a_follower_that_was_ended_while_it_left_has_its_say() -> None:
     assert decide(endings).lines[0] == f"rank 0 failed too: {lost(1, by=0)[1]}"
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("its script failed with ValueError: broken", 1),
+        ("its script ended with sys.exit(42)", 42),
+        ("its script ended with sys.exit(-1)", 255),
+        ("its script ended with sys.exit('no data')", 1),
+    ],
+)
+@pytest.mark.parametrize("ended_with", [-15, 0])
+def test_a_rank_that_fails_and_takes_too_long_to_exit_is_the_cause(reason: str, code: int, ended_with: int) -> None:
+    endings = [
+        ending(0, 1, at_s=1, error=lost(1, by=0, reason=reason)),
+        ending(1, ended_with, at_s=3, ended=True, error=TRACEBACK),
+        ending(2, -15, at_s=3, ended=True, error=lost(1, by=2, reason=reason)),
+    ]
+    verdict = decide(endings)
+    assert verdict.exit_code == code
+    assert verdict.lines == (
+        f"rank 0 failed too: exit code 1: {lost(1, by=0, reason=reason)[1]}",
+        f"rank 2 failed too: {lost(1, by=2, reason=reason)[1]}",
+        f"rank 1 (host a) failed first: exit code {code}; it was still exiting when the launcher ended it",
+        *TRACEBACK,
+    )
+
+
+def test_a_rank_on_another_host_that_fails_is_told_in_the_words_of_those_who_lost_it() -> None:
+    words = lost(3, by=0, reason="its script failed with ValueError: broken")
+    headline = "rank 3 (host b) was lost first: its script failed with ValueError: broken"
+    assert decide([ending(0, 1, error=words)]).lines == (headline, *words)
+
+
 def test_among_own_failures_the_earliest_is_the_cause() -> None:
     verdict = decide([ending(0, 1, at_s=2, error=TRACEBACK), ending(1, 2, at_s=1)])
     assert verdict.lines == (

@@ -5,7 +5,8 @@ A follower is a rank whose own error is PeerLost, or which the launcher ended;
 followers are one line each.  The first cause comes last and in full, so that it
 stands at the bottom of the terminal and no cascade hides it.  If all that is known
 is that everybody lost the same rank, then that rank is the first cause, and one of
-those who noticed has the last word.
+those who noticed has the last word.  A rank that took so long to exit after its script
+had failed that the launcher ended it is the first cause as well: the others say that it failed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The last line of a traceback, also inside of an ExceptionGroup's frame of bars.
 _PEER_LOST = re.compile(r"^[\s|+-]*(?:[\w.]+\.)?PeerLost(?::|$)")
 # The words of `Loss` in core/membership.py, and of the steward who adds where it was noticed.
 _LOSS = re.compile(r"PeerLost: rank (\d+) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
+# The reasons that `runtime/process.py` and `script/runner.py` give to the other ranks when a script fails.
+_SCRIPT_FAILED = re.compile(r"its script (?:failed with |ended with sys\.exit\((.*)\)$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,17 @@ def decide(
         return Verdict(0)
     first = min(failed, key=_order)
     lost = _find_lost(failed) if first.lost_a_peer else None
-    followers = [e for e in failed if e is not first and not (lost and lost.rank == e.rank)]
+    late = _find_late(endings, lost)
+    blamed = late or first
+    followers = [e for e in failed if e.rank != blamed.rank and not (lost and lost.rank == e.rank)]
     followers.sort(key=lambda ending: ending.rank)
-    headline = f"rank {first.rank} (host {first.host}) failed first: {describe_code(first.code)}"
-    if lost:
+    headline = f"rank {blamed.rank} (host {blamed.host}) failed first: {describe_code(blamed.code)}"
+    if late:
+        headline += "; it was still exiting when the launcher ended it"
+    elif lost:
         headline = f"rank {lost.rank} (host {lost.host}) was lost first: {lost.reason}"
-    error = first.error or ("(it wrote nothing to stderr)",)
-    return Verdict(_exit_code(first.code), (*map(_describe_follower, followers), headline, *error), headline)
+    error = blamed.error or ("(it wrote nothing to stderr)",)
+    return Verdict(_exit_code(blamed.code), (*map(_describe_follower, followers), headline, *error), headline)
 
 
 def _is_first(elsewhere: Elsewhere, endings: Sequence[Ending]) -> bool:
@@ -126,6 +133,22 @@ def _find_lost(failed: Sequence[Ending]) -> _Lost | None:
     found = [_LOSS.search(ending.peer_lost) for ending in noticed]
     losses = [_Lost(int(match[1]), match[2], match[3]) for match in found if match]
     return losses[0] if len(losses) == len(noticed) and len({loss.rank for loss in losses}) == 1 else None
+
+
+def _find_late(endings: Sequence[Ending], lost: _Lost | None) -> Ending | None:
+    """The lost rank, with the exit code it was about to have, if its script failed and the launcher ended its exit."""
+    said = _SCRIPT_FAILED.match(lost.reason) if lost else None
+    if lost is None or said is None:
+        return None
+    late = next((ending for ending in endings if ending.rank == lost.rank and ending.by_launcher), None)
+    return late and replace(late, code=_foresee_code(said[1]))
+
+
+def _foresee_code(argument: str | None) -> int:
+    """The exit code of Python after `sys.exit(argument)`, or after an exception if there is none."""
+    if argument is None or not re.fullmatch(r"-?\d+", argument):
+        return 1
+    return int(argument) & 0xFF or 1  # a rank that the others have lost did not succeed
 
 
 def _describe_follower(ending: Ending) -> str:
