@@ -50,6 +50,28 @@ def test_what_was_written_before_the_end_arrives_though_the_pipe_stays_open(pipe
     assert pipes.read_all() == b""
 
 
+def test_the_tail_is_complete_though_the_relay_hangs_on_a_slow_reader(pipes: Pipes) -> None:
+    relay = Relay()
+    failing, failed = os.pipe()
+    relay.add(pipes.source, pipes.target, rank=0, shown=Shown.RAW)
+    relay.add(failing, 2, rank=1, shown=Shown.HIDDEN)
+    os.write(pipes.target, bytes(CHUNK_BYTES))  # full: the relay's first write blocks
+    os.write(pipes.worker, b"a" * CHUNK_BYTES)
+    relay.start()
+    os.write(pipes.worker, b"b")  # possible once the relay has taken the first piece, and hangs on it
+    os.write(failed, b"ValueError: the very first cause\n")
+    os.close(failed)
+    relay.finish(0.01)
+    assert relay.tail(1) == ("ValueError: the very first cause",)
+    received = b""
+    while len(received) < 2 * CHUNK_BYTES + 1:
+        received += os.read(pipes.reader, CHUNK_BYTES)
+    relay.wait(JOIN_S)
+    assert received.endswith(b"ab")
+    assert relay.tail(1) == ("ValueError: the very first cause",)
+    assert pipes.read_all() == b""
+
+
 def test_a_partial_last_line_is_shown_at_the_end(pipes: Pipes) -> None:
     relay = Relay()
     relay.add(pipes.source, pipes.target, rank=0, shown=Shown.PREFIXED, prefix=b"> ")

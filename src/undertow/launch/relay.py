@@ -30,6 +30,7 @@ class _Stream:
     shown: Shown
     lines: Lines
     tail: Tail | None
+    unshown: bytes = b""  # read at the end, because the tail had to be complete
 
 
 class Relay:
@@ -42,6 +43,7 @@ class Relay:
         self._ending = threading.Event()
         self._wake_out, self._wake_in = os.pipe()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._reading = threading.Lock()  # also around what is registered
         self._closed: set[int] = set()  # targets that nobody reads any more, or should not
         self._thread = threading.Thread(target=self._run, name="undertow-relay", daemon=True)
 
@@ -67,6 +69,10 @@ class Relay:
         self._ending.set()
         os.write(self._wake_in, b"x")
         self._thread.join(timeout_s)
+        if self._thread.is_alive():  # it hangs on a slow reader: the tails must be complete all the same
+            with self._reading:
+                for stream in self._streams():
+                    self._fetch(stream)
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines of a rank's stderr; complete after `finish`."""
@@ -75,30 +81,48 @@ class Relay:
     def _run(self) -> None:
         while self._streams() and not self._ending.is_set():
             for key, _ in self._selector.select():
-                if not key.data:
-                    continue  # woken by `finish`
-                if data := _read(key.data.source_fd, CHUNK_BYTES):
-                    self._carry(key.data, data)
-                else:
-                    self._end(key.data)
+                if key.data:  # else: woken by `finish`
+                    self._carry(key.data)
         for stream in self._streams():
             self._drain(stream)
 
     def _streams(self) -> list[_Stream]:
         return [key.data for key in self._selector.get_map().values() if key.data]
 
+    def _carry(self, stream: _Stream) -> None:
+        with self._reading:
+            if self._ending.is_set():
+                return  # what can be read may have been fetched
+            data = self._read(stream, CHUNK_BYTES)
+        if data:
+            self._show(stream, data)
+        else:
+            self._end(stream)
+
     def _drain(self, stream: _Stream) -> None:
+        with self._reading:
+            self._fetch(stream)
+            data, stream.unshown = stream.unshown, b""
+        if data:
+            self._show(stream, data)
+        self._end(stream)
+
+    def _fetch(self, stream: _Stream) -> None:
+        """Read what is there, without waiting for more."""
         # The workers have ended, so all that they wrote is in the pipe by now; a detached
         # process that still holds the other end is not waited for.
         left_bytes = count_readable(stream.source_fd)
-        while left_bytes and (data := _read(stream.source_fd, left_bytes)):
-            self._carry(stream, data)
+        while left_bytes and (data := self._read(stream, left_bytes)):
+            stream.unshown += data
             left_bytes -= len(data)
-        self._end(stream)
 
-    def _carry(self, stream: _Stream, data: bytes) -> None:
+    def _read(self, stream: _Stream, limit_bytes: int) -> bytes:
+        data = _read(stream.source_fd, limit_bytes)
         if stream.tail:
             stream.tail.feed(data)
+        return data
+
+    def _show(self, stream: _Stream, data: bytes) -> None:
         if self._listen is not None and stream.rank == 0:
             self._listen(stream.target_fd, data)
         if stream.shown is Shown.RAW:
@@ -107,8 +131,9 @@ class Relay:
             self._write(stream.target_fd, stream.lines.feed(data))
 
     def _end(self, stream: _Stream) -> None:
-        self._selector.unregister(stream.source_fd)
-        os.close(stream.source_fd)
+        with self._reading:
+            self._selector.unregister(stream.source_fd)
+            os.close(stream.source_fd)
         self._write(stream.target_fd, stream.lines.finish())
 
     def _write(self, fd: int, data: bytes) -> None:

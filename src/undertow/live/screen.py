@@ -7,6 +7,7 @@ On the terminal's other screen, where every frame starts at the top: whatever a 
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -57,6 +58,9 @@ class Screen:
         width, height = self._console.size
         self._console.print(draw(picture, width=width, height=height))
         self._file.flush()
+
+    def is_stuck(self) -> bool:
+        return not select.select([], [self._file], [], 0)[1]
 
     def release(self) -> None:
         """The launcher speaks for itself again, beginning with what nobody may have read; also after a hang."""

@@ -28,6 +28,8 @@ from undertow.live.web import FAREWELL_S, Gallery, Server
 HISTORY_EVERY_S = 1.0
 # How long a terminal or log that nobody reads may hold up the end of the job.
 LAST_WORDS_S = 1.0
+# A view that is merely slow, because the machine is, is waited for this many times as long.
+SLOWEST_VIEW = 10
 
 
 class View(Protocol):
@@ -39,6 +41,9 @@ class View(Protocol):
 
     def finish(self, picture: Picture) -> None:
         """This is the last one."""
+
+    def is_stuck(self) -> bool:
+        """Whether nothing can be written at the moment: `finish` would hang."""
 
     def release(self) -> None:
         """From the launcher's own thread, when `finish` has ended or hangs."""
@@ -69,6 +74,9 @@ class Log:
         if picture.heard:
             self._describe(picture)
 
+    def is_stuck(self) -> bool:
+        return False  # `notify` gives up by itself
+
     def release(self) -> None:
         pass
 
@@ -98,6 +106,9 @@ class Web:
     def finish(self, picture: Picture) -> None:
         self._gallery.hang(picture, is_last=True)
         self._gallery.wait_for_viewers(FAREWELL_S)
+
+    def is_stuck(self) -> bool:
+        return False  # each browser has a thread of its own
 
     def release(self) -> None:
         self._server.close()
@@ -152,8 +163,8 @@ class Show:
         with self._lock:
             self._board.conclude(verdict)
         self._ending.set()
-        for thread in self._threads:
-            thread.join(LAST_WORDS_S + FAREWELL_S)
+        for view, thread in zip(self._views, self._threads, strict=False):  # no threads before `start`
+            _wait_for(view, thread)
         for view in self._views:
             view.release()
 
@@ -175,6 +186,14 @@ class Show:
                 self._noted_s = now_s
                 self._board.note_history()
             return self._board.look(now_s)
+
+
+def _wait_for(view: View, thread: threading.Thread) -> None:
+    """Return when the view has ended or hangs.  A frame drawn later would cover the launcher's last words."""
+    for _ in range(SLOWEST_VIEW):
+        thread.join(LAST_WORDS_S + FAREWELL_S)
+        if not thread.is_alive() or view.is_stuck():
+            return
 
 
 @contextmanager
