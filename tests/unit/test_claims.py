@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from tests.unit.slow_group import SlowGroup
 from undertow.errors import ConfigError
 from undertow.runtime import process
-from undertow.torch import DistributedDataParallel, claims, flush, parallelize
+from undertow.torch import DistributedDataParallel, claims, flush, other_means, parallelize
 
 pytestmark = pytest.mark.usefixtures("group")
 
 BATCH = torch.arange(12.0).reshape(3, 4) / 12
+
+
+@pytest.fixture(autouse=True)
+def no_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that other tests have imported."""
+    for name in other_means._LIBRARIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 class Net(nn.Module):
@@ -72,6 +82,134 @@ def test_the_wrapper_is_thrown_away() -> None:
     words = refuses(net, make(net))
     assert "'head.bias'" in words
     assert "model, optimizer = parallelize(model, optimizer)" in words
+
+
+class TorchsOwn(TorchDistributedDataParallel):
+    """Holds a module as torch's own class does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x)
+
+
+def test_a_wrapper_thrown_away_and_then_one_of_torchs_own(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    wrap(net)
+    gc.collect()
+    model = TorchsOwn(net)
+    train(model, make(net))
+    assert not caplog.records
+    del model
+    gc.collect()
+    assert "'head.bias'" in refuses(net, make(net))
+
+
+def test_a_wrapper_thrown_away_and_then_an_optimizer_of_horovods(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    wrap(net)
+    gc.collect()
+    optimizer = make(net)
+    optimizer.skip_synchronize = None  # type: ignore[attr-defined]
+    train(net, optimizer)
+    assert not caplog.records
+
+
+@pytest.fixture
+def collectives(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """How many the script has called."""
+    count: list[int | None] = [7]
+    for module in (claims, other_means):
+        monkeypatch.setattr(module, "count_collectives", lambda: count[0])
+    return count
+
+
+@pytest.mark.parametrize("mistake", ["gone", "past", "added"])
+@pytest.mark.parametrize("count", [7, 8, None])
+def test_where_the_script_calls_collectives_a_warning_takes_the_place_of_the_error(
+    collectives: list[int | None], caplog: pytest.LogCaptureFixture, mistake: str, count: int | None
+) -> None:
+    net = Net()
+    model = wrap(net)
+    called: Any = net if mistake == "past" else model
+    if mistake == "gone":
+        called = net
+        del model
+        gc.collect()
+    if mistake == "added":
+        net.head = nn.Sequential(net.head, nn.Linear(2, 2))
+    optimizer = make(net)
+    collectives[0] = count
+    if count == 7:
+        refuses(called, optimizer)
+        return
+    for _ in range(2):
+        train(called, optimizer)
+    [words] = [record.getMessage() for record in caplog.records]
+    assert "Unless the script averages them by other means, the replicas drift apart" in words
+
+
+def test_libraries_whose_calls_cannot_be_counted_make_it_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    wrap(net)
+    gc.collect()
+    monkeypatch.setitem(sys.modules, "mpi4py", sys)
+    train(net, make(net))
+
+
+def test_own_collectives_are_no_sign_of_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [SimpleNamespace(_get_sequence_number_for_group=lambda: 3)] * 2
+    monkeypatch.setattr(other_means.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(other_means.dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    monkeypatch.setattr(other_means, "_own", 0)
+    assert other_means.count_collectives() == 6
+    other_means.note_own_collective()
+    assert other_means.count_collectives() == 5
+    monkeypatch.setattr(other_means.dist.distributed_c10d, "_world", SimpleNamespace(pg_map=[object()]))
+    assert other_means.count_collectives() is None
+
+
+def test_a_part_that_a_wrapper_left_out_may_be_trained_when_it_is_gone() -> None:
+    net = Net()
+    net.head.requires_grad_(False)
+    model = wrap(net)
+    train(model, make(net))
+    del model
+    gc.collect()
+    net.head.requires_grad_(True)
+    train(net, torch.optim.SGD(net.head.parameters(), lr=0.1))
+
+
+def test_a_parameter_beside_the_model_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    net, weight = Net(), nn.Parameter(torch.ones(3))
+    model, optimizer = wrap(net), torch.optim.SGD([*net.parameters(), weight], lr=0.1)
+    for _ in range(2):
+        train(lambda x: model(x).sum() * weight.sum(), optimizer)
+        keep = wrap(Net())  # a change: everything is looked through again
+    [words] = [record.getMessage() for record in caplog.records]
+    assert words.startswith("1 parameters of this SGD (shapes: (3,)) belong to no wrapped module")
+    assert keep is not None
+
+
+def test_parameters_beside_the_model_are_not_mentioned_where_something_else_averages_them(
+    collectives: list[int | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    net, other = Net(), Net()
+    model, torchs = wrap(net), TorchsOwn(Net())
+    train(lambda x: model(x) + torchs(x), torch.optim.SGD([*net.parameters(), *torchs.parameters()], lr=0.1))
+    collectives[0] = 8
+    train(lambda x: model(x) + other(x), torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1))
+    assert not caplog.records
+
+
+def test_a_module_that_is_wrapped_for_one_worker_needs_no_averages(caplog: pytest.LogCaptureFixture) -> None:
+    net, alone = Net(), Net()
+    claims.exempt(alone)
+    model, optimizer = wrap(net), torch.optim.SGD([*net.parameters(), *alone.parameters()], lr=0.1)
+    train(lambda x: model(x) + alone(x), optimizer)
+    assert not caplog.records
 
 
 def test_the_inner_module_is_called_past_the_wrapper() -> None:

@@ -6,7 +6,11 @@ Out: `ConfigError` out of `optimizer.step()`, with the names of the tensors and 
 Three mistakes make replicas drift apart without a sign: the wrapper is thrown away and the raw module is trained, the
 inner module is called past the wrapper, or parameters are added to a module after it was wrapped.  What is legitimate
 stays so: gradients that `no_sync` accumulates, parameters of modules that are not wrapped, and a model that was trained
-together and is then trained on by one rank (said once).
+together and is then trained on by one rank (said once).  Where the script may average gradients by other means, a
+warning takes the place of the error; where it certainly does, nothing is said.
+
+A parameter that is in no module (a weight of the loss) and shares its optimizer with a wrapped module is mentioned
+once: torch's own class does not average it either, but a script for one process expects it.
 
 A step costs a comparison of a few integers as long as nothing is suspicious.
 """
@@ -26,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
 from undertow.runtime import process
+from undertow.torch.other_means import count_collectives, find_averaged, may_average, steps_with_averages
 
 log = logging.getLogger("undertow")
 
@@ -51,6 +56,11 @@ class Entry:
     def is_excused(self) -> bool:
         return any(claim.is_local for claim in self.claims)
 
+    @property
+    def is_orphan(self) -> bool:
+        """Its wrapper is gone, and has never synchronised anything."""
+        return not (self.is_alive or self.is_excused or any(claim.has_synchronised for claim in self.claims))
+
 
 class Claim:
     """The parameters of one wrapped module, known as long as the module is there, not as long as its wrapper."""
@@ -59,6 +69,7 @@ class Claim:
         self.is_alive = True  # the wrapper is there
         self.is_local = False  # a forward under `no_sync` has asked for gradients of this rank only
         self.is_warned = False
+        self.has_synchronised = False  # the gradient of any parameter
         self.ignored = frozenset(ignored)
         _modules[module] = self
         for name, parameter in module.named_parameters():
@@ -88,6 +99,11 @@ class Claim:
         _change()
 
 
+def note_synchronised(entry: Entry, claim: Claim) -> None:
+    """A gradient of it takes part in a synchronised pass."""
+    entry.is_synchronised = claim.has_synchronised = True
+
+
 def note_stray(parameter: torch.Tensor, entry: Entry) -> None:
     """A gradient of it was accumulated on this rank only, and no forward of a wrapper asked for that."""
     if not entry.is_excused and not entry.claims[-1].is_warned:
@@ -105,17 +121,27 @@ _modules: Any = WeakIdKeyDictionary()  # wrapped ones, each with its newest clai
 _entries: Any = WeakIdKeyDictionary()  # their parameters, each with its newest entry
 _strays: Any = WeakIdKeyDictionary()  # parameters whose gradient holds something that was not synchronised
 _cleared: weakref.WeakKeyDictionary[Optimizer, tuple[int, ...]] = weakref.WeakKeyDictionary()
+_excused: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # steps with gradients that may be averaged by other means
+_mentioned: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # was looked through for parameters beside a module
+_counts: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()  # of collectives, last step
+_claimed_count: int | None = 0  # of collectives, when the newest claim was made
 _changes = 0  # of what is claimed, and by whom
 _stop: Callable[[], None] | None = None  # watching optimizers
 
 
 def claim(module: torch.nn.Module, ignored: Iterable[str]) -> Claim:
     """Claim the parameters of a module that several ranks train, and watch optimizers from now on."""
-    global _stop
+    global _stop, _claimed_count
+    _claimed_count = count_collectives()
     if _stop is None:
         _stop = register_optimizer_step_pre_hook(_before_step).remove
         process.at_shutdown(forget_all)
     return Claim(module, ignored)
+
+
+def exempt(module: torch.nn.Module) -> None:
+    """A module that is wrapped for a group of one worker: there is nothing to average."""
+    Claim(module, ()).release()
 
 
 def forget_all() -> None:
@@ -124,7 +150,7 @@ def forget_all() -> None:
     if _stop is not None:
         _stop()
         _stop = None
-    for known in (_modules, _entries, _strays, _cleared):
+    for known in (_modules, _entries, _strays, _cleared, _excused, _mentioned, _counts):
         known.clear()
 
 
@@ -159,6 +185,8 @@ def _check_after_closure(optimizer: Optimizer, arguments: tuple[Any, ...], optio
 
 def check(optimizer: Optimizer) -> None:
     """`ConfigError` if this optimizer is about to step with gradients that should have been synchronised."""
+    if optimizer in _excused or steps_with_averages(optimizer):
+        return
     state = (_changes, *(len(group["params"]) for group in optimizer.param_groups))
     if _cleared.get(optimizer) != state:
         suspects = [*_find_orphans(optimizer), *_find_newcomers(optimizer)]
@@ -166,26 +194,45 @@ def check(optimizer: Optimizer) -> None:
             _cleared[optimizer] = state
     if _strays:
         _check_strays(optimizer)
+    _counts[optimizer] = count_collectives()
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
+def _refuse(optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str, remedy: str) -> None:
+    """`ConfigError` about those that have gradients; a warning if the gradients may be averaged by other means."""
+    averaged = find_averaged()
+    names = [name for parameter, name in found.items() if id(parameter) not in averaged]
+    if not names:
+        return
+    problem = f"gradients of {_list(names)} {happened}"
+    if not may_average(_counts.get(optimizer, _claimed_count)):
+        raise ConfigError(f"{problem}. {remedy}")
+    _excused.add(optimizer)
+    log.warning("%s. Unless the script averages them by other means, the replicas drift apart. %s", problem, remedy)
+
+
+def _with_gradients(found: dict[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    return {parameter: name for parameter, name in found.items() if parameter.grad is not None}
+
+
 def _find_orphans(optimizer: Optimizer) -> list[torch.Tensor]:
     """Parameters whose wrapper is gone before it synchronised anything; an error if they have gradients."""
     found = {
-        parameter: entry
+        parameter: entry.name
         for parameter in _parameters_of(optimizer)
-        if (entry := _entries.get(parameter)) is not None
-        and not (entry.is_alive or entry.is_excused or entry.is_synchronised)
+        if (entry := _entries.get(parameter)) is not None and entry.is_orphan
     }
-    names = [entry.name for parameter, entry in found.items() if parameter.grad is not None]
-    if names:
-        raise ConfigError(
-            f"gradients of {_list(names)} were never averaged over the workers: the wrapper around their module is "
-            f"gone, and the module itself is trained. Keep what parallelize or DistributedDataParallel returns, and "
-            "call that: model, optimizer = parallelize(model, optimizer)"
+    if present := _with_gradients(found):
+        _refuse(
+            optimizer,
+            present,
+            "were never averaged over the workers: the wrapper around their module is gone, and the module itself is "
+            "trained",
+            "Keep what parallelize or DistributedDataParallel returns, and call that: "
+            "model, optimizer = parallelize(model, optimizer)",
         )
     return [*found]
 
@@ -194,38 +241,62 @@ def _find_newcomers(optimizer: Optimizer) -> list[torch.Tensor]:
     """Parameters that came into a wrapped module later; an error if they have gradients."""
     unknown = [parameter for parameter in _parameters_of(optimizer) if parameter not in _entries]
     places = _find_places(unknown) if unknown else {}
-    names = [name for parameter, name in places.items() if parameter.grad is not None]
-    if names:
-        raise ConfigError(
-            f"gradients of {_list(names)} are not averaged over the workers: these parameters were added after their "
-            "module was wrapped. Add them before parallelize or DistributedDataParallel, or wrap the module again"
+    found = {parameter: name for parameter, name in places.items() if name is not None}
+    if present := _with_gradients(found):
+        _refuse(
+            optimizer,
+            present,
+            "are not averaged over the workers: these parameters were added after their module was wrapped",
+            "Add them before parallelize or DistributedDataParallel, or wrap the module again",
         )
-    return [*places]
+    _mention_outsiders(optimizer, [parameter for parameter in unknown if parameter not in places])
+    return [*found]
 
 
-def _find_places(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, str]:
-    """Which of them are in wrapped modules, with their names there."""
+def _find_places(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, str | None]:
+    """Which of them are in modules that were wrapped, with their names there; None where that is on purpose."""
     wanted = {id(parameter) for parameter in unknown}
-    places = {}
+    places: dict[torch.Tensor, str | None] = {}
     for module, claimed in list(_modules.items()):
-        if claimed.is_alive and not claimed.is_local:
-            for name, parameter in module.named_parameters():
-                if id(parameter) in wanted and name not in claimed.ignored:
-                    places[parameter] = name
+        is_checked = claimed.is_alive and not claimed.is_local
+        for name, parameter in module.named_parameters():
+            if id(parameter) in wanted:
+                places[parameter] = name if is_checked and name not in claimed.ignored else None
     return places
+
+
+def _mention_outsiders(optimizer: Optimizer, outside: Sequence[torch.Tensor]) -> None:
+    """Warn once about parameters beside a wrapped module: each rank steps them with a gradient of its own."""
+    found = [parameter for parameter in outside if parameter.grad is not None]
+    if not found or optimizer in _mentioned or not any(p in _entries for p in _parameters_of(optimizer)):
+        return
+    _mentioned.add(optimizer)
+    if may_average(_counts.get(optimizer, _claimed_count)) or {id(p) for p in found} <= find_averaged():
+        return
+    shapes = ", ".join(str(tuple(parameter.shape)) for parameter in found[:SHOWN])
+    log.warning(
+        "%d parameters of this %s (shapes: %s) belong to no wrapped module: their gradients are not averaged over the "
+        "workers, and each worker trains its own. To train them together, make them parameters of the module before "
+        "it is wrapped",
+        len(found),
+        type(optimizer).__name__,
+        shapes,
+    )
 
 
 def _check_strays(optimizer: Optimizer) -> None:
     found = [parameter for parameter in _parameters_of(optimizer) if parameter in _strays]
-    entries = [_entries[p] for p in found if p in _entries and p.grad is not None]
+    known = {p: _entries[p] for p in found if p in _entries and p.grad is not None}
     forget_strays([parameter for parameter in found if parameter.grad is None])
-    names = [entry.name for entry in entries if not entry.is_synchronised]
-    if names:
-        raise ConfigError(
-            f"gradients of {_list(names)} were never averaged over the workers: they come from the inner module, which "
-            f"was called past its wrapper. {_CALL}, or use its no_sync() if each worker is to train for itself"
+    if never := {parameter: entry.name for parameter, entry in known.items() if not entry.is_synchronised}:
+        _refuse(
+            optimizer,
+            never,
+            "were never averaged over the workers: they come from the inner module, which was called past its wrapper",
+            f"{_CALL}, or use its no_sync() if each worker is to train for itself",
         )
-    _warn(entries)
+    else:
+        _warn([*known.values()])
     forget_strays(found)
 
 

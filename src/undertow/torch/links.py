@@ -24,6 +24,7 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.broadcast import URGENT
 from undertow.torch.device import synchronise
+from undertow.torch.other_means import note_own_collective
 from undertow.torch.table import Layout, Table
 
 SMALLEST_BYTES, STEPS, GROWTH = 64 << 10, 5, 4
@@ -103,6 +104,7 @@ def _measure_allreduce(process_group: Any, size_bytes: int, device: torch.device
     memory = torch.zeros(size_bytes // 4, device=device)
 
     def reduce() -> None:
+        note_own_collective()
         dist.all_reduce(memory, group=process_group)
         synchronise(device)
 

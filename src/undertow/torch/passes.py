@@ -22,7 +22,7 @@ import torch
 from undertow.crossover.client import Turn
 from undertow.errors import UndertowError
 from undertow.torch.accumulators import Added, follow_accumulation
-from undertow.torch.claims import Claim, Entry, forget_strays, note_stray
+from undertow.torch.claims import Claim, Entry, forget_strays, note_stray, note_synchronised
 from undertow.torch.gradients import Gradients
 from undertow.torch.noting import PassNoting
 from undertow.torch.overlap import Overlap
@@ -167,7 +167,7 @@ class Passes:
             self._follow()
             self._begin()
         if self._claim is not None:
-            self._entries[table][index].is_synchronised = True
+            note_synchronised(self._entries[table][index], self._claim)
         if self._planning is not None:
             self._planning.ready(self._gradients[table].parameters[index])
         if torch._C._current_graph_task_id() != self._task:

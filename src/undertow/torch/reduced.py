@@ -23,6 +23,7 @@ from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.carriers import Home
+from undertow.torch.other_means import note_own_collective
 from undertow.trace import notes
 from undertow.trace.recorder import here
 
@@ -117,6 +118,7 @@ class Bucket:
 
     def call(self) -> None:
         if self._work is None:
+            note_own_collective()
             self._work = dist.all_reduce(self._memory, group=self._reduction.process_group, async_op=True)
             self._reduction.group.owed.begin()  # the others need this process until the sum is made
             ticket, called_s = self._ticket, time.perf_counter()

@@ -19,7 +19,7 @@ from undertow.plan.planner import AUTO, choose_policy
 from undertow.plan.scheme import Scheme
 from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
-from undertow.torch.claims import claim
+from undertow.torch.claims import Claim, claim, exempt
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
 from undertow.torch.inputs import digest_inputs
@@ -58,7 +58,7 @@ class Synchroniser:
             owner.end_of_backward,
             wait_free=self.group.wait_free,
             is_joining=owner.is_joining,
-            claim=claim(wrapper.module, wrapper.parameters_to_ignore) if self.group.size > 1 else None,
+            claim=self._claim(wrapper),
         )
         if self.taking is not None:
             self.passes.share(self.taking.turn)
@@ -78,6 +78,12 @@ class Synchroniser:
         # Now, when all ranks are here: in a join one of them may never come to a forward.
         if wrapper.forward_sync_buffers:
             self._buffers = self._make_broadcast("buffers", self._named_buffers())
+
+    def _claim(self, wrapper: Wrapper) -> Claim | None:
+        if self.group.size > 1:
+            return claim(wrapper.module, wrapper.parameters_to_ignore)
+        exempt(wrapper.module)
+        return None
 
     def _make_planning(self, policy: str | Plan) -> Planning | Profiling | None:
         """Who decides how gradients travel, if there is anything to decide."""

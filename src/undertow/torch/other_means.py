@@ -1,0 +1,65 @@
+"""Signs that gradients are averaged by other means than a wrapper of ours.
+
+In: a parameter or an optimizer, and how many collectives torch had counted earlier.  Out: whether something else
+averages its gradients for certain, or possibly.
+
+For certain: torch's own DistributedDataParallel holds the parameter, or the optimizer is Horovod's.  Possibly: the
+script has called collectives of torch.distributed, or it has a library loaded whose calls are not counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.optim import Optimizer
+
+# Whose calls cannot be counted.
+_LIBRARIES = ("horovod.torch", "undertow.horovod.torch", "undertow.kvstore", "mpi4py")
+
+_own = 0  # collectives of torch.distributed that undertow has called itself
+
+
+def note_own_collective() -> None:
+    """Undertow calls a collective of torch.distributed: it is no sign of other means."""
+    global _own
+    _own += 1
+
+
+def count_collectives() -> int | None:
+    """The collectives of torch.distributed that the script has called so far; None if that cannot be known."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    try:
+        return sum(map(_count, dist.distributed_c10d._world.pg_map)) - _own
+    except (RuntimeError, AttributeError):
+        return None  # a backend that does not number them
+
+
+def _count(group: Any) -> int:
+    return int(group._get_sequence_number_for_group())
+
+
+def may_average(before: int | None) -> bool:
+    """Whether gradients may have been averaged by other means; `before` is an earlier count of collectives."""
+    now = count_collectives()
+    return now is None or now != before or any(name in sys.modules for name in _LIBRARIES)
+
+
+def steps_with_averages(optimizer: Optimizer) -> bool:
+    """Whether this is a DistributedOptimizer of Horovod's, the real one or ours: it averages what it steps with."""
+    return hasattr(optimizer, "skip_synchronize")
+
+
+def find_averaged() -> set[int]:
+    """The ids of all parameters in modules that torch's own class has wrapped.  Slow: looks at every object."""
+    wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), TorchDistributedDataParallel)]
+    return {id(parameter) for one in wrappers if not _is_ours(type(one)) for parameter in one.parameters()}
+
+
+def _is_ours(kind: type[torch.nn.Module]) -> bool:
+    return any(one.__module__.startswith("undertow.") for one in kind.__mro__)
