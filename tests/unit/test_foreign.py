@@ -40,8 +40,19 @@ OWN_WORKER = {"RANK": "1", "WORLD_SIZE": "4", "UNDERTOW_RENDEZVOUS": "10.0.0.1:4
         (HYDRA, "PMI_SIZE=4", "`undertow run -n 4 train.py`"),
         ({**HYDRA, "MPI_LOCALNRANKS": "1"}, "PMI_SIZE=4", "`mpiexec -ppn 1 bash -c 'undertow run --nnodes 4 "),
         ({"PMIX_RANK": "2", "PMIX_SIZE": "3"}, "PMIX_SIZE=3", "`undertow run -n 3 train.py`"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_NTASKS=2", "`undertow run -n 2 train.py`"),
+        (SLURM_BATCH, "SLURM_NTASKS=8", "`undertow run -n 8 train.py`"),
+        ({**SLURM_BATCH, "SLURM_PROCID": "1", "SLURM_JOB_NUM_NODES": "1"}, "SLURM_NTASKS=8", "undertow run -n 8 "),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK=1", "undertow run -n 2 train.py"),
+        ({"PMI_RANK": "1"}, "PMI_RANK=1", "undertow run -n 2 train.py"),
+        ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS=2", "undertow run -n 2 train.py"),
+        ({"MPI_LOCALRANKID": "1"}, "MPI_LOCALRANKID=1", "undertow run -n 2 train.py"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1", "undertow run -n 2 train.py"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE=2", "undertow run -n 2 train.py"),
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2", "undertow run -n 2 train.py"),
+        (KUBEFLOW, "PET_NNODES=2", "--nnodes 2 --node-rank $PET_NODE_RANK --master-addr $PET_MASTER_ADDR"),
     ],
-    ids=["srun", "srun-one-host", "batch-script", "open-mpi", "hydra", "hydra-hosts", "pmix"],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_a_process_of_another_launcher_is_refused(environ: dict[str, str], seen: str, command: str) -> None:
     for refuse in (lambda: refuse_processes(environ, script="train.py"), lambda: run_hosts(environ)):
@@ -65,16 +76,15 @@ def run_hosts(environ: dict[str, str], nproc: int | None = None) -> None:
             "WORLD_SIZE=2",
             "--master-addr FIRST_HOST --master-port 29500 -n 1 train.py",
         ),
-        (KUBEFLOW, "PET_NNODES=2", "--nnodes 2 --node-rank $PET_NODE_RANK --master-addr $PET_MASTER_ADDR"),
     ],
-    ids=["pod", "pod-without-master", "kubeflow"],
+    ids=["pod", "pod-without-master"],
 )
 def test_a_host_of_another_launcher_is_refused(environ: dict[str, str], seen: str, command: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_hosts(environ)
     assert seen in str(caught.value)
     assert command in str(caught.value)
-    refuse_processes(environ, script="train.py")  # its ranks are read, or torchrun reads the variables
+    refuse_processes(environ, script="train.py")  # its ranks are read
 
 
 def test_workers_that_were_asked_for_are_in_the_command() -> None:
@@ -93,6 +103,7 @@ def test_workers_that_were_asked_for_are_in_the_command() -> None:
         {"PMI_SIZE": "1"},
         {"PMIX_RANK": "0"},
         {"PMIX_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
         {"PMI_SIZE": "many"},
         {"RANK": "0", "WORLD_SIZE": "1"},
         {**SLURM, **OWN_WORKER},
@@ -107,3 +118,10 @@ def test_one_process_and_our_own_workers_are_not_refused(environ: dict[str, str]
 
 def test_a_size_of_one_insists() -> None:
     refuse_processes({**SLURM, "WORLD_SIZE": "1"}, script="train.py")
+
+
+@pytest.mark.parametrize("half", [{"RANK": "0"}, {"WORLD_SIZE": "8"}])
+def test_half_of_what_is_read_is_not_enough(half: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="RANK and WORLD_SIZE are not both set"):
+        refuse_processes({**SLURM, **half}, script="train.py")
+    refuse_processes({**SLURM, "RANK": "3", "WORLD_SIZE": "8"}, script="train.py")

@@ -40,7 +40,8 @@ class Launcher:
 
 def find_process_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher that started this process as one of several, without setting RANK and WORLD_SIZE."""
-    return _find_slurm(environ) or _find_open_mpi(environ) or _find_pmi(environ) or _find_pmix(environ)
+    found = (_find_mpi(environ, kind) for kind in _MPI)
+    return _find_slurm(environ) or next(filter(None, found), None) or _find_kubeflow(environ)
 
 
 def find_host_launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -62,23 +63,23 @@ def refuse_hosts(environ: Mapping[str, str], *, script: str, nproc: int | None) 
 
 def refuse_processes(environ: Mapping[str, str], *, script: str) -> None:
     """Raise `ConfigError` where this process would be rank 0 of 1 only because no variable that we read says more."""
-    if any(environ.get(variable) for variable in ("RANK", "WORLD_SIZE", "UNDERTOW_RENDEZVOUS")):
+    is_told = environ.get("RANK") and environ.get("WORLD_SIZE")
+    if is_told or environ.get("WORLD_SIZE") == "1" or environ.get("UNDERTOW_RENDEZVOUS"):
         return
     launcher = find_process_launcher(environ)
     if launcher:
         raise ConfigError(
             f"{launcher.name} started this process as one of several ({launcher.variable}={launcher.value}), but RANK "
-            f"and WORLD_SIZE are not set: each would train alone. Type {launcher.describe_command(script=script)}, "
-            "or insist with WORLD_SIZE=1"
+            "and WORLD_SIZE are not both set: each would train alone. Type "
+            f"{launcher.describe_command(script=script)}, or insist with WORLD_SIZE=1"
         )
 
 
 def _find_slurm(environ: Mapping[str, str]) -> Launcher | None:
     variable = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     tasks, nodes = _read_count(environ, variable), _read_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES")
-    # A batch script is not a task: Slurm runs it once, on the first node.
-    is_batch_script = not environ.get("SLURM_STEP_ID")
-    if not environ.get("SLURM_PROCID") or tasks < 2 or (is_batch_script and nodes < 2):
+    # Without SLURM_PROCID this is no task: a shell of salloc has only the counts of its job.
+    if not environ.get("SLURM_PROCID") or tasks < 2 or _is_batch_script_of_one_node(environ):
         return None
     return Launcher(
         name="Slurm",
@@ -92,56 +93,89 @@ def _find_slurm(environ: Mapping[str, str]) -> Launcher | None:
     )
 
 
-def _find_open_mpi(environ: Mapping[str, str]) -> Launcher | None:
-    return _find_mpi(
-        environ,
+def _is_batch_script_of_one_node(environ: Mapping[str, str]) -> bool:
+    """Whether sbatch started it: a batch script is no task, Slurm runs it once, on the first node, as process 0."""
+    is_step = bool(environ.get("SLURM_STEP_ID"))
+    return not is_step and environ.get("SLURM_PROCID") == "0" and environ.get("SLURM_JOB_NUM_NODES") == "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mpi:
+    """A family of launchers and its variables; not every launcher of a family sets all of them."""
+
+    name: str
+    size: str
+    local_size: str
+    rank: str
+    local_rank: str
+    start: str
+    is_sure: bool = True  # the size alone tells: no user sets it
+
+
+_MPI = (
+    _Mpi(
         name="mpirun (Open MPI)",
         size="OMPI_COMM_WORLD_SIZE",
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         rank="OMPI_COMM_WORLD_RANK",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         start="mpirun --map-by ppr:1:node",
-    )
-
-
-def _find_pmi(environ: Mapping[str, str]) -> Launcher | None:
-    return _find_mpi(
-        environ,
+    ),
+    _Mpi(
         name="mpiexec (MPICH, Intel MPI)",
         size="PMI_SIZE",
         local_size="MPI_LOCALNRANKS",
         rank="PMI_RANK",
+        local_rank="MPI_LOCALRANKID",
         start="mpiexec -ppn 1",
-    )
-
-
-def _find_pmix(environ: Mapping[str, str]) -> Launcher | None:
-    if not environ.get("PMIX_RANK"):
-        return None
-    return _find_mpi(
-        environ,
+    ),
+    _Mpi(
+        name="mpiexec (MVAPICH)",
+        size="MV2_COMM_WORLD_SIZE",
+        local_size="MV2_COMM_WORLD_LOCAL_SIZE",
+        rank="MV2_COMM_WORLD_RANK",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        start="mpiexec -ppn 1",
+    ),
+    _Mpi(
         name="A PMIx launcher",
         size="PMIX_SIZE",
         local_size="PMIX_LOCAL_SIZE",
         rank="PMIX_RANK",
+        local_rank="PMIX_LOCAL_RANK",
         start="prun --map-by ppr:1:node",
-    )
+        is_sure=False,
+    ),
+    _Mpi(
+        name="horovodrun",
+        size="HOROVOD_SIZE",
+        local_size="HOROVOD_LOCAL_SIZE",
+        rank="HOROVOD_RANK",
+        local_rank="HOROVOD_LOCAL_RANK",
+        start="horovodrun -np HOSTS -H FIRST_HOST:1,...",
+    ),
+)
 
 
-def _find_mpi(
-    environ: Mapping[str, str], *, name: str, size: str, local_size: str, rank: str, start: str
-) -> Launcher | None:
-    processes = _read_count(environ, size)
-    if processes < 2:
+def _find_mpi(environ: Mapping[str, str], kind: _Mpi) -> Launcher | None:
+    if not kind.is_sure and not environ.get(kind.rank):
         return None
-    workers = min(processes, _read_count(environ, local_size, default=processes))
+    # A rank tells as well as a size: process 1 is not the only one.
+    counts = {variable: _read_count(environ, variable) for variable in (kind.size, kind.local_size)}
+    counts |= {variable: 1 + _read_count(environ, variable, default=0) for variable in (kind.rank, kind.local_rank)}
+    variable = next((variable for variable, count in counts.items() if count > 1), None)
+    if variable is None:
+        return None
+    processes = max(counts.values())
+    workers = min(processes, _read_count(environ, kind.local_size, default=processes))
     return Launcher(
-        name=name,
-        variable=size,
-        value=environ[size],
+        name=kind.name,
+        variable=variable,
+        value=environ[variable],
         hosts=-(-processes // workers),
         workers=workers,
-        node_rank=rank,
-        start=start,
+        node_rank=kind.rank,
+        start=kind.start,
     )
 
 

@@ -22,8 +22,9 @@ from undertow.settings import Horovod, Settings, read_settings
 
 
 class Preparation:
-    def __init__(self, settings: Settings, script: str | None) -> None:
+    def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
+        self._end_check = end_check
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
         self._has_horovod = _provides_horovod(settings.horovod)
@@ -71,6 +72,7 @@ class Preparation:
 
     def undo(self) -> None:
         self._is_undone = True
+        self._end_check()
         if self._has_horovod:
             horovod.uninstall()
         self._undo_torch()
@@ -89,8 +91,8 @@ def prepare(script: str | None) -> None:
     whose ranks are not read."""
     global _current
     if _current is None:
-        check_launcher(script)
-        _current = Preparation(read_settings(), script)
+        end_check = check_launcher(script)
+        _current = Preparation(read_settings(), script, end_check)
         when_imported("torch", _current.apply)
         os.register_at_fork(after_in_child=_forget)
     os.environ.pop("UNDERTOW_AUTOLOAD", None)  # processes that the script starts are its own business
