@@ -76,6 +76,13 @@ class Settings:
     token: str = field(
         default="", metadata={"env": "UNDERTOW_TOKEN", "help": "the job's secret; `undertow run` makes a fresh one"}
     )
+    start_marks: str = field(
+        default="",
+        metadata={
+            "env": "UNDERTOW_START_MARKS",
+            "help": "file in which a worker tells its launcher that it waits for others (`undertow run` sets it)",
+        },
+    )
     address: str = field(
         default="",
         metadata={"env": "UNDERTOW_ADDRESS", "help": "own address, used for all peers; default: the route to rank 0"},

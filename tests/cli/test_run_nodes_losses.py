@@ -67,13 +67,32 @@ def test_a_launcher_that_is_killed_is_named_on_the_other_host(cli: Cli, victim: 
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
+def make_sibling(cli: Cli, name: str) -> Cli:
+    (cli.folder / name).mkdir()
+    sibling = Cli(cli.folder / name)
+    sibling.started = cli.started
+    return sibling
+
+
+# A job that never forms a group of undertow's: its user may stop it.
+LONER = """
+    mark(f"pid{rank}", os.getpid())
+    wait_for("end")
+"""
+
+
 def test_what_is_stopped_is_named_on_both_hosts(cli: Cli) -> None:
-    """A worker of one job and a launcher of another, at the same time: each takes ten seconds to be missed."""
-    (cli.folder / "other").mkdir()
-    other = Cli(cli.folder / "other")
-    other.started = cli.started
+    """A worker of one job and a launcher of another, at the same time: each takes ten seconds to be missed.
+
+    A worker and a launcher of a third job, whose workers wait for no one, are not.
+    """
+    other, loner = make_sibling(cli, "other"), make_sibling(cli, "loner")
+    loners = start_nodes(loner, 1, 1, script=LONER)
+    alone = [int(path.read_text()) for path in loner.wait_for_files("pid*", 2)]
     (first, second), pid = start_pair(cli)
     (other_first, other_second), _ = start_pair(other)
+    loners[1].send_signal(signal.SIGSTOP)
+    os.kill(alone[0], signal.SIGSTOP)
     os.kill(pid, signal.SIGSTOP)
     other_second.send_signal(signal.SIGSTOP)
     cause = f"was stopped (SIGSTOP; pid {pid}) before the workers had met"
@@ -86,6 +105,26 @@ def test_what_is_stopped_is_named_on_both_hosts(cli: Cli) -> None:
     result = cli.finish(other_second)
     assert result.returncode == 1
     assert "gave no sign of life" in result.stderr.splitlines()[-1]
+    loners[1].send_signal(signal.SIGCONT)
+    os.kill(alone[0], signal.SIGCONT)
+    (loner.folder / "end").touch()
+    assert [loner.finish(process).returncode for process in loners] == [0, 0]
+
+
+@pytest.mark.parametrize("nprocs", [(1, 1), (2,)], ids=["two hosts", "one host"])
+def test_a_worker_that_ends_in_order_is_named_where_others_wait_for_it(cli: Cli, nprocs: tuple[int, ...]) -> None:
+    script = """
+        if rank == 0:
+            import undertow
+            undertow.init()
+    """
+    results = [cli.finish(process) for process in start_nodes(cli, *nprocs, script=script)]
+    check_named(
+        results[0],
+        f"rank 1 on host {socket.gethostname()} ended with exit code 0 before the workers had met, "
+        "and others wait for it",
+    )
+    assert all(result.returncode == 0 for result in results[1:])
 
 
 def test_after_the_workers_have_met_their_own_error_decides(cli: Cli) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_breakages import Break, Patch, find_broken, wrap
+from undertow.coordinator.start_marks import Mark
 from undertow.launch import host_watch, supervisor
 from undertow.launch.host_watch import EndWorkers, HostWatch, Lost
 
@@ -67,6 +68,27 @@ def never_notice_that_the_workers_have_met(patch: Patch) -> None:
     patch.setattr(HostWatch, "note_met", lambda self: [])
 
 
+def end_what_stands_still_although_no_worker_waits(patch: Patch) -> None:
+    patch.setattr(HostWatch, "_is_awaited", lambda self, mark, **but: mark is Mark.WAITS)
+
+
+def pass_on_no_waits(patch: Patch) -> None:
+    wrap(
+        patch,
+        HostWatch,
+        "_find_wait",
+        lambda real: lambda self, **but: Mark.NONE if "but_rank" not in but else real(self, **but),
+    )
+
+
+def forget_who_ended_in_order(patch: Patch) -> None:
+    patch.setattr(HostWatch, "note_left", lambda self, rank: [])
+
+
+def wait_too_long_for_a_launcher_that_never_connects(patch: Patch) -> None:
+    patch.setattr(host_watch, "ARRIVE_S", 8.0)
+
+
 @pytest.mark.parametrize(
     ("broken", "claim"),
     [
@@ -76,8 +98,13 @@ def never_notice_that_the_workers_have_met(patch: Patch) -> None:
         (wait_too_long_for_a_stopped_worker, "not 15, to name rank"),
         (forgive_no_time_in_which_it_was_stopped_itself, "ended its workers without a reason: .* no sign of life"),
         (take_the_end_of_a_connection_for_a_goodbye, "not 5, to name launcher"),
-        (tell_no_one_that_the_workers_have_met, "ended its workers without a reason"),
+        (tell_no_one_that_the_workers_have_met, "not all launchers know"),
         (never_notice_that_the_workers_have_met, "not all launchers know"),
+        (end_what_stands_still_although_no_worker_waits, "ended its workers without a reason: .* no sign of life"),
+        (end_what_stands_still_although_no_worker_waits, "ended its workers without a reason: .* was stopped"),
+        (pass_on_no_waits, "not 15, to name rank"),
+        (forget_who_ended_in_order, "not 5, to name rank"),
+        (wait_too_long_for_a_launcher_that_never_connects, "not 5, to name launcher"),
     ],
 )
 def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, claim: str) -> None:

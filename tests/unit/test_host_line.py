@@ -11,7 +11,8 @@ import pytest
 
 from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
-from undertow.errors import Refused
+from undertow.coordinator.start_marks import Mark, waiting
+from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine
 from undertow.launch.host_watch import HostPlace
 
@@ -30,6 +31,8 @@ class Lines:
         for node_rank, line in enumerate(self.all[1:], start=1):
             line.dial(self.address, TOKEN, node_rank=node_rank, timeout_s=HANG_S)
             line.start(node_rank, HOSTS)
+        for line in self.all:
+            line.wait_for_start()
 
     def wait_for_cause(self, node_rank: int) -> str:
         assert select.select([self.all[node_rank]], [], [], HANG_S)[0]
@@ -86,3 +89,27 @@ def test_a_meeting_point_tells_that_the_workers_have_met() -> None:
     attend(point.address, TOKEN, meeting=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=HANG_S)
     point.close()
     assert met == [WORKERS_MET]
+
+
+def test_a_launcher_that_is_lost_before_the_start_ends_the_waiting_for_it() -> None:
+    spoke = HostLine()
+    with closing(HostLine()) as hub:
+        address = hub.listen("127.0.0.1", TOKEN)
+        hub.start(0, HOSTS)
+        spoke.dial(address, TOKEN, node_rank=1, timeout_s=HANG_S)
+        spoke.start(1, HOSTS)
+        spoke.close("was interrupted")  # while it waits for the third one
+        with pytest.raises(
+            PeerLost, match=r"host b \(--node-rank 1, rank 1\) was interrupted .*; no worker was started"
+        ):
+            hub.wait_for_start()
+
+
+def test_a_worker_that_ended_is_told_unless_it_had_met_the_others(lines: Lines) -> None:
+    with waiting(lines.all[2].marks.path, 0, Mark.WAITS_FOR_ALL, then=Mark.MET):
+        pass
+    lines.all[2].note_ended(2)
+    with waiting(lines.all[0].marks.path, 0, Mark.WAITS_FOR_ALL):
+        lines.all[1].note_ended(1)
+        causes = {lines.wait_for_cause(node_rank) for node_rank in range(3)}
+    assert causes == {"rank 1 on host b ended with exit code 0 before the workers had met, and others wait for it"}

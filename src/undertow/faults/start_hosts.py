@@ -1,7 +1,8 @@
 """Launchers and workers between the hosts' rendezvous and the workers', in virtual time.
 
-In: when each worker comes to the workers' meeting, what happens to whom.  Out: when each launcher ended its workers,
-and the cause it named.  The deciding code is the real one: `HostWatch`, and `StopWatch` for local workers.
+In: when each worker comes to the workers' meeting, if it does, and what happens to whom.
+Out: when each launcher ended its workers, and the cause it named.
+The deciding code is the real one: `HostWatch`, and `StopWatch` for local workers.
 Connections form a star around the first launcher and keep the order of messages, as TCP does.
 """
 
@@ -9,16 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from undertow.coordinator.start_marks import Mark
 from undertow.faults.turns_world import Process, World
 from undertow.launch.host_watch import (
     BEAT_EVERY_S,
     HUB,
+    SILENCE_S,
     EndWorkers,
     Goodbye,
     HostPlace,
     HostWatch,
     Instructions,
+    Lost,
     Message,
+    StartWorkers,
+    Tell,
+    describe_cut,
+    describe_silence,
 )
 from undertow.launch.supervisor import StopWatch
 
@@ -26,14 +34,17 @@ from undertow.launch.supervisor import StopWatch
 LATEST_TICK = 1.3
 NOTICE_S = 0.05  # until a launcher has seen that a worker ended
 WIND_DOWN_S = 3.0
+CONNECT_S = 2.0  # from the workers' meeting until the slowest of them is connected to all others
+DIAL_S = 0.1  # after the hosts' rendezvous a launcher dials the first one within this time
 
 
 class Worker(Process):
     def __init__(self, rank: int, host: int, comes_s: float) -> None:
         super().__init__(f"rank {rank}", host)
         self.rank = rank
-        self.comes_s = comes_s
-        self.has_come = False
+        self.comes_s = comes_s  # after its start; inf: it needs no others
+        self.came_s = float("inf")
+        self.mark = Mark.NONE
 
 
 class Launcher(Process):
@@ -47,8 +58,16 @@ class Launcher(Process):
         self.workers: list[Worker] = []
         self.cause = ""  # why it ended its workers
         self.ended_s = float("inf")
+        self.is_connected = host == HUB
+        self.has_started = False
         self.has_left = False
+        self.closes = True  # its connections end when it dies
         self.stop_watch = StopWatch()
+
+    @property
+    def awaits_s(self) -> float:
+        """When the first of its workers began to wait for others."""
+        return min(worker.came_s for worker in self.workers)
 
     def end(self, cause: str) -> None:
         if not self.cause:
@@ -65,27 +84,71 @@ class Job:
     world: World
     launchers: list[Launcher] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
+    is_answered: bool = False  # the workers' meeting
 
     @property
     def workers(self) -> list[Worker]:
         return [worker for launcher in self.launchers for worker in launcher.workers]
 
     def start(self) -> None:
-        for launcher in self.launchers:
-            self._tick_later(launcher)
-        for worker in self.workers:
-            self.world.at(worker.comes_s, lambda worker=worker: self._come(worker), worker)  # type: ignore[misc]
+        self._tick_later(self.launchers[HUB])
+        for launcher in self.launchers[1:]:
+            dial_s = self.world.dice.uniform(0.0, DIAL_S)
+            self.world.at(dial_s, lambda launcher=launcher: self._dial(launcher), launcher)  # type: ignore[misc]
 
-    # What the launchers do
+    # What the launchers do before the start
+
+    def _dial(self, launcher: Launcher) -> None:
+        hub = self.launchers[HUB]
+
+        def knock() -> None:
+            if hub.has_left or (hub.is_dead and hub.closes):
+                self._give_up_later(launcher, describe_cut(hub.place, HUB), self.delays_s[launcher.host])
+            self.world.at(0.0, lambda: self._shake_hands(launcher), hub)
+
+        if not launcher.cause:  # else it was interrupted
+            self._give_up_later(launcher, describe_silence(hub.place, HUB, SILENCE_S), SILENCE_S)
+            self.world.at(self.delays_s[launcher.host], knock)
+
+    def _give_up_later(self, launcher: Launcher, cause: str, delay_s: float) -> None:
+        def give_up() -> None:
+            if not launcher.is_connected:
+                launcher.end(cause)
+                launcher.has_left = True
+
+        self.world.at(delay_s, give_up, launcher)
+
+    def _shake_hands(self, launcher: Launcher) -> None:
+        hub = self.launchers[HUB]
+        if launcher.is_dead or launcher.cause:
+            return
+        launcher.is_connected = True
+        self._tick_later(launcher)
+        if hub.watch.cause:
+            self._send(hub, launcher, Lost(hub.watch.cause))
+        self.obey(hub, hub.watch.note_arrived(launcher.host, self.world.now_s))
+
+    def _start_workers(self, launcher: Launcher) -> None:
+        if launcher.cause:
+            return
+        launcher.has_started = True
+        for worker in launcher.workers:
+            if worker.comes_s < float("inf"):
+                self.world.at(worker.comes_s, lambda worker=worker: self._come(worker), worker)  # type: ignore[misc]
+
+    # What they do until the workers have met
 
     def obey(self, launcher: Launcher, instructions: Instructions) -> None:
         for instruction in instructions:
-            if isinstance(instruction, EndWorkers):
-                launcher.end(instruction.cause)
-                self._leave_later(launcher)
-            else:
-                for host in instruction.hosts:
-                    self._send(launcher, self.launchers[host], instruction.message)
+            match instruction:
+                case EndWorkers(cause):
+                    launcher.end(cause)
+                    self.leave_later(launcher)
+                case StartWorkers():
+                    self._start_workers(launcher)
+                case Tell(hosts, message):
+                    for host in hosts:
+                        self._send(launcher, self.launchers[host], message)
 
     def _tick_later(self, launcher: Launcher) -> None:
         delay_s = BEAT_EVERY_S * self.world.dice.uniform(1.0, LATEST_TICK)
@@ -94,11 +157,12 @@ class Job:
     def _tick(self, launcher: Launcher) -> None:
         if launcher.has_left:
             return
-        for worker in launcher.workers:
+        for worker in launcher.workers if launcher.has_started else []:
             launcher.stop_watch.observe(worker.rank, 1, state="T" if worker.is_stopped else "S")
             if launcher.stop_watch.is_stuck(worker.rank) and not worker.is_dead:
                 self.obey(launcher, launcher.watch.note_stopped(worker.rank, 1))
         if not launcher.watch.has_met:  # the thread ends then
+            self.obey(launcher, launcher.watch.note_marks({worker.rank: worker.mark for worker in launcher.workers}))
             self.obey(launcher, launcher.watch.tick(self.world.now_s))
         self._tick_later(launcher)
 
@@ -107,7 +171,8 @@ class Job:
             if not receiver.has_left:
                 self.obey(receiver, receiver.watch.hear(sender.host, message, self.world.now_s))
 
-        self.world.at(self._find_delay_s(sender, receiver), arrive, receiver)
+        if sender.is_connected and receiver.is_connected:
+            self.world.at(self._find_delay_s(sender, receiver), arrive, receiver)
 
     def _find_delay_s(self, sender: Launcher, receiver: Launcher) -> float:
         return self.delays_s[max(sender.host, receiver.host)]
@@ -115,31 +180,48 @@ class Job:
     def find_peers(self, launcher: Launcher) -> list[Launcher]:
         return self.launchers[1:] if launcher.host == HUB else self.launchers[:1]
 
-    def _leave_later(self, launcher: Launcher) -> None:
+    def leave_later(self, launcher: Launcher, delay_s: float = WIND_DOWN_S) -> None:
         def leave() -> None:
             launcher.has_left = True
             for peer in self.find_peers(launcher):
                 self._send(launcher, peer, Goodbye())
 
-        self.world.at(WIND_DOWN_S, leave, launcher)
+        self.world.at(delay_s, leave, launcher)
 
     # What the workers do
 
     def _come(self, worker: Worker) -> None:
-        worker.has_come = True
+        worker.came_s, worker.mark = self.world.now_s, Mark.WAITS_FOR_ALL
         self.world.tell(f"{worker.name} comes to the workers' meeting")
         self.try_to_meet()
 
     def try_to_meet(self) -> None:
-        """Rank 0 is connected to all, and says so to the first launcher."""
-        if all(worker.has_come and not worker.is_dead and not worker.is_stopped for worker in self.workers):
-            self.world.tell("the workers have met")
-            first = self.launchers[HUB]
+        """If all are there the first launcher, which holds the meeting, answers; then they connect to each other."""
+        first = self.launchers[HUB]
+        are_there = all(worker.mark and not worker.is_dead and not worker.is_stopped for worker in self.workers)
+        if are_there and not first.is_stopped and not first.is_dead and not self.is_answered:
+            self.is_answered = True
+            for worker in self.workers:
+                connect_s = self.world.dice.uniform(0.0, CONNECT_S)
+                self.world.at(connect_s, lambda worker=worker: self._meet(worker), worker)  # type: ignore[misc]
+
+    def _meet(self, worker: Worker) -> None:
+        """It is connected to all, unless one is gone before it was; rank 0 tells the first launcher."""
+        behind = [each for each in self.workers if each.mark is not Mark.MET]
+        if any(each.is_dead or each.is_stopped for each in behind):
+            self.world.at(CONNECT_S, lambda: self._meet(worker), worker)
+            return
+        worker.mark = Mark.MET
+        self.world.tell(f"{worker.name} has met the others")
+        first = self.launchers[HUB]
+        if worker.rank == 0:
             self.world.at(0.0, lambda: self.obey(first, first.watch.note_met()), first)
 
     # What goes wrong
 
     def kill_worker(self, worker: Worker) -> None:
+        if worker.is_dead:
+            return
         self.world.tell(f"{worker.name} is killed")
         worker.is_dead = True
         launcher = self.launchers[worker.host]
@@ -147,13 +229,31 @@ class Job:
         def notice() -> None:
             self.obey(launcher, launcher.watch.note_failed(worker.rank, "was killed by SIGKILL"))
             launcher.end("a worker of its own")
-            self._leave_later(launcher)
+            self.leave_later(launcher)
+
+        self.world.at(NOTICE_S, notice, launcher)
+
+    def end_worker(self, worker: Worker) -> None:
+        """Its script ends, in order."""
+        if worker.is_dead:
+            return
+        self.world.tell(f"{worker.name} ends with exit code 0")
+        worker.is_dead = True
+        launcher = self.launchers[worker.host]
+
+        def notice() -> None:
+            if worker.mark is not Mark.MET:
+                worker.mark = Mark.NONE
+                self.obey(launcher, launcher.watch.note_left(worker.rank))
+            if all(worker.is_dead for worker in launcher.workers):
+                self.leave_later(launcher, 0.0)
 
         self.world.at(NOTICE_S, notice, launcher)
 
     def kill_launcher(self, launcher: Launcher, *, closes: bool) -> None:
         """With `closes` its connections end; without, its host is gone and says nothing."""
         self.world.tell(f"{launcher.name} is killed" if closes else f"host {launcher.place.name} is gone")
+        launcher.closes = closes
         for process in (launcher, *launcher.workers):
             process.is_dead = True
         for peer in self.find_peers(launcher) if closes else []:
@@ -164,13 +264,14 @@ class Job:
             if not peer.has_left:
                 self.obey(peer, peer.watch.note_closed(launcher.host))
 
-        self.world.at(self._find_delay_s(launcher, peer), close, peer)
+        if launcher.is_connected and peer.is_connected:
+            self.world.at(self._find_delay_s(launcher, peer), close, peer)
 
     def interrupt(self, launcher: Launcher) -> None:
         self.world.tell(f"{launcher.name} is interrupted")
         self.obey(launcher, launcher.watch.note_leaving("was interrupted by SIGINT"))
         launcher.end("its user")
-        self._leave_later(launcher)
+        self.leave_later(launcher)
 
     def stop(self, process: Process, for_s: float) -> None:
         self.world.stop(process, for_s)

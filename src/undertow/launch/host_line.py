@@ -1,6 +1,7 @@
 """The connections between the launchers of a job, from the meeting of the hosts until the workers have met.
 
-In: the address of the first launcher, the job's token, what the supervisor sees.  Out: the first cause, once.
+In: the address of the first launcher, the job's token, what the supervisor sees, the marks of the workers.
+Out: when to start the workers; the first cause to end them, once.
 One thread owns all sockets and the `HostWatch`, which decides; other threads only post calls to it.
 Every connection starts with the handshake of `wire/auth.py`; nothing is parsed before, and nothing blocks the thread.
 
@@ -22,7 +23,8 @@ import msgspec
 
 from undertow.coordinator.meeting_point import LENGTH_BYTES, format_address, open_listener
 from undertow.coordinator.rendezvous import parse_address
-from undertow.errors import Refused
+from undertow.coordinator.start_marks import Mark, StartMarks
+from undertow.errors import PeerLost, Refused
 from undertow.launch.host_watch import (
     BEAT_EVERY_S,
     HUB,
@@ -33,6 +35,7 @@ from undertow.launch.host_watch import (
     Lost,
     Message,
     Met,
+    StartWorkers,
     Tell,
 )
 from undertow.wire.auth import Handshake, Role, shake_hands
@@ -88,12 +91,15 @@ class _Connection:
 class HostLine:
     """A launcher's line to the others.  `listen` or `dial`, then `start`, then `close`, all by one thread.
 
-    `fileno` becomes readable when there is a cause to end the workers of this host.
+    On several hosts `wait_for_start` follows `start`.  From then on `fileno` becomes readable when there is a cause to
+    end the workers of this host.
     """
 
     def __init__(self) -> None:
         self.cause = ""  # written once, by the thread
         self.cause_s = 0.0
+        self.marks = StartMarks()
+        self._place: HostPlace | None = None
         self._news_out, self._news_in = socket.socketpair()
         self._wake_out, self._wake_in = socket.socketpair()
         self._calls: queue.SimpleQueue[Callable[[HostWatch], Instructions]] = queue.SimpleQueue()
@@ -126,9 +132,24 @@ class HostLine:
         self._connections.append(_Connection(sock, None, host=HUB))
 
     def start(self, node_rank: int, places: Sequence[HostPlace]) -> None:
+        self._place = places[node_rank]
         self._watch = HostWatch(node_rank, places, now_s=time.monotonic())
         self._thread = threading.Thread(target=self._run, args=[self._watch], name="undertow-hosts", daemon=True)
         self._thread.start()
+
+    def wait_for_start(self) -> None:
+        """Return when all launchers are connected; raises `PeerLost` with the cause if one was lost before."""
+        assert self._watch is not None
+        self._news_out.recv(1)
+        if self.cause:
+            raise PeerLost(f"{self.cause}; no worker was started")
+
+    def note_ended(self, rank: int) -> None:
+        """A worker of this host has ended in order."""
+        if self._place is None or self._read_marks()[rank] is Mark.MET:
+            return
+        self.marks.clear(rank - self._place.first_rank)
+        self.post(lambda watch: watch.note_left(rank))
 
     def post(self, call: Callable[[HostWatch], Instructions]) -> None:
         """Let the thread obey what `call` decides."""
@@ -144,6 +165,7 @@ class HostLine:
             self._is_closing = True
             self._wake_in.send(b"x")
             self._thread.join()
+        self.marks.close()
         self._selector.close()
         connections = [connection.sock for connection in self._connections]
         listeners = [self._listener] if self._listener else []
@@ -162,6 +184,7 @@ class HostLine:
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + BEAT_EVERY_S
                 self._drop_slow_strangers()
+                self._obey(watch.note_marks(self._read_marks()))
                 self._obey(watch.tick(time.monotonic()))
         self._make_calls(watch)
         self._leave()
@@ -216,15 +239,22 @@ class HostLine:
         connection.host = msgspec.msgpack.decode(body, type=int)
         if watch.is_over:  # it was told to the others before
             self._send(connection, Met() if watch.has_met else Lost(watch.cause))
+        self._obey(watch.note_arrived(connection.host, time.monotonic()))
 
     def _obey(self, instructions: Instructions) -> None:
         for instruction in instructions:
             if isinstance(instruction, Tell):
                 for connection in [each for each in self._connections if each.host in instruction.hosts]:
                     self._send(connection, instruction.message)
+            elif isinstance(instruction, StartWorkers):
+                self._news_in.send(b"x")
             else:
                 self.cause, self.cause_s = instruction.cause, time.monotonic()
                 self._news_in.send(b"x")
+
+    def _read_marks(self) -> dict[int, Mark]:
+        assert self._place is not None
+        return dict(zip(self._place.ranks, self.marks.read(self._place.nproc), strict=True))
 
     def _send(self, connection: _Connection, message: Message) -> None:
         connection.outgoing += _pack(message)

@@ -1,34 +1,53 @@
 """What the launchers of a job tell each other until the workers have met: decides, without sockets and clocks.
 
-In: a launcher was heard, closed its connection or told something; a local worker failed or is stopped; time passes.
-Out: messages for other launchers, and at most one `EndWorkers` with the first cause.
+In: a launcher was heard, closed its connection or told something; a local worker failed, ended or is stopped; what the
+local workers wait for; time passes.
+Out: messages for other launchers, `StartWorkers` when all are connected, at most one `EndWorkers` with the first cause.
 The first host is the hub: it hears all others and passes on what one of them tells; the others hear only the hub.
+
+What was killed is a loss at once.  What only stands still is one while another worker waits for it: a job whose workers
+never wait for each other may be stopped for as long as its user likes (docs/decisions/0012).
 From the moment at which the workers have met their own membership notices losses, and nothing is decided here any more.
 `now_s` is always the caller's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from undertow.coordinator.meeting import name_ranks
+from undertow.coordinator.start_marks import Mark, find_strongest_wait
 
 HUB = 0
 BEAT_EVERY_S = 1.0
 # As long as workers that have met wait for each other.
 SILENCE_S = 10.0
+# A launcher connects milliseconds after the hosts' rendezvous; one that was killed in between leaves no other sign.
+ARRIVE_S = 3.0
 BEFORE = "before the workers had met"
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """A sign of life."""
+    """A sign of life, and what workers wait for: those of the sender's host, or all but the receiver's."""
+
+    waits: Mark = Mark.NONE
+
+
+class Go(msgspec.Struct, frozen=True, array_like=True, tag="go"):
+    """All launchers are connected, and the master's port is free: workers may start."""
 
 
 class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
     """The workers have met."""
+
+
+class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    """A worker has ended in order without having met the others."""
+
+    rank: int
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
@@ -41,7 +60,7 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     """This launcher has nothing left to do: the end of its connection is no loss."""
 
 
-Message = Beat | Met | Lost | Goodbye
+Message = Beat | Go | Met | Left | Lost | Goodbye
 
 
 @dataclass(frozen=True)
@@ -53,13 +72,18 @@ class Tell:
 
 
 @dataclass(frozen=True)
+class StartWorkers:
+    """Start the workers of this host."""
+
+
+@dataclass(frozen=True)
 class EndWorkers:
     """End the workers of this host."""
 
     cause: str
 
 
-Instructions = list[Tell | EndWorkers]
+Instructions = list[Tell | StartWorkers | EndWorkers]
 
 
 @dataclass(frozen=True)
@@ -70,9 +94,25 @@ class HostPlace:
     first_rank: int
     nproc: int
 
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.nproc)
+
     def describe(self, node_rank: int) -> str:
-        ranks = name_ranks(range(self.first_rank, self.first_rank + self.nproc))
-        return f"host {self.name} (--node-rank {node_rank}, {ranks})"
+        return f"host {self.name} (--node-rank {node_rank}, {name_ranks(self.ranks)})"
+
+
+def describe_cut(host: HostPlace, node_rank: int) -> str:
+    """The loss of a launcher whose connection has ended."""
+    return f"the launcher on {host.describe(node_rank)} was killed, or its connection was cut, {BEFORE}"
+
+
+def describe_silence(host: HostPlace, node_rank: int, silent_s: float) -> str:
+    """The loss of a launcher that does not speak."""
+    return (
+        f"the launcher on {host.describe(node_rank)} gave no sign of life for {silent_s:.0f} s {BEFORE} "
+        "(process stopped, host down or link cut)"
+    )
 
 
 class HostWatch:
@@ -80,11 +120,16 @@ class HostWatch:
 
     def __init__(self, node_rank: int, hosts: Sequence[HostPlace], *, now_s: float) -> None:
         self.has_met = False
+        self.may_start = False
         self.cause = ""  # the first; never replaced
         self._node_rank = node_rank
         self._hosts = hosts
         others = range(1, len(hosts)) if node_rank == HUB else [HUB]
-        self._heard_s = dict.fromkeys(others, now_s)  # exactly the hosts with a connection to this one
+        self._heard_s = dict.fromkeys(others, now_s)  # the hosts that have not said goodbye
+        self._missing = set(others if node_rank == HUB else [])  # of these: the ones that are not connected yet
+        self._waits: dict[int, Mark] = {}  # by host, as its last beat said
+        self._marks: Mapping[int, Mark] = {}  # by rank, of the workers of this host
+        self._left: list[int] = []  # ranks that ended without having met the others
         self._ticked_s = now_s
 
     @property
@@ -92,26 +137,50 @@ class HostWatch:
         """Whether nothing can be decided any more."""
         return self.has_met or bool(self.cause)
 
+    def note_arrived(self, host: int, now_s: float) -> Instructions:
+        """Another launcher has connected to this one, which is the hub."""
+        if host not in self._missing or self.is_over:
+            return []
+        self._heard_s[host] = now_s
+        self._missing.remove(host)
+        if self._missing:
+            return []
+        self.may_start = True
+        return [*self._tell(Go()), StartWorkers()]
+
     def hear(self, host: int, message: Message, now_s: float) -> Instructions:
         """Take a message of another launcher."""
         if host not in self._heard_s:
             return []
         self._heard_s[host] = now_s
-        if isinstance(message, Goodbye):
-            del self._heard_s[host]
-        elif isinstance(message, Met):
-            return self.note_met()
-        elif isinstance(message, Lost):
-            return self._lose(message.cause, source=host)
+        match message:
+            case Beat(waits):
+                self._waits[host] = waits
+            case Goodbye():
+                self._forget(host)
+            case Go():
+                self.may_start = True
+                return [StartWorkers()]
+            case Met():
+                return self.note_met()
+            case Left(rank):
+                return self._leave(rank, source=host)
+            case Lost(cause):
+                return self._lose(cause, source=host)
         return []
+
+    def note_marks(self, marks: Mapping[int, Mark]) -> Instructions:
+        """What the workers of this host say; if it is the only one, they tell by it that they have met."""
+        self._marks = marks
+        is_all_met = len(self._hosts) == 1 and all(mark is Mark.MET for mark in marks.values())
+        return self.note_met() if is_all_met else []
 
     def note_closed(self, host: int) -> Instructions:
         """A connection has ended; after a goodbye that is no loss."""
-        if self._heard_s.pop(host, None) is None:
+        if host not in self._heard_s:
             return []
-        return self._lose(
-            f"the launcher on {self._hosts[host].describe(host)} was killed, or its connection was cut, {BEFORE}"
-        )
+        self._forget(host)
+        return self._lose(describe_cut(self._hosts[host], host))
 
     def note_met(self) -> Instructions:
         """All workers are connected."""
@@ -125,8 +194,14 @@ class HostWatch:
         told = self._lose(f"rank {rank} on host {self._own.name} {how} {BEFORE}")
         return [each for each in told if isinstance(each, Tell)]
 
+    def note_left(self, rank: int) -> Instructions:
+        """A worker of this host ended in order, and had not met the others."""
+        return self._leave(rank)
+
     def note_stopped(self, rank: int, pid: int) -> Instructions:
-        """A worker of this host was stopped, and has stayed so."""
+        """A worker of this host was stopped, and has stayed so; to be called again while it does."""
+        if len(self._hosts) == 1 or not self._is_awaited(Mark.WAITS, but_rank=rank):
+            return []
         return self._lose(f"rank {rank} on host {self._own.name} was stopped (SIGSTOP; pid {pid}) {BEFORE}")
 
     def note_leaving(self, reason: str) -> Instructions:
@@ -136,24 +211,56 @@ class HostWatch:
         return [each for each in told if isinstance(each, Tell)]
 
     def tick(self, now_s: float) -> Instructions:
-        """Give a sign of life, and look for launchers that give none; to be called every `BEAT_EVERY_S`."""
+        """Give a sign of life, and look for what is missing; to be called every `BEAT_EVERY_S`."""
         # If this process did not run (stopped, or the host slept), it could hear no one: all get that time back.
         missed_s = max(0.0, now_s - self._ticked_s - 2 * BEAT_EVERY_S)
         self._ticked_s = now_s
-        instructions = self._tell(Beat())
         for host, heard_s in self._heard_s.items():
             self._heard_s[host] = heard_s + missed_s
+        instructions: Instructions = [
+            Tell((host,), Beat(self._find_wait(but_host=host))) for host in self._heard_s if host not in self._missing
+        ]
         for host, heard_s in list(self._heard_s.items()):
-            if now_s - heard_s > SILENCE_S:
-                instructions += self._lose(
-                    f"the launcher on {self._hosts[host].describe(host)} gave no sign of life for "
-                    f"{now_s - heard_s:.0f} s {BEFORE} (process stopped, host down or link cut)"
-                )
+            if self._is_silent(host, now_s - heard_s):
+                instructions += self._lose(describe_silence(self._hosts[host], host, now_s - heard_s))
+        if self._left and self._is_awaited(Mark.WAITS_FOR_ALL):
+            instructions += self._lose(self._describe_left(self._left[0]))
         return instructions
+
+    def _is_silent(self, host: int, silent_s: float) -> bool:
+        if host in self._missing:
+            return silent_s > ARRIVE_S
+        # Before the start the launchers themselves wait for each other.
+        is_awaited = not self.may_start or self._is_awaited(Mark.WAITS, but_host=host)
+        return silent_s > SILENCE_S and is_awaited
+
+    def _is_awaited(self, mark: Mark, *, but_host: int | None = None, but_rank: int | None = None) -> bool:
+        """Whether a worker waits like this, as far as is known here without that host or rank."""
+        return self._find_wait(but_host=but_host, but_rank=but_rank) >= mark
+
+    def _find_wait(self, *, but_host: int | None = None, but_rank: int | None = None) -> Mark:
+        own = (mark for rank, mark in self._marks.items() if rank != but_rank)
+        others = (mark for host, mark in self._waits.items() if host != but_host)
+        return find_strongest_wait([*own, *others])
+
+    def _describe_left(self, rank: int) -> str:
+        host = next(host for host in self._hosts if rank in host.ranks)
+        return f"rank {rank} on host {host.name} ended with exit code 0 {BEFORE}, and others wait for it"
 
     @property
     def _own(self) -> HostPlace:
         return self._hosts[self._node_rank]
+
+    def _leave(self, rank: int, *, source: int | None = None) -> Instructions:
+        if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
+            return []
+        self._left.append(rank)
+        return self._tell(Left(rank), but=source)
+
+    def _forget(self, host: int) -> None:
+        self._heard_s.pop(host)
+        self._waits.pop(host, None)
+        self._missing.discard(host)
 
     def _lose(self, cause: str, *, source: int | None = None) -> Instructions:
         if self.is_over:

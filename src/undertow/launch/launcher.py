@@ -47,7 +47,7 @@ def launch(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None] =
     """
     speak_for_the_log()
     settings = read_job_settings(environ)
-    line = HostLine() if job.nnodes > 1 else None
+    line = HostLine()
     with watch(job.script, environ, live=job.live, port=job.live_port) as (show, own):
         return supervise(
             _posts(job, own, check, line),
@@ -97,13 +97,12 @@ def supervise(
 
 
 @contextmanager
-def _posts(
-    job: Job, environ: Mapping[str, str], check: Callable[[Seat], None], line: HostLine | None
-) -> Iterator[list[Post]]:
+def _posts(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None], line: HostLine) -> Iterator[list[Post]]:
     """One per worker on this host, once all hosts have met."""
     with meet(job, notify, line) as seat:
         if seat.is_checked:
             check(seat)
+        environ = {**environ, "UNDERTOW_START_MARKS": line.marks.path}
         clear_traces(read_job_settings(environ))  # no worker of any host writes one before all have come here
         if limits_threads(environ, nproc=seat.nproc):
             notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")

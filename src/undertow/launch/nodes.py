@@ -10,7 +10,6 @@ another one, on a port given by the system, and lives as long as the first launc
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from undertow.coordinator.meeting_point import format_address
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine
-from undertow.launch.host_watch import HostPlace
+from undertow.launch.host_watch import SILENCE_S, HostPlace, describe_cut, describe_silence
 from undertow.launch.job import Job
 
 
@@ -56,15 +55,14 @@ class NodeCard(msgspec.Struct, frozen=True, array_like=True):
 
 
 @contextmanager
-def meet(job: Job, notify: Callable[[str], None], line: HostLine | None = None) -> Iterator[Seat]:
+def meet(job: Job, notify: Callable[[str], None], line: HostLine) -> Iterator[Seat]:
     """Agree with the other hosts; the workers' meeting point and the line to the other launchers stay open inside."""
     token = job.token or secrets.token_hex(16)
     with ExitStack() as stack:
         rendezvous = address = ""
-        if line is not None:
-            stack.push(lambda kind, error, trace: line.close(_describe_giving_up(error)))
+        stack.push(lambda kind, error, trace: line.close(_describe_giving_up(error)))
         if job.node_rank == 0:
-            if line is not None:
+            if job.nnodes > 1:
                 address = line.listen(job.master_addr, token.encode())
             point = MeetingPoint(job.master_addr, 0, token.encode(), on_complete=lambda name: _note_met(name, line))
             stack.callback(point.close)
@@ -72,8 +70,7 @@ def meet(job: Job, notify: Callable[[str], None], line: HostLine | None = None) 
             rendezvous = point.address
         card = NodeCard(job.nproc, rendezvous, token, job.is_checked, socket.gethostname(), address)
         cards = [card] if job.nnodes == 1 else _exchange(job, card, notify=notify)
-        if job.nnodes > 1:
-            _prepare_start(job, cards, line)
+        _prepare_start(job, cards, line)
         yield _place(job, cards)
 
 
@@ -93,23 +90,35 @@ def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> lis
     return [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
 
 
-def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine | None) -> None:
-    """Returns when all launchers are connected, and workers may start."""
-    token = cards[0].token.encode()
-    if line is not None:
-        if job.node_rank:
-            line.dial(cards[0].line, token, node_rank=job.node_rank, timeout_s=job.start_timeout_s)
-        firsts = itertools.accumulate((card.nproc for card in cards), initial=0)
-        line.start(
-            job.node_rank,
-            [HostPlace(card.host, first, card.nproc) for card, first in zip(cards, firsts, strict=False)],
-        )
-    # Node 0 comes here after it closed the master's port, so no worker mistakes our meeting for torch's store.
-    _attend(job, cards[0].rendezvous, token, meeting="hosts may start", payload=b"")
+def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine) -> None:
+    """Return when all launchers are connected, and workers may start; raises `PeerLost` if one is gone by then.
+
+    Node 0 comes here after it closed the master's port, so no worker mistakes our meeting for torch's store.
+    """
+    places = [HostPlace(card.host, _count_before(cards, host), card.nproc) for host, card in enumerate(cards)]
+    if job.node_rank:
+        _dial(job, cards[0], places[0], line)
+    line.start(job.node_rank, places)
+    if job.nnodes > 1:
+        line.wait_for_start()
 
 
-def _note_met(meeting: str, line: HostLine | None) -> None:
-    if meeting == WORKERS_MET and line is not None:
+def _dial(job: Job, card: NodeCard, place: HostPlace, line: HostLine) -> None:
+    try:
+        line.dial(card.line, card.token.encode(), node_rank=job.node_rank, timeout_s=SILENCE_S)
+    except TimeoutError:
+        raise PeerLost(f"{describe_silence(place, 0, SILENCE_S)}; no worker was started") from None
+    except (OSError, Refused) as error:  # the token is its own: it can only be gone
+        raise PeerLost(f"{describe_cut(place, 0)} ({error}); no worker was started") from None
+
+
+def _count_before(cards: list[NodeCard], node_rank: int) -> int:
+    """How many workers there are on the hosts before this one."""
+    return sum(card.nproc for card in cards[:node_rank])
+
+
+def _note_met(meeting: str, line: HostLine) -> None:
+    if meeting == WORKERS_MET:
         line.post(lambda watch: watch.note_met())
 
 
@@ -133,7 +142,7 @@ def _attend(job: Job, address: str, token: bytes, *, meeting: str, payload: byte
 def _place(job: Job, cards: list[NodeCard]) -> Seat:
     return Seat(
         node_rank=job.node_rank,
-        first_rank=sum(card.nproc for card in cards[: job.node_rank]),
+        first_rank=_count_before(cards, job.node_rank),
         nproc=job.nproc,
         world_size=sum(card.nproc for card in cards),
         master_addr=job.master_addr,

@@ -168,6 +168,8 @@ class Supervisor:
             if code:
                 self._report_failure(worker.rank, code)
                 self.shutdown.fail(now_s)
+            elif self._line is not None and not by_launcher:
+                self._line.note_ended(worker.rank)
 
     def _report_failure(self, rank: int, code: int) -> None:
         if not self.shutdown.has_signalled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.rendezvous import MeetingPoint, attend
+from undertow.coordinator.start_marks import Mark, waiting
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, UndertowError
 from undertow.launch.foreign import refuse_processes
 from undertow.runtime import formation, recording, sharing
@@ -46,7 +48,8 @@ def init(**arguments: Any) -> None:
         settings = read_settings(**arguments)
         if arguments.get("world_size") is None and not _has_process_group():
             refuse_processes(os.environ, script=os.path.basename(sys.argv[0]) or "train.py")
-        add_group(_DEFAULT, lambda: form_recorded(settings, lambda: _form_default(settings)))
+        form = functools.partial(_form_default, settings)
+        add_group(_DEFAULT, lambda: form_recorded(settings, form, size=settings.world_size))
         _settings = settings
         _formed += 1
 
@@ -100,11 +103,14 @@ def add_group(name: object, form: Any) -> Group:
         return _groups[name]
 
 
-def form_recorded(settings: Settings, form: Callable[[], Group]) -> Group:
-    """Form a group of all workers, and record from then on what this one does, if that is wished for."""
+def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -> Group:
+    """Form a group of all workers that train, and record from then on what this one does, if that is wished for."""
     recording.prepare(settings)
+    # Not all that were started, if the script has chosen another size.
+    mark = Mark.WAITS_FOR_ALL if os.environ.get("WORLD_SIZE") == str(size) else Mark.WAITS
     try:
-        group = form()
+        with waiting(settings.start_marks, settings.local_rank, mark, then=Mark.MET):
+            group = form()
     except BaseException:
         recording.give_up()
         raise

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
+from undertow.coordinator.start_marks import Mark, waiting
 from undertow.script.loaders import Epoch, StreamIterator, is_shared, is_stream, share_indices, stride_stream
 from undertow.script.plain import Plain
 from undertow.script.weighing import Weigher
@@ -61,7 +62,9 @@ def join_others(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
         plain.leave("init_process_group")
-        return original(*arguments, **options)
+        settings = plain.settings
+        with waiting(settings.start_marks, settings.local_rank, Mark.WAITS):
+            return original(*arguments, **options)
 
     return init_process_group
 

@@ -43,4 +43,4 @@ def _form(process_group: Any) -> Group:
         if (settings.trace or settings.live) and not here.is_on:
             log.warning("a model that only some of the workers train is neither traced nor shown live")
         return form()
-    return process.form_recorded(settings, form)
+    return process.form_recorded(settings, form, size=dist.get_world_size())

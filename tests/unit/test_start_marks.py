@@ -1,0 +1,60 @@
+"""The marks by which workers tell their launcher what they wait for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from undertow.coordinator.start_marks import Mark, StartMarks, find_strongest_wait, waiting
+
+
+@pytest.fixture
+def marks() -> Iterator[StartMarks]:
+    with closing(StartMarks()) as made:
+        yield made
+
+
+def test_a_worker_has_its_mark_while_it_waits(marks: StartMarks) -> None:
+    assert marks.read(3) == [Mark.NONE] * 3
+    with waiting(marks.path, 2, Mark.WAITS):
+        assert marks.read(3) == [Mark.NONE, Mark.NONE, Mark.WAITS]
+    assert marks.read(3) == [Mark.NONE] * 3
+    with pytest.raises(KeyError), waiting(marks.path, 0, Mark.WAITS_FOR_ALL, then=Mark.MET):
+        raise KeyError
+    assert marks.read(1) == [Mark.NONE]
+
+
+def test_a_worker_that_has_met_the_others_stays_so(marks: StartMarks) -> None:
+    with waiting(marks.path, 1, Mark.WAITS_FOR_ALL, then=Mark.MET):
+        pass
+    with waiting(marks.path, 1, Mark.WAITS):
+        assert marks.read(2) == [Mark.NONE, Mark.MET]
+    marks.clear(1)
+    assert marks.read(2) == [Mark.NONE, Mark.MET]
+
+
+def test_the_mark_of_a_worker_that_has_ended_is_forgotten(marks: StartMarks) -> None:
+    with waiting(marks.path, 0, Mark.WAITS):
+        marks.clear(0)
+        assert marks.read(1) == [Mark.NONE]
+
+
+def test_nonsense_is_no_mark(marks: StartMarks) -> None:
+    with open(marks.path, "r+b") as file:
+        file.write(bytes([77, Mark.WAITS]))
+    assert marks.read(2) == [Mark.NONE, Mark.WAITS]
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/marks", f"/proc/{os.getpid()}/fd/999999"])
+def test_a_worker_goes_on_where_it_cannot_tell(path: str) -> None:
+    with waiting(path, 0, Mark.WAITS):
+        pass
+
+
+def test_the_strongest_wait_counts_and_those_who_have_met_do_not_wait() -> None:
+    assert find_strongest_wait([]) is Mark.NONE
+    assert find_strongest_wait([Mark.MET, Mark.WAITS]) is Mark.WAITS
+    assert find_strongest_wait([Mark.WAITS_FOR_ALL, Mark.WAITS]) is Mark.WAITS_FOR_ALL
