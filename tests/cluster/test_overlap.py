@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 from typing import Any
 
@@ -70,15 +71,24 @@ def test_a_gradient_that_is_held_is_the_mean_also_if_the_first_backward_was_comp
     warnings.simplefilter("default")  # torch's own, many
     net = nn.Linear(64, 64, bias=False)
     model, _ = parallelize(net, sgd(net))
-
+    inputs = torch.full((1, 64), 4.0 * (rank + 1))
+    torch.compile(lambda: model(inputs).sum().backward(), backend="eager")()
     held = net.weight.grad = torch.zeros(64, 64)
+    seen: list[float] = []
 
-    @torch.compile(backend="eager")
-    def run() -> None:
-        model(torch.full((1, 64), 4.0 * (rank + 1))).sum().backward()
+    def add_and_read() -> None:
+        model(inputs).sum().backward()
+        seen.extend(held.unique().tolist())
 
-    run()
-    assert held.unique().tolist() == [6.0]
+    reader = threading.Thread(target=add_and_read)
+    if rank == 1:
+        undertow.barrier()  # until then rank 0 gets no results
+    reader.start()
+    if rank == 0:
+        reader.join(0.5)  # time enough to read it too early
+        undertow.barrier()
+    reader.join()
+    assert seen == [6.0], seen
 
 
 @on_workers(2, environment=SLOW)
