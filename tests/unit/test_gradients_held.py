@@ -92,6 +92,16 @@ def test_holding_gradients_does_not_make_backward_wait(ready: Twin, group: SlowG
     assert same(held, [parameter.grad for parameter in ready.plain.parameters()])
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, many
+def test_a_backward_in_compiled_code_does_not_wait_either(group: SlowGroup) -> None:
+    twin = Twin(make_net(), sgd)
+    group.deliver_all()
+    torch.compile(lambda: twin.model(BATCH).sum().backward(), backend="eager")()
+    assert group.waits == 0
+    assert all(find_gate(parameter) for parameter in twin.module.parameters())
+    torch._dynamo.reset()
+
+
 ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a view": lambda g: g.view(-1),
     "detach": lambda g: g.detach(),

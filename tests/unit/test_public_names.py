@@ -98,11 +98,14 @@ import sys, threading, torch
 threads = threading.active_count()
 import undertow.torch, undertow.horovod.torch
 assert threading.active_count() == threads
+undertow.init()
+model = undertow.torch.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
 assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
 
-def test_importing_the_torch_door_starts_no_thread_and_no_compiler() -> None:
+def test_the_torch_door_starts_no_thread_when_imported_and_no_compiler_until_it_is_needed() -> None:
     result = subprocess.run(
         [sys.executable, "-c", IMPORT_TORCH], capture_output=True, text=True, timeout=60, check=False
     )

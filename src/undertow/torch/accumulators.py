@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from undertow.torch.hooks import never_compiled
+from undertow.torch.hooks import never_compiled, never_looked_into
 
 Added = torch.Tensor | None
 
@@ -26,6 +26,7 @@ def follow_accumulation(node: Any, ready: Callable[[Added, Added], None]) -> Non
     def hook(inputs: Any, outputs: Any) -> None:
         _call(ready, outputs[0] if outputs else None, handle)
 
+    never_looked_into(hook)
     hook.keeps_nothing = True  # type: ignore[attr-defined]
     handle = node.register_hook(hook)
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from undertow.errors import UndertowError
 from undertow.torch.closed import can_close, close_gradient, close_value, passing, restore
 from undertow.torch.gradients import Gradients
-from undertow.torch.hooks import never_compiled
+from undertow.torch.hooks import never_compiled, never_looked_into
 from undertow.torch.pending import close_gradient_itself, release
 from undertow.trace import notes
 from undertow.trace.recorder import here
@@ -142,13 +142,11 @@ class Gates:
         gates = self._gates[gradients]
         self._arrived.extend(gates[index] for index in members)
 
-    @never_compiled  # where backward runs in compiled code
     def wait_for_exposed(self, gradients: Gradients) -> None:
         """Backward has ended.  Return when all gradients are there that somebody could see without asking."""
         for gate in [gate for gate in self._gates[gradients] if gate.is_exposed]:
             gate.wait()
 
-    @never_compiled
     def close(self, gradients: Gradients) -> None:
         """Whatever has not come yet must be waited for."""
         with self.lock:
@@ -161,6 +159,7 @@ class Gates:
                     gate.close()
             _note_applied(since_s, landed)
 
+    @never_compiled
     def open(self, gate: Gate) -> None:
         with self.lock:
             if gate.is_closed and gate.is_due:
@@ -251,4 +250,4 @@ def _guard(gate: Gate) -> Callable[[Any], None]:
         if gate.is_closed:
             gate.open()
 
-    return before_accumulation
+    return never_looked_into(before_accumulation)

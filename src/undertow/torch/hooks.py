@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
@@ -16,17 +17,35 @@ Result = TypeVar("Result")
 def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """As `torch.compiler.disable`, which imports the compiler at once: two seconds for whoever imports us.
 
-    Like torch does for its own, the compiler is imported when the function is called.
+    Where no script has imported the compiler, nothing is compiled.
     """
     disabled: list[Callable[Given, Result]] = []
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
-    return call
+    return never_looked_into(call)
+
+
+def never_looked_into(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Keep the compiler from looking at the arguments of this function where compiled code causes its call.
+
+    To look at a tensor it makes a storage object, which torch keeps, so that the tensor no longer owns its memory
+    alone.  What the function calls is compiled all the same.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    code = function.__code__
+    if hasattr(frames, "skip_code"):  # older versions
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):
+        action = frames._FrameAction
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
 
 
 class ForwardHook:

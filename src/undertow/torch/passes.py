@@ -24,6 +24,7 @@ from undertow.errors import UndertowError
 from undertow.torch.accumulators import Added, follow_accumulation
 from undertow.torch.claims import Claim, Entry, forget_strays, note_stray, note_synchronised
 from undertow.torch.gradients import Gradients
+from undertow.torch.hooks import never_compiled
 from undertow.torch.noting import PassNoting
 from undertow.torch.overlap import Overlap
 from undertow.torch.planning import Planning
@@ -149,6 +150,10 @@ class Passes:
             )
 
     def _reached(self, gradient: torch.Tensor) -> None:
+        self._reach()
+
+    @never_compiled  # where backward runs in compiled code
+    def _reach(self) -> None:
         self._follow()
         if self._task is None and any(_will_run(node) for node in self._nodes):
             self._begin()
@@ -207,6 +212,7 @@ class Passes:
             self._outer = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._leave)
 
+    @never_compiled
     def _leave(self) -> None:
         self._outer = None
         if self._task is not None:
