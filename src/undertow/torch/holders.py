@@ -23,8 +23,6 @@ _use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 # The native owners of a gradient: its parameter, and its Python object, however many refer to that.
 _OWNERS = 2
-# References to a storage object that only torch keeps: torch's, and the argument of the function that counts.
-_KEPT = 2
 
 
 def count_storage_uses(tensor: torch.Tensor) -> int:
@@ -59,10 +57,14 @@ def is_value_alone(parameter: torch.Tensor) -> bool:
 def _has_idle_storage_object(tensor: torch.Tensor) -> bool:
     """Whether the second owner is a storage object that nothing but torch refers to.
 
-    `torch.save` and `copy.deepcopy` make one, and newer versions of torch keep it.  Anything but the lowest possible
-    count is taken for a user's reference; so is every storage object of an older version, which keeps none.
+    `torch.save` and `copy.deepcopy` make one, and newer versions of torch keep it.  How often Python refers to one that
+    is idle differs between versions of both.  So one that is certainly idle is counted in the same way at the same
+    moment: a single reference more is taken for a user's.
     """
-    if torch.__version__ < "2.13":
-        return False
-    references = sys.getrefcount(tensor.untyped_storage())
-    return references == _KEPT and count_storage_uses(tensor) == 2
+    idle = torch.empty(1)
+    _count_references(idle)  # makes the storage object
+    return _count_references(tensor) <= _count_references(idle) and count_storage_uses(tensor) == 2
+
+
+def _count_references(tensor: torch.Tensor) -> int:
+    return sys.getrefcount(tensor.untyped_storage())
