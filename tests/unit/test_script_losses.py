@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from undertow.script.losses import Kind, Report, Term, Verdict, weigh
+from undertow.script.losses import Verdict, weigh
+from undertow.script.reports import Kind, Report, Scales, Stage, Term
 
 MEAN = Term(Kind.MEAN, 6)
 
 
 def total(elements: int, *divisors: float, rows: int = 0, factors: tuple[float, ...] = ()) -> Term:
-    return Term(Kind.SUM, elements, rows, 0.0, divisors, factors)
+    """A sum of torch's; of the script's own if `rows` is given."""
+    scales = Scales(divisors, factors, (False,) * len(divisors))
+    return Term(Kind.SUM, elements, (rows,) if rows else (), 0.0, scales, is_loss=not rows)
 
 
 def counted(amount: float) -> Term:
@@ -65,14 +69,72 @@ def test_a_sum_that_the_script_divides_by_what_it_counts_is_a_mean(first: Any, s
 
 
 def test_a_sum_that_is_scaled_by_a_constant_stays_a_sum() -> None:
-    for scaled in (total(8, factors=(2.0,)), total(8, 2.0), total(8, 8.0)):
+    for scaled in (total(8, factors=(2.0,)), total(8, 0.07), total(32, 8.0)):
         assert ask((4, scaled), (4, scaled), batch=8) == Verdict([[2.0, 2.0]], [], has_sums=True)
 
 
 def test_a_divisor_that_may_be_either_is_told() -> None:
     verdict = ask((4, total(12, 100.0)), (4, total(12, 100.0)))
     assert verdict.weights == [[1.0, 1.0]]
-    assert verdict.doubts == ["a sum that is divided by 100 is taken for a mean over each rank's part of the batch"]
+    assert "taken for a mean over each rank's part" in verdict.doubts[0]
+    verdict = ask((4, total(12, 2.0)), (4, total(12, 2.0)))
+    assert verdict.weights == [[2.0, 2.0]]
+    assert "taken for a sum over the batch" in verdict.doubts[0]
+
+
+def test_so_is_a_factor_that_is_the_inverse_of_the_number_of_samples_by_chance() -> None:
+    verdict = ask((10, total(30, factors=(10.0,))), (10, total(30, factors=(10.0,))))
+    assert "taken for a mean over each rank's part" in verdict.doubts[0]
+
+
+def test_a_tensor_by_which_a_sum_is_divided_is_a_count() -> None:
+    """As many targets on both ranks by chance, and fewer than samples."""
+    term = Term(Kind.SUM, 4, (4,), scales=Scales((2.0,), (), (True,)))
+    assert ask((4, term), (4, term)).weights == [[1.0, 1.0]]
+
+
+def test_a_divisor_is_a_count_without_a_doubt_where_it_is_one_of_what_is_summed() -> None:
+    rows = total(12, 3.0, rows=3)
+    assert ask((6, rows), (6, rows)) == Verdict([[1.0, 1.0]], [])  # a part that is computed in two
+    smoothed = total(12, 3.0, rows=12)
+    assert ask((4, smoothed, counted(3.0)), (4, smoothed, counted(3.0))) == Verdict([[1.0, 1.0]] * 2, [])
+
+
+def test_a_count_of_1_that_may_stand_for_0_is_told() -> None:
+    verdict = ask((4, total(8, 5.0)), (4, total(8, 1.0)))
+    assert "if that stands for a count of 0" in verdict.doubts[0]
+
+
+@pytest.mark.parametrize("factors", [(0.2, 0.3), (0.25, 0.25), (1 / 3, 1 / 3)])
+def test_a_mean_that_is_multiplied_by_a_count_is_not_known(factors: tuple[float, float]) -> None:
+    """By one that differs between ranks, by the number of samples, by that of targets."""
+    terms = [Term(Kind.COUNTED, 6, (6,), 3.0, Scales((), (factor,))) for factor in factors]
+    verdict = ask((4, terms[0]), (4, terms[1]))
+    assert verdict.weights == [None]
+    assert "not known" in verdict.doubts[0]
+
+
+def nested(kind: Kind, sizes: tuple[int, ...], *stages: Stage) -> Term:
+    return Term(kind, math.prod(sizes), sizes, stages=stages)
+
+
+def test_of_two_reductions_the_one_over_the_batch_counts() -> None:
+    below = Stage(Kind.SUM, (4,), is_first=True, elements=12)
+    for term, weights in (
+        (nested(Kind.MEAN, (3,), below), [1.0, 1.0]),  # (time, batch).sum(0).mean(), of 3 samples
+        (nested(Kind.MEAN, (5,), below), [2.0, 2.0]),  # (batch, features).sum(0).mean(), of 4
+    ):
+        samples = 3 if term.sizes == (3,) else 4
+        assert ask((samples, term), (samples, term)) == Verdict([weights], [], has_sums=weights == [2.0, 2.0])
+
+
+def test_where_both_may_be_it_is_not_known() -> None:
+    square = nested(Kind.MEAN, (4,), Stage(Kind.SUM, (4,), is_first=True, elements=16))
+    flat = nested(Kind.MEAN, (12,), Stage(Kind.SUM, (3,), elements=36))
+    for samples, term in ((4, square), (3, flat)):
+        verdict = ask((samples, term), (samples, term))
+        assert verdict.weights == [None]
+        assert "not known" in verdict.doubts[0]
 
 
 def test_a_sum_of_the_scripts_own_must_have_a_row_for_each_sample() -> None:

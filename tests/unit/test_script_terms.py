@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.script.losses import Kind, Term
+from undertow.script.reports import Kind, Scales, Stage, Term
 from undertow.script.terms import find_terms
 
 F = nn.functional
@@ -32,8 +32,8 @@ def only(loss: torch.Tensor) -> Term:
 
 
 def test_a_mean_over_targets_says_what_it_has_counted() -> None:
-    assert only(F.cross_entropy(outputs(), TARGETS)) == Term(Kind.COUNTED, 5, amount=3.0)
-    assert only(nn.CrossEntropyLoss(CLASSES)(outputs(), TARGETS)) == Term(Kind.COUNTED, 5, amount=5.5)
+    for loss, amount in (F.cross_entropy, 3.0), (nn.CrossEntropyLoss(CLASSES), 5.5):
+        assert only(loss(outputs(), TARGETS)) == Term(Kind.COUNTED, 5, (5,), amount, is_loss=True)
 
 
 REDUCED: list[Callable[..., torch.Tensor]] = [
@@ -53,14 +53,14 @@ REDUCED: list[Callable[..., torch.Tensor]] = [
 @pytest.mark.parametrize("loss", REDUCED)
 def test_every_loss_says_whether_it_is_a_mean_or_a_sum(loss: Callable[..., torch.Tensor]) -> None:
     target = torch.full((5, 3), 0.5)
-    assert only(loss(outputs(), target, reduction="mean")) == Term(Kind.MEAN, 15)
-    term = only(loss(outputs(), target, reduction="sum"))
-    assert (term.kind, term.elements, term.rows in (0, 5)) == (Kind.SUM, 15, True)
+    for reduction, kind in ("mean", Kind.MEAN), ("sum", Kind.SUM):
+        term = only(loss(outputs(), target, reduction=reduction))
+        assert (term.kind, term.elements, term.sizes) == (kind, 15, (5, 3))
 
 
 def test_scalings_are_read_and_signs_and_views_passed() -> None:
     loss = -(3 * (outputs().sum() / torch.tensor(7)) / 2).reshape(1, 1).squeeze()
-    assert only(loss) == Term(Kind.SUM, 15, 5, 0.0, (2.0, 7.0), (1 / 3,))
+    assert only(loss) == Term(Kind.SUM, 15, (5, 3), scales=Scales((2.0, 7.0), (1 / 3,), (False, True)))
 
 
 def test_terms_come_in_the_order_of_the_script() -> None:
@@ -70,25 +70,50 @@ def test_terms_come_in_the_order_of_the_script() -> None:
 
 def test_penalties_are_left_out() -> None:
     penalty = WEIGHT.norm() + 0.1 * WEIGHT.pow(2).sum() + WEIGHT.abs().mean()
+    penalty += (WEIGHT.T @ WEIGHT - torch.eye(3)).pow(2).sum()
+    penalty += F.mse_loss(WEIGHT, torch.ones(4, 3), reduction="sum") + torch.dot(WEIGHT.flatten(), WEIGHT.flatten())
     assert kinds(F.mse_loss(outputs(), torch.zeros(5, 3)) + penalty) == [Kind.MEAN]
 
 
+def test_data_that_a_parameter_meets_is_no_penalty() -> None:
+    mean = WEIGHT[0]
+    assert kinds((mean - torch.ones(5, 3)).pow(2).sum()) == [Kind.SUM]
+    assert kinds(F.mse_loss(mean.expand(5, 3), torch.ones(5, 3), reduction="sum")) == [Kind.SUM]
+    assert kinds(WEIGHT[torch.tensor([0, 1, 1])].sum()) == [Kind.SUM]
+
+
 @pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o: o.sum().sqrt(),
-        lambda o: torch.stack([o.mean(), o.mean()]).sum(),
-        lambda o: o.sum() * o.mean(),
-        lambda o: o.norm(dim=0).sum(),
-        lambda o: o.logsumexp((0, 1)),
-    ],
+    "loss", [lambda o: o.sum().sqrt(), lambda o: o.sum() * o.mean(), lambda o: o.logsumexp((0, 1))]
 )
 def test_what_is_no_sum_over_the_batch_is_not_taken_for_one(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert kinds(loss(outputs().square())) == [Kind.OTHER]
 
 
-def test_a_sum_of_means_over_the_batch_is_a_mean() -> None:
-    assert only(outputs().square().mean(0).sum()) == Term(Kind.MEAN, 15)
+@pytest.mark.parametrize(
+    ("loss", "stage"),
+    [
+        (lambda o: o.mean(0).sum(), Stage(Kind.MEAN, (5,), is_first=True, elements=15)),
+        (lambda o: o.sum(0).mean(), Stage(Kind.SUM, (5,), is_first=True, elements=15)),
+        (lambda o: o.sum(-1).mean(), Stage(Kind.SUM, (3,), elements=15)),
+        (lambda o: o.unsqueeze(1).sum(-1).mean(), Stage(Kind.SUM, (3,), elements=15)),
+        (lambda o: o.mean(0).square().sum(), Stage(Kind.OTHER, (5,), is_first=True, elements=15)),
+        (lambda o: F.mse_loss(o.mean(0), torch.ones(3)), Stage(Kind.OTHER, (5,), is_first=True, elements=15)),
+        (lambda o: (o - o.mean(0)).sum(), Stage(Kind.OTHER, (5,), is_first=True, elements=15)),
+        (lambda o: o.std(0).mean(), Stage(Kind.OTHER, (5,), is_first=True, elements=15)),
+        (lambda o: o.amax(0).mean(), Stage(Kind.OTHER, (5,), is_first=True, elements=15)),
+        (lambda o: o.flatten().topk(2).values.mean(), Stage(Kind.OTHER, (15,), is_first=True, elements=15)),
+        (lambda o: F.cross_entropy(o @ o.T, torch.arange(5)), Stage(Kind.OTHER, (), is_first=True)),
+    ],
+)
+def test_reductions_below_a_reduction_are_named(loss: Callable[[torch.Tensor], torch.Tensor], stage: Stage) -> None:
+    assert only(loss(outputs())).stages == (stage,)
+
+
+def test_losses_that_are_reduced_once_more_or_stacked_are_terms_of_their_own() -> None:
+    o = outputs()
+    known = F.cross_entropy(o, TARGETS)
+    assert kinds(known.mean()) == kinds(known.sum()) == [Kind.COUNTED]
+    assert kinds(torch.stack([known, o.mean()]).mean()) == [Kind.COUNTED, Kind.MEAN]
 
 
 def test_a_term_that_is_scaled_in_two_ways_is_unknown() -> None:

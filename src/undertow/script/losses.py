@@ -11,39 +11,12 @@ Whatever else a loss is made of weighs by the number of samples.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-MATCHING = 1e-6  # relative; what a script computes in float32 is no closer
-
-
-class Kind(enum.IntEnum):
-    SUM = 0  # of `elements` values
-    MEAN = 1  # of `elements` values
-    COUNTED = 2  # a mean over `amount`, which the loss function has counted itself
-    OTHER = 3  # not known to be any of these
-
-
-class Term(msgspec.Struct, frozen=True):
-    """One term of the loss of one rank."""
-
-    kind: Kind
-    elements: int = 0
-    rows: int = 0  # length of the first dimension of what is summed; 0: it is known to be over the batch
-    amount: float = 0.0
-    divisors: tuple[float, ...] = ()  # by which the script divides it, the last division first
-    factors: tuple[float, ...] = ()  # with which the script multiplies it, inverted
-
-
-class Report(msgspec.Struct, frozen=True):
-    """The loss of one rank.  A rank without samples of its own has 0 of them, and counts for nothing."""
-
-    samples: int
-    terms: tuple[Term, ...]
+from undertow.script.divisors import Divisors, is_scaled_by_data
+from undertow.script.reports import Kind, Report, Term, vary
 
 
 @dataclass(frozen=True)
@@ -78,7 +51,7 @@ def weigh(reports: Sequence[Report], *, batch: int | None) -> Verdict:
 
 def _find_doubt(counting: Sequence[Report]) -> str:
     """Why nothing can be said of any term; empty if it can."""
-    forms = {tuple((term.kind, len(term.divisors), len(term.factors)) for term in report.terms) for report in counting}
+    forms = {tuple(_form(term) for term in report.terms) for report in counting}
     if len(forms) > 1:
         return "the ranks add up their losses in different ways: they are weighed by the number of samples"
     samples = {report.samples for report in counting}
@@ -90,9 +63,44 @@ def _find_doubt(counting: Sequence[Report]) -> str:
     return ""
 
 
+def _form(term: Term) -> tuple[object, ...]:
+    stages = tuple((stage.kind, stage.is_first, len(stage.sizes)) for stage in term.stages)
+    return term.kind, len(term.sizes), len(term.scales.divisors), len(term.scales.factors), stages
+
+
 def _repeats(form: tuple[object, ...], *, times: int) -> bool:
     """Whether it is the same over and over again."""
     return times > 1 and len(form) > 0 and form == form[: len(form) // times] * times
+
+
+_OUTER = -1  # in place of a stage: the reduction that the term itself is
+
+
+def _find_batch(terms: Sequence[Term], samples: Sequence[int]) -> list[int]:
+    """The places of the stages that go over the batch, as far as that can be seen.
+
+    Those that go over a dimension as long as the part is, on every rank; and the one that goes over the first
+    dimension, if a batch may have been flattened there, or if there is no other.
+    """
+    pairs = list(zip(terms, samples, strict=True))
+    inner = range(len(terms[0].stages))
+    first = [place for place in inner if terms[0].stages[place].is_first] or [_OUTER]
+    exact = [place for place in (_OUTER, *inner) if all(count in _sizes_at(term, place) for term, count in pairs)]
+    flat = [place for place in first if all(_has_rows(_sizes_at(term, place), count) for term, count in pairs)]
+    return [*dict.fromkeys([*exact, *flat])] or first
+
+
+def _has_rows(sizes: tuple[int, ...], samples: int) -> bool:
+    return not sizes or sizes[0] % samples == 0
+
+
+def _sizes_at(term: Term, place: int) -> tuple[int, ...]:
+    return term.sizes if place == _OUTER else term.stages[place].sizes
+
+
+def _kind_at(term: Term, places: Sequence[int]) -> Kind:
+    kinds = {term.kind if place == _OUTER else term.stages[place].kind for place in places}
+    return kinds.pop() if len(kinds) == 1 else Kind.OTHER
 
 
 class _Column:
@@ -103,51 +111,53 @@ class _Column:
         self._all = [report.terms[index] if report.samples else None for report in reports]
         self._terms = [report.terms[index] for report in counting]
         self._samples = [report.samples for report in counting]
-        self._batch = batch
-        self._siblings = [
-            {term.elements for term in report.terms if term.kind in (Kind.SUM, Kind.COUNTED) and not term.rows}
-            for report in counting
-        ]
-        self._divisor = self._find_divisor()
+        self._others = [report.terms for report in counting]
+        self._places = _find_batch(self._terms, self._samples)
+        self._kind = _kind_at(self._terms[0], self._places)
+        self._divisor = Divisors(self._terms, self._samples, self._others, batch) if self._kind is Kind.SUM else None
 
     @property
     def is_unknown(self) -> bool:
-        kind = self._terms[0].kind
-        return kind is Kind.OTHER or (self._is_undivided_sum and not self._is_over_batch)
+        if self._kind is Kind.SUM:
+            return self._is_undivided_sum and not self._is_over_batch
+        return self._kind is Kind.OTHER or is_scaled_by_data(self._terms, self._samples)
 
     @property
     def is_plain_sum(self) -> bool:
         return self._is_undivided_sum and self._is_over_batch
 
     def weigh(self, doubt: Callable[[str], None]) -> list[float] | None:
-        match self._terms[0].kind:
+        if self.is_unknown:
+            return None
+        match self._kind:
             case Kind.COUNTED:
                 return self._share(lambda term: term.amount)
-            case Kind.MEAN if _vary(self._samples) and not _vary([term.elements for term in self._terms]):
+            case Kind.MEAN if vary(self._samples) and not vary([self._count(term) for term in self._terms]):
                 return None  # it is not over the samples
             case Kind.MEAN:
-                return self._share(lambda term: term.elements)
-            case Kind.SUM if self._divisor is not None:
-                if not self._is_sure_of(self._divisor):
-                    doubt(
-                        f"a sum that is divided by {self._divisor(self._terms[0]):g} is taken for a mean over each "
-                        "rank's part of the batch"
-                    )
-                return self._share(self._divisor)
-            case Kind.SUM if self._is_over_batch:
-                return [float(len(self._all)) if term else 0.0 for term in self._all]
-        return None
+                return self._share(self._count)
+        assert self._divisor is not None
+        for words in self._divisor.doubts:
+            doubt(words)
+        if self._divisor.found is not None:
+            return self._share(self._divisor.found)
+        return [float(len(self._all)) if term else 0.0 for term in self._all]
 
     @property
     def _is_undivided_sum(self) -> bool:
-        return self._terms[0].kind is Kind.SUM and self._divisor is None
+        return self._divisor is not None and self._divisor.found is None
 
     @property
     def _is_over_batch(self) -> bool:
-        return all(
-            not term.rows or term.rows == samples or term.elements in known
-            for term, samples, known in zip(self._terms, self._samples, self._siblings, strict=True)
+        return self._terms[0].is_loss or all(
+            any(samples in _sizes_at(term, place) for place in self._places)
+            or term.elements in {one.elements for one in others if one.is_loss}
+            for term, samples, others in zip(self._terms, self._samples, self._others, strict=True)
         )
+
+    def _count(self, term: Term) -> int:
+        place = self._places[0]
+        return term.elements if place == _OUTER else term.stages[place].elements
 
     def _share(self, amount: Callable[[Term], float]) -> list[float] | None:
         amounts = [abs(amount(term)) if term else 0.0 for term in self._all]
@@ -155,48 +165,3 @@ class _Column:
         if not total or not math.isfinite(total):
             return None  # as one process has it: 0 / 0
         return [len(amounts) * own / total for own in amounts]
-
-    def _find_divisor(self) -> Callable[[Term], float] | None:
-        """What makes this sum a mean, if anything does."""
-        first = self._terms[0]
-        if first.kind is not Kind.SUM:
-            return None
-        divisors = [_Scale("divisors", place) for place in range(len(first.divisors))]
-        factors = [_Scale("factors", place) for place in range(len(first.factors))]
-        for scale in (*divisors, *factors):
-            if self._counts_samples(scale):
-                return scale
-        for scale in divisors:
-            if _vary([scale(term) for term in self._terms]):
-                return scale
-        # The number of some steps that are accumulated is smaller, that of targets or elements is not.
-        counts = [scale for scale in divisors if scale(first) >= max(self._samples) and scale(first) != self._batch]
-        return counts[-1] if counts else None
-
-    def _counts_samples(self, scale: Callable[[Term], float]) -> bool:
-        pairs = zip(self._terms, self._samples, strict=True)
-        return max(self._samples) > 1 and all(
-            math.isclose(scale(term), samples, rel_tol=MATCHING) for term, samples in pairs
-        )
-
-    def _is_sure_of(self, scale: Callable[[Term], float]) -> bool:
-        return (
-            self._counts_samples(scale)
-            or _vary([scale(term) for term in self._terms])
-            or all(scale(term) == term.elements for term in self._terms)
-        )
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """One of the numbers that a term is divided by."""
-
-    name: str
-    place: int
-
-    def __call__(self, term: Term) -> float:
-        return float(getattr(term, self.name)[self.place])
-
-
-def _vary(values: Sequence[float]) -> bool:
-    return any(not math.isclose(value, values[0], rel_tol=MATCHING) for value in values)

@@ -21,8 +21,9 @@ from undertow.core.rounds import Op
 from undertow.plan.slicing import TensorSpec
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
-from undertow.script.losses import Kind, Report, Term, Verdict, weigh
+from undertow.script.losses import Verdict, weigh
 from undertow.script.plain import Plain
+from undertow.script.reports import Kind, Report, Term
 from undertow.script.terms import Found, find_terms
 from undertow.torch.broadcast import URGENT
 from undertow.torch.table import Table
@@ -54,9 +55,11 @@ class Weigher:
             plain.say(doubt)
         if verdict.has_sums and not plain.is_split:
             plain.say(_SUMMED)
-        ratios = (_ratio(one, plain.settings.rank, plain.weight) for one in verdict.weights)
+        ratios = (ratio_of(one, plain.settings.rank, plain.weight) for one in verdict.weights)
         pairs = zip(terms, ratios, strict=False)  # a rank that counts for nothing may have other terms
-        handles = [found.node.register_prehook(_scaling(ratio)) for found, ratio in pairs if found.node and ratio != 1]
+        handles = [
+            found.node.register_prehook(scaling_by(ratio)) for found, ratio in pairs if found.node and ratio != 1
+        ]
         try:
             yield
         finally:
@@ -96,14 +99,14 @@ def _find(tensors: Sequence[Any]) -> list[Found]:
         return [Found(None, Term(Kind.OTHER))]
 
 
-def _ratio(weights: Sequence[float] | None, rank: int, given: float) -> float:
+def ratio_of(weights: Sequence[float] | None, rank: int, given: float) -> float:
     """Between what a term weighs and what this backward is given."""
     if not given:
         return 0.0
     return 1.0 if weights is None else weights[rank] / given
 
 
-def _scaling(ratio: float) -> Callable[[Gradients], Gradients]:
+def scaling_by(ratio: float) -> Callable[[Gradients], Gradients]:
     def scale(gradients: Gradients) -> Gradients:
         # Not times 0: a mean over nothing has no finite gradient.
         return tuple(one if one is None else one * ratio if ratio else torch.zeros_like(one) for one in gradients)
