@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +151,36 @@ def test_a_loss_that_is_not_known_is_told_once_by_rank_0() -> None:
     assert unknown.count("a term of the loss is not known to be a sum or a mean over the batch") == 1
     assert summed.count("the loss is a sum over the batch: it is summed over all workers") == 1
     assert not any("loss" in text for text in others)
+
+
+def go_own_ways(rank: int) -> tuple[list[float], list[float]]:
+    """Sums whose backward comes when the loader has ended, and inside of compiled code."""
+    warnings.simplefilter("ignore")  # of the compiler's
+    compiled = torch.compile(compute, backend="eager")
+    return train(lambda loader: iter(list(loader)), compute), train(iter, compiled)
+
+
+def train(fetch: Callable[[Any], Any], compute: Callable[..., None]) -> list[float]:
+    torch.manual_seed(2)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    data = torch.utils.data.Subset(make_data(), range(4 * BATCH))
+    for x, y in fetch(DataLoader(data, batch_size=2 * BATCH, shuffle=True)):
+        optimizer.zero_grad()
+        compute(model, x, y)
+        optimizer.step()
+    return flat(model)
+
+
+def compute(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+
+
+def test_a_backward_after_the_loaders_end_or_in_compiled_code_is_weighed() -> None:
+    ahead, compiled = run(1, go_own_ways)[0]
+    for own_ahead, own_compiled in run(2, go_own_ways, UNDERTOW_BATCH="split"):
+        assert own_ahead == pytest.approx(ahead, abs=1e-9)
+        assert own_compiled == pytest.approx(compiled, abs=1e-9)
 
 
 def checkpoint(rank: int) -> list[float]:

@@ -309,7 +309,9 @@ class Plain:
         Raises `DriftError` if they have not gone through the same data, or have not trained the same weights: nothing
         that is done next would be right.
         """
-        self.weight, self.waiting, self.samples = 1.0, 0, None
+        if not self.waiting:  # else the last part is computed after the loader has ended
+            self.weight, self.samples = 1.0, None
+        self.waiting = 0
         if self.group is None:
             return
         self._share_numbers()

@@ -16,6 +16,7 @@ from undertow.script.loaders import Epoch, StreamIterator, is_shared, is_stream,
 from undertow.script.plain import Plain
 from undertow.script.weighing import Weigher
 from undertow.torch.ddp import DistributedDataParallel
+from undertow.torch.hooks import never_compiled
 
 Original = Callable[..., Any]
 
@@ -149,6 +150,7 @@ def run_backward(original: Original, plain: Plain) -> Original:
     weigher = Weigher(plain)
 
     @functools.wraps(original)
+    @never_compiled
     def backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **options: Any) -> None:
         if torch._C._current_graph_task_id() != _NO_BACKWARD:  # part of one that is weighed already: a checkpoint's
             original(tensors, grad_tensors, *arguments, **options)
