@@ -95,7 +95,9 @@ class _Exchange:
 def _find(tensors: Sequence[Any]) -> list[Found]:
     try:
         return find_terms(tensors)
-    except RuntimeError:  # a graph that is freed already: torch says so in its own words
+    except RuntimeError:
+        # A graph that is freed already, of which torch says so itself.  Not an empty list: after any other failure,
+        # such as that of a hook for saved tensors, the backward may go on, and must not be taken for a known one.
         return [Found(None, Term(Kind.OTHER))]
 
 
