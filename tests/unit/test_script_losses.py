@@ -105,6 +105,13 @@ def test_a_count_of_1_that_may_stand_for_0_is_told() -> None:
     assert "if that stands for a count of 0" in verdict.doubts[0]
 
 
+@pytest.mark.parametrize("number", [math.inf, math.nan, 0.0])
+def test_a_scale_that_is_no_number_on_one_rank_is_told(number: float) -> None:
+    """As from a factor of 0, or a division by the mean of nothing."""
+    verdict = ask((4, total(8, factors=(number,))), (4, total(8, factors=(1.5,))))
+    assert "taken for a mean" in verdict.doubts[0]
+
+
 @pytest.mark.parametrize("factors", [(0.2, 0.3), (0.25, 0.25), (1 / 3, 1 / 3)])
 def test_a_mean_that_is_multiplied_by_a_count_is_not_known(factors: tuple[float, float]) -> None:
     """By one that differs between ranks, by the number of samples, by that of targets."""

@@ -74,7 +74,7 @@ class Divisors:
 
     def _is_sure_of(self, scale: _Scale) -> bool:
         if self._varies(scale):
-            return all(math.isclose(value, round(value), rel_tol=MATCHING) for value in self._values(scale))
+            return all(_is_count(value) for value in self._values(scale))
         if self._counts_samples(scale):
             # A script may well multiply with 0.1, or divide by 2, whatever the number of samples is.
             return scale.name == "divisors" and max(self._samples) > 2
@@ -110,6 +110,10 @@ class Divisors:
 
 def _find_scales(term: Term) -> list[_Scale]:
     return [_Scale(name, place) for name in ("divisors", "factors") for place in range(len(getattr(term.scales, name)))]
+
+
+def _is_count(value: float) -> bool:
+    return math.isfinite(value) and math.isclose(value, round(value), rel_tol=MATCHING)
 
 
 def _match(values: Sequence[float], counts: Sequence[float]) -> bool:
