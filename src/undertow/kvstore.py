@@ -25,6 +25,7 @@ from undertow.errors import ConfigError
 from undertow.plan.slicing import Slice, TensorSpec
 from undertow.runtime import process
 from undertow.runtime.group import Group
+from undertow.runtime.own_calls import note_call
 from undertow.runtime.waiting import Ticket
 
 
@@ -110,6 +111,7 @@ class KVStore:
         if key not in self._entries:
             raise ConfigError(f"key {key!r} is not known: call kv.init({key!r}, value) on all workers first")
         self._group.waiters.check()
+        note_call()
         spec, slices = self._entries[key]
         value = None if value is None else np.asarray(value, order="C")
         for array in (value, out):

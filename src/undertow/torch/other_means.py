@@ -4,7 +4,8 @@ In: a parameter or an optimizer, and how many collectives torch had counted earl
 averages its gradients for certain, or possibly.
 
 For certain: torch's own DistributedDataParallel holds the parameter, or the optimizer is Horovod's.  Possibly: the
-script has called collectives of torch.distributed, or it has a library loaded whose calls are not counted.
+script has called collectives (of torch.distributed, by Horovod's names, on the key-value store), or it has a library
+loaded whose calls cannot be counted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim import Optimizer
 
-# Whose calls cannot be counted.
-_LIBRARIES = ("horovod.torch", "undertow.horovod.torch", "undertow.kvstore", "mpi4py")
+from undertow.runtime.own_calls import count_calls
 
 _own = 0  # collectives of torch.distributed that undertow has called itself
 
@@ -31,11 +31,11 @@ def note_own_collective() -> None:
 
 
 def count_collectives() -> int | None:
-    """The collectives of torch.distributed that the script has called so far; None if that cannot be known."""
+    """The collectives that the script has called so far; None if that cannot be known."""
     if not (dist.is_available() and dist.is_initialized()):
-        return 0
+        return count_calls()
     try:
-        return sum(map(_count, dist.distributed_c10d._world.pg_map)) - _own
+        return count_calls() + sum(map(_count, dist.distributed_c10d._world.pg_map)) - _own
     except (RuntimeError, AttributeError):
         return None  # a backend that does not number them
 
@@ -47,7 +47,12 @@ def _count(group: Any) -> int:
 def may_average(before: int | None) -> bool:
     """Whether gradients may have been averaged by other means; `before` is an earlier count of collectives."""
     now = count_collectives()
-    return now is None or now != before or any(name in sys.modules for name in _LIBRARIES)
+    return now is None or now != before or _has_uncounted_library()
+
+
+def _has_uncounted_library() -> bool:
+    horovod = sys.modules.get("horovod")
+    return "mpi4py" in sys.modules or (horovod is not None and horovod is not sys.modules.get("undertow.horovod"))
 
 
 def steps_with_averages(optimizer: Optimizer) -> bool:

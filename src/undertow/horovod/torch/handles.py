@@ -18,6 +18,7 @@ from undertow.horovod.torch import basics
 from undertow.plan.slicing import Slice
 from undertow.runtime.calls import Answer, NamedCall
 from undertow.runtime.group import Group
+from undertow.runtime.own_calls import note_call
 
 Contribute = Callable[[Sequence[Slice], Answer], list[Contribution]]
 
@@ -80,6 +81,7 @@ def start(kind: str, name: str | None, terms: Terms, contribute: Contribute, fin
             raise BadCall(f"{title!r} is under way already: wait for it, or give the second one another name")
         call = NamedCall(title, terms, contribute)
         operation = _under_way[title] = Operation(group, call, finish)
+    note_call()
     with translated():
         group.call(call)
     handle = next(_numbers)
