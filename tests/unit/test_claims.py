@@ -179,6 +179,32 @@ def test_a_part_that_a_wrapper_left_out_may_be_trained_when_it_is_gone() -> None
     train(net, torch.optim.SGD(net.head.parameters(), lr=0.1))
 
 
+def test_one_rank_may_train_a_new_or_frozen_head_of_a_model_that_was_trained_together(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A linear probe: the wrapper is still there, but is called no more."""
+    net = Net()
+    net.head.requires_grad_(False)
+    model = wrap(net)
+    train(model, make(net))
+    net.head.requires_grad_(True)
+    train(net, torch.optim.SGD(net.head.parameters(), lr=0.1))
+    net.head = nn.Linear(4, 3)
+    net.body.requires_grad_(False)
+    train(net, torch.optim.SGD(net.head.parameters(), lr=0.1))
+    assert len([record for record in caplog.records if "drift apart" in record.getMessage()]) <= 1
+
+
+def test_a_new_head_that_is_trained_through_the_wrapper_is_refused_at_any_step() -> None:
+    net = Net()
+    model, optimizer = wrap(net), make(net)
+    train(model, optimizer)
+    net.extra = nn.Linear(4, 2)
+    own = torch.optim.SGD(net.extra.parameters(), lr=0.1)
+    train(net.extra, own)
+    assert "'extra.weight'" in refuses(lambda x: model(x) + net.extra(x), own)
+
+
 def test_a_parameter_beside_the_model_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
     net, weight = Net(), nn.Parameter(torch.ones(3))
     model, optimizer = wrap(net), torch.optim.SGD([*net.parameters(), weight], lr=0.1)

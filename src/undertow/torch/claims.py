@@ -21,7 +21,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -36,6 +36,13 @@ log = logging.getLogger("undertow")
 
 SHOWN = 4  # names in a message
 _CALL = "Call the model that parallelize or DistributedDataParallel returned"
+
+
+class Moment(NamedTuple):
+    """How far the script had come."""
+
+    collectives: int | None  # that it called itself; None: unknown
+    forwards: int
 
 
 class Entry:
@@ -70,6 +77,7 @@ class Claim:
         self.is_local = False  # a forward under `no_sync` has asked for gradients of this rank only
         self.is_warned = False
         self.has_synchronised = False  # the gradient of any parameter
+        self.last_forward = 0  # number of the last forward of the wrapper that wanted synchronisation
         self.ignored = frozenset(ignored)
         _modules[module] = self
         for name, parameter in module.named_parameters():
@@ -89,6 +97,12 @@ class Claim:
     def follow(self, passes: object) -> None:
         """These passes are the wrapper's: when they are gone, the wrapper is."""
         weakref.finalize(passes, self._lose).atexit = False
+
+    def note_forward(self) -> None:
+        """The wrapper is called, and gradients of this call will be synchronised."""
+        global _forwards
+        _forwards += 1
+        self.last_forward = _forwards
 
     def release(self) -> None:
         """The wrapper takes care of nothing any more, and that is on purpose."""
@@ -123,16 +137,17 @@ _strays: Any = WeakIdKeyDictionary()  # parameters whose gradient holds somethin
 _cleared: weakref.WeakKeyDictionary[Optimizer, tuple[int, ...]] = weakref.WeakKeyDictionary()
 _excused: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # steps with gradients that may be averaged by other means
 _mentioned: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # was looked through for parameters beside a module
-_counts: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()  # of collectives, last step
-_claimed_count: int | None = 0  # of collectives, when the newest claim was made
+_last: weakref.WeakKeyDictionary[Optimizer, Moment] = weakref.WeakKeyDictionary()  # when it was checked
+_latest = Moment(0, 0)  # when any optimizer was checked, or the newest claim was made
+_forwards = 0  # of all wrappers, that wanted synchronisation
 _changes = 0  # of what is claimed, and by whom
 _stop: Callable[[], None] | None = None  # watching optimizers
 
 
 def claim(module: torch.nn.Module, ignored: Iterable[str]) -> Claim:
     """Claim the parameters of a module that several ranks train, and watch optimizers from now on."""
-    global _stop, _claimed_count
-    _claimed_count = count_collectives()
+    global _stop, _latest
+    _latest = Moment(count_collectives(), _forwards)
     if _stop is None:
         _stop = register_optimizer_step_pre_hook(_before_step).remove
         process.at_shutdown(forget_all)
@@ -150,7 +165,7 @@ def forget_all() -> None:
     if _stop is not None:
         _stop()
         _stop = None
-    for known in (_modules, _entries, _strays, _cleared, _excused, _mentioned, _counts):
+    for known in (_modules, _entries, _strays, _cleared, _excused, _mentioned, _last):
         known.clear()
 
 
@@ -185,6 +200,7 @@ def _check_after_closure(optimizer: Optimizer, arguments: tuple[Any, ...], optio
 
 def check(optimizer: Optimizer) -> None:
     """`ConfigError` if this optimizer is about to step with gradients that should have been synchronised."""
+    global _latest
     if optimizer in _excused or steps_with_averages(optimizer):
         return
     state = (_changes, *(len(group["params"]) for group in optimizer.param_groups))
@@ -194,7 +210,7 @@ def check(optimizer: Optimizer) -> None:
             _cleared[optimizer] = state
     if _strays:
         _check_strays(optimizer)
-    _counts[optimizer] = count_collectives()
+    _last[optimizer] = _latest = Moment(count_collectives(), _forwards)
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -208,10 +224,15 @@ def _refuse(optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str,
     if not names:
         return
     problem = f"gradients of {_list(names)} {happened}"
-    if not may_average(_counts.get(optimizer, _claimed_count)):
+    if not may_average(_last.get(optimizer, _latest).collectives):
         raise ConfigError(f"{problem}. {remedy}")
     _excused.add(optimizer)
     log.warning("%s. Unless the script averages them by other means, the replicas drift apart. %s", problem, remedy)
+
+
+def _is_trained_together(claim: Claim, optimizer: Optimizer) -> bool:
+    """Whether this step belongs to the training by all ranks, not to what one rank does with the model afterwards."""
+    return not claim.has_synchronised or claim.last_forward > _last.get(optimizer, _latest).forwards
 
 
 def _with_gradients(found: dict[torch.Tensor, str]) -> dict[torch.Tensor, str]:
@@ -241,8 +262,9 @@ def _find_newcomers(optimizer: Optimizer) -> list[torch.Tensor]:
     """Parameters that came into a wrapped module later; an error if they have gradients."""
     unknown = [parameter for parameter in _parameters_of(optimizer) if parameter not in _entries]
     places = _find_places(unknown) if unknown else {}
-    found = {parameter: name for parameter, name in places.items() if name is not None}
-    if present := _with_gradients(found):
+    found = {parameter: place for parameter, place in places.items() if place is not None}
+    together = {p: name for p, (name, claim) in found.items() if _is_trained_together(claim, optimizer)}
+    if present := _with_gradients(together):
         _refuse(
             optimizer,
             present,
@@ -253,15 +275,15 @@ def _find_newcomers(optimizer: Optimizer) -> list[torch.Tensor]:
     return [*found]
 
 
-def _find_places(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, str | None]:
+def _find_places(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, tuple[str, Claim] | None]:
     """Which of them are in modules that were wrapped, with their names there; None where that is on purpose."""
     wanted = {id(parameter) for parameter in unknown}
-    places: dict[torch.Tensor, str | None] = {}
+    places: dict[torch.Tensor, tuple[str, Claim] | None] = {}
     for module, claimed in list(_modules.items()):
         is_checked = claimed.is_alive and not claimed.is_local
         for name, parameter in module.named_parameters():
             if id(parameter) in wanted:
-                places[parameter] = name if is_checked and name not in claimed.ignored else None
+                places[parameter] = (name, claimed) if is_checked and name not in claimed.ignored else None
     return places
 
 
@@ -271,7 +293,7 @@ def _mention_outsiders(optimizer: Optimizer, outside: Sequence[torch.Tensor]) ->
     if not found or optimizer in _mentioned or not any(p in _entries for p in _parameters_of(optimizer)):
         return
     _mentioned.add(optimizer)
-    if may_average(_counts.get(optimizer, _claimed_count)) or {id(p) for p in found} <= find_averaged():
+    if may_average(_last.get(optimizer, _latest).collectives) or {id(p) for p in found} <= find_averaged():
         return
     shapes = ", ".join(str(tuple(parameter.shape)) for parameter in found[:SHOWN])
     log.warning(
@@ -288,7 +310,12 @@ def _check_strays(optimizer: Optimizer) -> None:
     found = [parameter for parameter in _parameters_of(optimizer) if parameter in _strays]
     known = {p: _entries[p] for p in found if p in _entries and p.grad is not None}
     forget_strays([parameter for parameter in found if parameter.grad is None])
-    if never := {parameter: entry.name for parameter, entry in known.items() if not entry.is_synchronised}:
+    never = {
+        parameter: entry.name
+        for parameter, entry in known.items()
+        if not entry.is_synchronised and any(_is_trained_together(claim, optimizer) for claim in entry.claims)
+    }
+    if never:
         _refuse(
             optimizer,
             never,

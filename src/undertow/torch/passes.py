@@ -136,6 +136,8 @@ class Passes:
     def start_forward(self) -> None:
         """A forward that wants synchronisation begins."""
         self._saw_forward = True
+        if self._claim is not None:
+            self._claim.note_forward()
         self.noting.start_forward()
         if self._planning is None or self._is_joining():
             return
