@@ -50,6 +50,8 @@ LINGER = """
     if rank == 1:
         atexit.register(time.sleep, 600)
 """
+# What is added to the verdict then.  On a loaded machine this may happen to any rank that fails.
+LATE = "; it was still exiting when the launcher ended it"
 UNTIL_TOLD = """
     wait_for("enough")
     step(2)

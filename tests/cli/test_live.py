@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from tests.cli.command import HANG_S, Cli
-from tests.cli.live import FAIL, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
+from tests.cli.live import FAIL, LATE, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
 from tests.unit.test_live_views import read_metrics
 
 
@@ -80,7 +80,9 @@ def test_last_words_and_exit_code_are_as_without(cli: Cli) -> None:
 
 
 def _last_words(stderr: str) -> str:
-    return stderr[re.search(r"^rank 1 \(host \S+\) failed first", stderr, re.MULTILINE).start() :]  # type: ignore[union-attr]
+    found = re.search(r"^rank 1 \(host \S+\) failed first", stderr, re.MULTILINE)
+    assert found, stderr
+    return stderr[found.start() :].replace(LATE, "")
 
 
 def test_a_port_in_use_is_wrong_usage_and_nothing_is_started(cli: Cli) -> None:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.cli.command import Cli, is_alive
-from tests.cli.live import FAIL, LINGER, TRAIN, UNTIL_TOLD, Terminal
+from tests.cli.live import FAIL, LATE, LINGER, TRAIN, UNTIL_TOLD, Terminal
 
 COLOURED = re.compile(rb"\x1b\[(?:\d+;)*3[1-7]m")
 
@@ -40,10 +40,6 @@ def test_the_dashboard_follows_the_job_and_the_window(cli: Cli) -> None:
     code, left = terminal.finish()
     assert code == 0
     assert has(left, "step 42", "done", "ended", "loss 0.5 of rank 0")
-
-
-# On a loaded machine, a rank that has failed may need more time to exit than the launcher gives it.
-LATE = "; it was still exiting when the launcher ended it"
 
 
 @pytest.mark.parametrize(("no_color", "before"), [("", ""), ("1", LINGER)], ids=["coloured", "slow to exit"])

@@ -96,11 +96,20 @@ def test_too_large_a_payload_is_refused_before_it_is_sent(point: MeetingPoint) -
         attend(point.address, TOKEN, meeting="m", rank=0, size=1, payload=bytes(MAX_PAYLOAD_BYTES + 1), timeout_s=1)
 
 
-def test_timeout_names_who_came_and_who_did_not(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
-    futures = [come(pool, point.address, rank, size=4, timeout_s=0.5) for rank in range(2)]
-    for future in futures:
-        with pytest.raises(PeerLost, match=r"ranks 2 and 3 of 4 did not arrive within 0.5 s \(ranks 0 and 1 did\)"):
-            future.result()
+def seat(point: MeetingPoint, rank: int, *, size: int) -> socket.socket:
+    """A participant who waits for long; it is there when this returns."""
+    sock = connect(point)
+    shake_hands(sock, Role.DIALER, TOKEN)
+    sock.sendall(meeting_point.pack(rendezvous.Join("m", rank, size, b"old", LONG_S, LONG_S)))
+    with pytest.raises(ConfigError):  # the seat is taken
+        attend(point.address, TOKEN, meeting="m", rank=rank, size=size, payload=b"", timeout_s=LONG_S)
+    return sock
+
+
+def test_timeout_names_who_came_and_who_did_not(point: MeetingPoint) -> None:
+    words = r"ranks 2 and 3 of 4 did not arrive within 0.5 s \(ranks 0 and 1 did\)"
+    with seat(point, 0, size=4), pytest.raises(PeerLost, match=words):
+        attend(point.address, TOKEN, meeting="m", rank=1, size=4, payload=b"", timeout_s=0.5)
 
 
 def test_no_meeting_point_is_said_with_its_address() -> None:
@@ -135,11 +144,9 @@ def wait_for_first(*futures: Future[list[bytes]]) -> Future[list[bytes]]:
     return next(future for future in futures if future.done())
 
 
-def test_another_size_is_a_mismatch(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
-    futures = [come(pool, point.address, rank, size=rank + 2, timeout_s=0.5) for rank in range(2)]
-    errors = {type(future.exception()): str(future.exception()) for future in futures}
-    assert errors.keys() == {MismatchError, PeerLost}
-    assert "start all with the same number" in errors[MismatchError]
+def test_another_size_is_a_mismatch(point: MeetingPoint) -> None:
+    with seat(point, 0, size=2), pytest.raises(MismatchError, match="start all with the same number"):
+        attend(point.address, TOKEN, meeting="m", rank=1, size=3, payload=b"", timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
@@ -164,17 +171,10 @@ def test_a_wrong_token_is_refused_at_once_and_counted(point: MeetingPoint) -> No
         attend(point.address, b"wrong", meeting="m", rank=0, size=1, payload=b"", timeout_s=LONG_S)
 
 
-def test_who_disconnects_is_no_longer_present(point: MeetingPoint, pool: ThreadPoolExecutor) -> None:
-    quitter = connect(point)
-    shake_hands(quitter, Role.DIALER, TOKEN)
-    quitter.sendall(meeting_point.pack(rendezvous.Join("m", 1, 3, b"old", LONG_S, LONG_S)))
-    with pytest.raises(ConfigError):  # so the meeting point has seated it
-        attend(point.address, TOKEN, meeting="m", rank=1, size=3, payload=b"", timeout_s=LONG_S)
-    quitter.close()
-    futures = [come(pool, point.address, rank, size=3, timeout_s=0.5) for rank in (0, 2)]
-    for future in futures:
-        with pytest.raises(PeerLost, match="rank 1 of 3 did not arrive"):
-            future.result()
+def test_who_disconnects_is_no_longer_present(point: MeetingPoint) -> None:
+    seat(point, 1, size=3).close()
+    with seat(point, 0, size=3), pytest.raises(PeerLost, match="rank 1 of 3 did not arrive"):
+        attend(point.address, TOKEN, meeting="m", rank=2, size=3, payload=b"", timeout_s=0.5)
 
 
 def test_a_flood_of_silent_strangers_blocks_nobody(
