@@ -222,6 +222,7 @@ def _refuse(optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str,
     averaged = find_averaged()
     names = [name for parameter, name in found.items() if id(parameter) not in averaged]
     if not names:
+        _excused.add(optimizer)  # to look again at every step would take long
         return
     problem = f"gradients of {_list(names)} {happened}"
     if not may_average(_last.get(optimizer, _latest).collectives):
