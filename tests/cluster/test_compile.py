@@ -36,3 +36,18 @@ def test_compiled_models_are_synchronised(rank: int) -> None:
             for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad, theirs.grad)
     undertow.barrier()
+
+
+@on_workers(2)
+def test_a_compiled_wrapper_is_compiled_once(rank: int) -> None:
+    """Compiled code that depends on a number of ours would be compiled anew in every step, until torch gives up."""
+    warnings.simplefilter("default")
+    net = make_module()
+    model = torch.compile(DistributedDataParallel(net), backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    undertow.barrier()

@@ -42,7 +42,7 @@ class Moment(NamedTuple):
     """How far the script had come."""
 
     collectives: int | None  # that it called itself; None: unknown
-    forwards: int
+    checks: int
 
 
 class Entry:
@@ -77,7 +77,8 @@ class Claim:
         self.is_local = False  # a forward under `no_sync` has asked for gradients of this rank only
         self.is_warned = False
         self.has_synchronised = False  # the gradient of any parameter
-        self.last_forward = 0  # number of the last forward of the wrapper that wanted synchronisation
+        self.is_called = False  # by a forward that wants synchronisation, since an optimizer was checked
+        self.last_call = 0  # by the number of the check that saw it
         self.ignored = frozenset(ignored)
         _modules[module] = self
         for name, parameter in module.named_parameters():
@@ -100,9 +101,7 @@ class Claim:
 
     def note_forward(self) -> None:
         """The wrapper is called, and gradients of this call will be synchronised."""
-        global _forwards
-        _forwards += 1
-        self.last_forward = _forwards
+        self.is_called = True  # no number: compiled code would be compiled anew for each
 
     def release(self) -> None:
         """The wrapper takes care of nothing any more, and that is on purpose."""
@@ -139,7 +138,7 @@ _excused: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # steps with gradients
 _mentioned: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # was looked through for parameters beside a module
 _last: weakref.WeakKeyDictionary[Optimizer, Moment] = weakref.WeakKeyDictionary()  # when it was checked
 _latest = Moment(0, 0)  # when any optimizer was checked, or the newest claim was made
-_forwards = 0  # of all wrappers, that wanted synchronisation
+_checks = 0  # of optimizers
 _changes = 0  # of what is claimed, and by whom
 _stop: Callable[[], None] | None = None  # watching optimizers
 
@@ -147,7 +146,8 @@ _stop: Callable[[], None] | None = None  # watching optimizers
 def claim(module: torch.nn.Module, ignored: Iterable[str]) -> Claim:
     """Claim the parameters of a module that several ranks train, and watch optimizers from now on."""
     global _stop, _latest
-    _latest = Moment(count_collectives(), _forwards)
+    _see_calls()
+    _latest = Moment(count_collectives(), _checks)
     if _stop is None:
         _stop = register_optimizer_step_pre_hook(_before_step).remove
         process.at_shutdown(forget_all)
@@ -203,6 +203,7 @@ def check(optimizer: Optimizer) -> None:
     global _latest
     if optimizer in _excused or steps_with_averages(optimizer):
         return
+    _see_calls()
     state = (_changes, *(len(group["params"]) for group in optimizer.param_groups))
     if _cleared.get(optimizer) != state:
         suspects = [*_find_orphans(optimizer), *_find_newcomers(optimizer)]
@@ -210,7 +211,16 @@ def check(optimizer: Optimizer) -> None:
             _cleared[optimizer] = state
     if _strays:
         _check_strays(optimizer)
-    _last[optimizer] = _latest = Moment(count_collectives(), _forwards)
+    _last[optimizer] = _latest = Moment(count_collectives(), _checks)
+
+
+def _see_calls() -> None:
+    """Number the calls of wrappers since the last check."""
+    global _checks
+    _checks += 1
+    for claim in _modules.values():
+        if claim.is_called:
+            claim.is_called, claim.last_call = False, _checks
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -233,7 +243,7 @@ def _refuse(optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str,
 
 def _is_trained_together(claim: Claim, optimizer: Optimizer) -> bool:
     """Whether this step belongs to the training by all ranks, not to what one rank does with the model afterwards."""
-    return not claim.has_synchronised or claim.last_forward > _last.get(optimizer, _latest).forwards
+    return not claim.has_synchronised or claim.last_call > _last.get(optimizer, _latest).checks
 
 
 def _with_gradients(found: dict[torch.Tensor, str]) -> dict[torch.Tensor, str]:

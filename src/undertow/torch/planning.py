@@ -155,7 +155,8 @@ class Planning:
     @property
     def wants_inputs(self) -> bool:
         """Whether the pass of this forward brings a report."""
-        return self._passes % PASSES == PASSES - 1 and not torch.compiler.is_compiling()
+        # In this order: compiled code that had read the number would be compiled anew in every step.
+        return not torch.compiler.is_compiling() and self._passes % PASSES == PASSES - 1
 
     def see_inputs(self, digest: int | None) -> None:
         """What this forward is given."""
