@@ -185,7 +185,7 @@ def test_an_interrupt_does_not_fill_the_screen_with_tracebacks(cli: Cli) -> None
     assert result.stdout.count("stdout goes on") == 2
 
 
-@pytest.mark.parametrize("limit", range(20, 28))  # wherever the last file descriptor is taken
+@pytest.mark.parametrize("limit", range(20, 32))  # wherever the last file descriptor is taken
 def test_too_few_file_descriptors_are_one_line_and_code_1(cli: Cli, limit: int) -> None:
     cli.environment["OMP_NUM_THREADS"] = "1"
     script = cli.write("""

@@ -35,4 +35,6 @@ def one_line_errors(command: str, *, debug: bool) -> Iterator[None]:
 def _explain(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
-    return f"the job cannot be run on this host: {error}{_CURES.get(error.errno or 0, '')}"
+    cure = _CURES.get(error.errno or 0, "")
+    reason = f"[Errno {error.errno}] {error.strerror}" if cure else error  # no file is to blame
+    return f"the job cannot be run on this host: {reason}{cure}"
