@@ -222,20 +222,28 @@ def test_a_value_that_the_user_holds_is_stepped_at_once(group: SlowGroup, caplog
     assert is_due(twin.module[0].weight)
 
 
+@pytest.mark.parametrize("is_gradient", [False, True])
 @pytest.mark.parametrize(
     "look",
     [
-        lambda p: torch.Tensor(p),
-        lambda p: torch.Tensor._make_subclass(torch.Tensor, p),
-        lambda p: torch.from_dlpack(torch.utils.dlpack.to_dlpack(p)),
-        lambda p: setattr(other := torch.empty(p.shape), "data", p) or other,
+        lambda p: torch.FloatTensor(p),
+        lambda p: torch._C.TensorBase._make_subclass(torch.Tensor, p),
+        lambda p: torch._C.TensorBase.data.__set__(other := torch.empty(p.shape), p) or other,
     ],
 )
-def test_native_code_that_does_not_ask_finds_no_old_value(twin: Twin, look: Callable[[Any], torch.Tensor]) -> None:
+def test_native_code_that_does_not_ask_finds_no_old_value(
+    twin: Twin, look: Callable[[Any], torch.Tensor], is_gradient: bool
+) -> None:
+    flush(twin.model)
+    held = twin.module[2].weight.grad
+    twin.backward(BATCH)
+    twin.step()
+    assert find_gate(held)
     with torch.no_grad():
-        assert look(twin.module[2].weight).isnan().all()
+        assert look(held if is_gradient else twin.module[2].weight).isnan().all()
     flush(twin.model)
     assert same(twin.module.parameters(), twin.plain.parameters())
+    assert torch.equal(held, twin.module[2].weight.grad)
 
 
 def test_a_model_that_is_dropped_takes_its_gates_along(group: SlowGroup) -> None:

@@ -48,15 +48,21 @@ def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
 
 
 def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
-    """An update is due: now the value waits as well.  Returns it, for the update.
-
-    Meanwhile there is nothing but NaN: native code that does not ask must not find an old value.
-    """
-    value = parameter.data
-    parameter.data = value.new_full((), float("nan")).expand(value.shape)
+    """An update is due: now the value waits as well.  Returns it, for the update."""
+    value = hide(parameter)
     # A graph that was made before the step must not be used after it, as ever.
     torch.autograd.graph.increment_version(parameter)
     parameter.__class__ = _due(kind)
+    return value
+
+
+def hide(tensor: torch.Tensor) -> torch.Tensor:
+    """Take its value away, and return it.
+
+    Meanwhile there is nothing but NaN: native code that does not ask must not find an old value.
+    """
+    value = tensor.data
+    tensor.data = value.new_full((), float("nan")).expand(value.shape)
     return value
 
 
@@ -105,7 +111,8 @@ def open_gates(values: Any) -> None:
             open_gates(value)
 
 
-def _open(parameter: Any) -> None:
+def open_unless_passing(parameter: Any) -> None:
+    """Open its gate, but not for the thread that makes the update."""
     gate = find_gate(parameter)
     if gate is not None and not _passes():
         gate.open()
@@ -125,11 +132,11 @@ class _Copied:
     __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _open(self)
+        open_unless_passing(self)
         return self.__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _open(self)
+        open_unless_passing(self)
         return self.__reduce_ex__(protocol)
 
 
@@ -139,11 +146,11 @@ class Waiting(_Copied):
     __slots__ = ()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        _open(self)
+        open_unless_passing(self)
         return repr(self)
 
     def as_subclass(self, kind: Any) -> Any:
-        _open(self)
+        open_unless_passing(self)
         return self.as_subclass(kind)
 
     @classmethod
@@ -163,11 +170,11 @@ class _Travelling(_Copied):
     __slots__ = ()
 
     def _get_grad(self) -> Any:
-        _open(self)
+        open_unless_passing(self)
         return _torch_grad.__get__(self)
 
     def _set_grad(self, value: torch.Tensor | None) -> None:
-        _open(self)
+        open_unless_passing(self)
         _torch_grad.__set__(self, value)
 
     def _del_grad(self) -> None:
@@ -195,26 +202,6 @@ class _Due(Waiting, _Travelling):
             super()._set_grad(value)
 
     grad = _grad = property(_get_grad, _set_grad, _Travelling._del_grad)
-
-
-def guard_transforms() -> None:
-    """`torch.func` takes hold of a tensor without asking it: ask on its behalf."""
-    from torch._functorch import eager_transforms
-
-    for name in ("_wrap_for_grad", "_wrap_functional_tensor"):
-        take = getattr(eager_transforms, name, None)
-        if take is not None and not hasattr(take, "__wrapped__"):
-            setattr(eager_transforms, name, _ask_first(take))
-
-
-def _ask_first(take: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(take)
-    def ask(tensor: torch.Tensor, level: int) -> Any:
-        if not torch.compiler.is_compiling():  # the compiler knows the original by its place
-            open_gates(tensor)
-        return take(tensor, level)
-
-    return ask
 
 
 # What an update leaves as it is.  Not `dim`: `torch.vmap` takes hold of a tensor after no other question.

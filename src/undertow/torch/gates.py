@@ -51,6 +51,7 @@ class Gate:
         self._index = index
         self._kind = type(self.parameter)
         self._gradient: torch.Tensor | None = None  # a gate as well, until its mean has come
+        self._hidden: torch.Tensor | None = None  # the gradient's memory, for as long
         self._value: torch.Tensor | None = None  # while it is due
         self._failure: BaseException | None = None  # of the update: the value is good for nothing
 
@@ -79,7 +80,7 @@ class Gate:
         gradient = self.parameter.grad
         if gradient is not None:
             self._gradient = gradient
-            close_gradient_itself(gradient, self)
+            self._hidden = close_gradient_itself(gradient, self)
         close_gradient(self.parameter, self)
 
     def defer(self, update: Update) -> bool:
@@ -106,6 +107,8 @@ class Gate:
         """Put value and averaged gradient in place; who passes sees them."""
         if self._value is not None:
             self.parameter.data, self._value = self._value, None
+        if self._gradient is not None and self._hidden is not None:
+            self._gradient.data, self._hidden = self._hidden, None
         self._gradients.land_one(self._index)
         if self._gradient is not None:
             release(self._gradient)

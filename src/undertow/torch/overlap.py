@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from undertow.torch.closed import find_gate, guard_transforms, open_gates
+from undertow.torch.closed import find_gate, open_gates
 from undertow.torch.gates import Gates
 from undertow.torch.gradients import Gradients
 from undertow.torch.hooks import ForwardHook, never_compiled
+from undertow.torch.native import guard_native_functions
 from undertow.torch.order import Order
 
 # More than any module has parameters.
@@ -32,7 +33,7 @@ class Overlap:
     """Of one wrapped module."""
 
     def __init__(self, module: torch.nn.Module, *, prioritises: bool) -> None:
-        guard_transforms()
+        guard_native_functions()
         self.gates = Gates()
         self._prioritises = prioritises
         self._order = Order(module.parameters())

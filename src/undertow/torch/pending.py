@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undertow.torch.closed import GATE, Waiting
+from undertow.torch.closed import GATE, Waiting, hide
 
 if TYPE_CHECKING:
     from undertow.torch.gates import Gate
@@ -31,11 +31,13 @@ def can_wait(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and GATE not in vars(gradient)
 
 
-def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> None:
-    """Make every read of this gradient wait at the gate."""
+def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> torch.Tensor | None:
+    """Make every read of this gradient wait at the gate.  Returns what was hidden of it, if anything."""
+    hidden = hide(gradient) if gradient.layout is torch.strided else None
     # Weakly: the parameter refers to its gradient in a way that the garbage collector does not see.
     vars(gradient)[GATE] = weakref.ref(gate)
     gradient.__class__ = Pending
+    return hidden
 
 
 def release(gradient: Any) -> None:
