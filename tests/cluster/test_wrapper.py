@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -143,6 +144,26 @@ def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
             getattr(DistributedDataParallel(make_module()), register)(None)
     with pytest.raises(undertow.ConfigError, match="hooks for buffers are not called"):
         DistributedDataParallel(make_module())._register_buffer_comm_hook(None, lambda state, buffers: None)
+
+
+@on_workers(1)
+def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> None:
+    model = DistributedDataParallel(make_module())
+    for change, arguments in (("_update_process_group", (None,)), ("_remove_autograd_hooks", ())):
+        with pytest.raises(undertow.ConfigError, match="wrapped module cannot be"):
+            getattr(model, change)(*arguments)
+    module = make_module()
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of this import
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    _apply_optimizer_in_backward(torch.optim.SGD, module[0].parameters(), {"lr": 0.1})
+    with pytest.raises(undertow.ConfigError, match=r"'0\.weight' is stepped during backward"):
+        DistributedDataParallel(module)
+    model._set_sparse_metadata({})
+    model._set_ddp_sink_clone(False)
+    model._set_ddp_runtime_logging_sample_rate(10)
+    model(torch.ones(1, 3)).sum().backward()
+    model._check_reducer_finalized()
 
 
 @on_workers(1)

@@ -239,6 +239,24 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: Any = None) -> NoReturn:
         raise _refuse("communication hooks for buffers are not called here: rank 0's buffers are copied to all ranks")
 
+    def _update_process_group(self, new_process_group: Any) -> NoReturn:
+        raise _refuse("the process group of a wrapped module cannot be changed: wrap its .module again")
+
+    def _remove_autograd_hooks(self) -> NoReturn:
+        raise _refuse("the hooks of a wrapped module cannot be removed: train its .module, or use no_sync()")
+
+    def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
+        """Nothing to do: rows that any worker has touched are found without it."""
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Nothing to do: outputs are never copied."""
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Nothing to do: torch's statistics are not collected."""
+
+    def _check_reducer_finalized(self) -> None:
+        self._connect().passes.check_closed()
+
     def _connect(self) -> Synchroniser:
         """What runs underneath; made again after a copy or unpickling."""
         if self._synchroniser is None:
@@ -306,6 +324,11 @@ def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) 
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise _refuse("a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from")
     for name, parameter in module.named_parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise _refuse(
+                f"parameter {name!r} is stepped during backward (_apply_optimizer_in_backward), before its gradient is "
+                "averaged: use an ordinary optimizer"
+            )
         if torch.nn.parameter.is_lazy(parameter):
             raise ConfigError(
                 f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it"
