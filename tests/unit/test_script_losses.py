@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from undertow.script.losses import Verdict, weigh
-from undertow.script.reports import Kind, Report, Scales, Stage, Term
+from undertow.torch.data.losses import Verdict, weigh
+from undertow.torch.data.reports import Kind, Report, Scales, Stage, Term
 
 MEAN = Term(Kind.MEAN, 6)
 

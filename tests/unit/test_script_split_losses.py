@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.script.losses import weigh
-from undertow.script.reports import Report
-from undertow.script.shares import cut_evenly
-from undertow.script.terms import find_terms
-from undertow.script.weighing import ratio_of, scaling_by
+from undertow.torch.data.losses import weigh
+from undertow.torch.data.reports import Report
+from undertow.torch.data.shares import cut_evenly
+from undertow.torch.data.terms import find_terms
+from undertow.torch.data.weighing import ratio_of, scaling_by
 
 F = nn.functional
 IGNORED, LENGTH, CLASSES, BATCH = -100, 4, 3, 22

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.script.reports import Kind, Scales, Stage, Term
-from undertow.script.terms import find_terms
+from undertow.torch.data.reports import Kind, Scales, Stage, Term
+from undertow.torch.data.terms import find_terms
 
 F = nn.functional
 WEIGHT = nn.Parameter(torch.linspace(-1, 1, 12).reshape(4, 3))

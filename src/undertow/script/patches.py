@@ -1,7 +1,8 @@
 """Everything that undertow replaces in a script's process: one table, each row with its reason.
 
 In: what a row makes of the original.  Out: it stands in the original's place, until it is undone.
-Nothing else in the package assigns to a module or class of somebody else's.
+Nothing else in the package assigns to a module or class of somebody else's, but for `torch.autograd.backward`, where
+a script asks for its share of the data by `undertow.torch.distribute`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from undertow.errors import ConfigError
 from undertow.script import standins
 from undertow.script.plain import Plain
+from undertow.torch.data import standins as data
 
 CHECKED_WITH = "2.13.0"  # of torch; each row was seen to work, and to be needed, with this version
 
@@ -57,24 +59,24 @@ PLAIN = (
     Patch("torch.optim:Optimizer.add_param_group", standins.add_parameters, "so are those that join it later"),
     Patch(
         "torch.utils.data:DataLoader._index_sampler",
-        standins.choose_indices,
+        data.choose_indices,
         "each rank takes its share; len() of the loader follows; sampler and batch_sampler stay as the script has them",
     ),
-    Patch("torch.utils.data:DataLoader._get_iterator", standins.iterate, "streams are strided"),
+    Patch("torch.utils.data:DataLoader._get_iterator", data.iterate, "streams are strided"),
     Patch(
         "torch.utils.data.dataloader:_BaseDataLoaderIter._reset",
-        standins.begin_again,
+        data.begin_again,
         "with persistent workers one iterator serves all epochs: it must ask anew what to go through",
     ),
-    Patch("torch.utils.data:DataLoader.__len__", standins.count_batches, "so is their length"),
+    Patch("torch.utils.data:DataLoader.__len__", data.count_batches, "so is their length"),
     Patch(
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
-        standins.hand_out,
+        data.hand_out,
         "tells which batch is computed now, for its weight, and when an epoch ends",
     ),
     Patch(
         "torch.autograd:backward",
-        standins.run_backward,
+        data.run_backward,
         "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
     ),
     Patch(

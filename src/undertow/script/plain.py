@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,14 +26,15 @@ from undertow.script.awareness import find_join, knows_of_ranks
 from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
-from undertow.script.randomness import OwnNumbers, State, Stream, capture, diverge, restore
 from undertow.script.unsynchronised import Unsynchronised, watch_first_step
 from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
+from undertow.torch.data.randomness import OwnNumbers, State, capture, diverge, restore
+from undertow.torch.data.sharing import Sharing, copy_from_first
 from undertow.torch.replicas import compare_tensors
 
 
-class Plain:
+class Plain(Sharing):
     """Of this process.  `on_end` is called if the script turns out to know of ranks, `on_begin` if not.
 
     `on_join` is called before `on_end` if that turns out late: it has begun by then.
@@ -49,18 +49,15 @@ class Plain:
         on_end: Callable[[], None] = lambda: None,
         on_join: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(
+            rank=settings.rank,
+            size=settings.world_size,
+            is_split=settings.batch is Batch.SPLIT,
+            numbers=OwnNumbers(settings.rank),
+        )
         self.settings = settings
-        self.is_split = settings.batch is Batch.SPLIT
-        self.numbers = OwnNumbers(settings.rank)
         self.files = Files()
         self.events = Events()
-        self.weight = 1.0  # of the part of a batch that is computed now
-        self.samples: int | None = None  # in that part; 0: it counts for nothing; None: no part was handed out
-        self.batch: int | None = None  # how many samples the loader of that part takes, if that is known
-        self.waiting = 0  # parts that were handed out, and of which no backward has come
-        self.is_mixed = False  # parts of different weights were handed out before one backward
-        self.drawing: Stream | None = None  # what a sampler of the script's own draws from
-        self._order = 0  # a digest of the batches of this epoch
         self._group: Group | None = None  # once it has begun
         self._is_over = False
         self._looks_plain = looks_plain
@@ -163,7 +160,10 @@ class Plain:
         """The first optimizer: join the others, unless the script has done so itself."""
         if knows_of_ranks() or imports_undertow():
             if self.is_split:
-                self.say("--batch split has no effect: the script knows of other workers, and shares its data itself")
+                self.say(
+                    "--batch split has no effect: the script knows of other workers, and shares its data itself (but "
+                    "by undertow.torch.distribute)"
+                )
             self.end()
             if not knows_of_ranks():
                 watch_first_step(self.settings, self.say)
@@ -283,23 +283,12 @@ class Plain:
             words = self._unsynchronised.start_backward()
             if words is not None:
                 self.say(words)
-        self.waiting = max(0, self.waiting - 1)
-        if self.is_mixed:
-            self.say(
-                "a batch is fetched before the one before it is computed: a smaller last one gets the wrong weight; "
-                "drop_last=True leaves it out"
-            )
-
-    def note_order(self, batch: object) -> None:
-        """These samples come next, on all ranks together."""
-        self._order = zlib.crc32(repr(batch).encode(), self._order)
+        super().start_backward()
 
     def _share_numbers(self) -> State:
         self.numbers.stop()
-        if self.drawing is not None:  # what a sampler has drawn for itself, the script has drawn
-            restore(self.drawing.state)
-            self.drawing = None
-        state = self._copy(capture())
+        self._resume_drawing()
+        state = copy_from_first(self._joined, capture())
         restore(state)
         return state
 
@@ -309,15 +298,12 @@ class Plain:
         Raises `DriftError` if they have not gone through the same data, or have not trained the same weights: nothing
         that is done next would be right.
         """
-        if not self.waiting:  # else the last part is computed after the loader has ended
-            self.weight, self.samples = 1.0, None
-        self.waiting = 0
+        order = torch.tensor(self.take_order())
         if self.group is None:
             return
         self._share_numbers()
         if self._has_diverged:
             diverge(self.settings.rank)
-        order, self._order = torch.tensor(self._order), 0
         # Of those that were trained: which others are still alive may differ between ranks.
         trained = sorted((one for one in self._adopted if one.has_trained), key=lambda one: one.number)
         weights = [named for one in trained for named in one.named_parameters()]
@@ -331,10 +317,6 @@ class Plain:
     def choose(self, value: float) -> float:
         """Rank 0's, on all ranks."""
         return msgspec.msgpack.decode(self._joined.agree("copy", msgspec.msgpack.encode(value)), type=float)
-
-    def _copy(self, state: State) -> State:
-        payload = msgspec.msgpack.encode(state) if self.settings.rank == 0 else b""
-        return msgspec.msgpack.decode(self._joined.agree("copy", payload), type=State)
 
     @property
     def _joined(self) -> Group:

@@ -79,6 +79,16 @@ class Stream:
             restore(before)
 
 
+def follow(state: State, *, torch_only: bool) -> Stream | None:
+    """Numbers that start from this state; None if the script's own are the same on this rank.
+
+    `torch_only` says that nothing but torch's are drawn.
+    """
+    own = capture()
+    is_same = own.torch == state.torch and (torch_only or own == state)
+    return None if is_same else Stream(state)
+
+
 class OwnNumbers:
     """What torch draws on this rank while it computes its part.  The first rank goes on with the script's own."""
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from undertow.script.reports import MATCHING, Kind, Term, vary
+from undertow.torch.data.reports import MATCHING, Kind, Term, vary
 
 _COUNT = "a sum that is divided by a number is taken for a mean over each rank's part of the batch: it may be a count"
 _CONSTANT = (

@@ -21,11 +21,11 @@ from undertow.core.rounds import Op
 from undertow.plan.slicing import TensorSpec
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
-from undertow.script.losses import Verdict, weigh
-from undertow.script.plain import Plain
-from undertow.script.reports import Kind, Report, Term
-from undertow.script.terms import Found, find_terms
 from undertow.torch.broadcast import URGENT
+from undertow.torch.data.losses import Verdict, weigh
+from undertow.torch.data.reports import Kind, Report, Term
+from undertow.torch.data.sharing import Sharing
+from undertow.torch.data.terms import Found, find_terms
 from undertow.torch.table import Table
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -36,26 +36,26 @@ _SUMMED = (
 
 
 class Weigher:
-    """Of one single-process script."""
+    """What weighs the losses of one script."""
 
-    def __init__(self, plain: Plain) -> None:
-        self._plain = plain
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
         self._exchange: _Exchange | None = None
 
     @contextmanager
     def weighing(self, tensors: Sequence[Any]) -> Iterator[None]:
         """Inside of the block a backward of these tensors weighs each term; it is given the part's own weight."""
-        plain = self._plain
-        if plain.group is None or plain.samples is None or plain.settings.world_size == 1:
+        sharing = self._sharing
+        if sharing.group is None or sharing.samples is None or sharing.size == 1:
             yield
             return
         terms = _find(tensors)
-        verdict = self._ask(plain.group, Report(plain.samples, tuple(found.term for found in terms)))
+        verdict = self._ask(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
         for doubt in verdict.doubts:
-            plain.say(doubt)
-        if verdict.has_sums and not plain.is_split:
-            plain.say(_SUMMED)
-        ratios = (ratio_of(one, plain.settings.rank, plain.weight) for one in verdict.weights)
+            sharing.say(doubt)
+        if verdict.has_sums and not sharing.is_split:
+            sharing.say(_SUMMED)
+        ratios = (ratio_of(one, sharing.rank, sharing.weight) for one in verdict.weights)
         pairs = zip(terms, ratios, strict=False)  # a rank that counts for nothing may have other terms
         handles = [
             found.node.register_prehook(scaling_by(ratio)) for found, ratio in pairs if found.node and ratio != 1
@@ -69,7 +69,7 @@ class Weigher:
     def _ask(self, group: Group, report: Report) -> Verdict:
         if self._exchange is None:
             self._exchange = _Exchange(group)
-        return weigh(self._exchange.run(report), batch=self._plain.batch if self._plain.is_split else None)
+        return weigh(self._exchange.run(report), batch=self._sharing.batch if self._sharing.is_split else None)
 
 
 class _Exchange:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from undertow.script.graphs import (
+from undertow.torch.data.graphs import (
     AVERAGING,
     ELEMENTWISE,
     JOINING,
@@ -24,7 +24,7 @@ from undertow.script.graphs import (
     input_shapes,
     reduced_dims,
 )
-from undertow.script.reports import Kind, Stage
+from undertow.torch.data.reports import Kind, Stage
 
 _FEW = 300  # nodes
 _MOST = 16  # stages; a message to all ranks stays small

@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from undertow.script.divisors import Divisors, is_scaled_by_data
-from undertow.script.reports import Kind, Report, Term, vary
+from undertow.torch.data.divisors import Divisors, is_scaled_by_data
+from undertow.torch.data.reports import Kind, Report, Term, vary
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Each rank's share of the batches of a script that knows nothing of ranks.
+"""Each rank's share of the batches of one process.
 
 In: the batches of indices that one process would have taken, the same on all ranks.
 Out: this rank's part of each, and its weight.  All ranks have the same number of parts, nothing is left out and nothing

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from undertow.script.graphs import (
+from undertow.torch.data.graphs import (
     ADDING,
     AVERAGING,
     PASSING,
@@ -29,8 +29,8 @@ from undertow.script.graphs import (
     input_shapes,
     is_of_parameters,
 )
-from undertow.script.reports import Kind, Scales, Term
-from undertow.script.stages import find_stages
+from undertow.torch.data.reports import Kind, Scales, Term
+from undertow.torch.data.stages import find_stages
 
 _COUNTING = {"NllLossBackward0", "NllLoss2DBackward0"}
 _MEAN, _SUM = 1, 2  # what torch calls its reductions
