@@ -35,7 +35,7 @@ def test_the_package_offers_these_names() -> None:
 
 
 def test_the_torch_door_offers_these_names() -> None:
-    names = ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+    names = ["DistributedDataParallel", "distribute", "find_coordinator", "flush", "parallelize", "verify_replicas"]
     assert undertow.torch.__all__ == names
 
 

@@ -1,4 +1,4 @@
-"""The torch doors: `DistributedDataParallel`, `parallelize`, and the proof that replicas are the same."""
+"""The torch doors: `DistributedDataParallel`, `parallelize`, `distribute`, and the proof that replicas are the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ except ModuleNotFoundError as error:
         "undertow.torch needs PyTorch, which is not installed: pip install 'undertow[torch]'", name="torch"
     ) from error
 
+from undertow.torch.data.distribution import distribute
 from undertow.torch.ddp import DistributedDataParallel
 from undertow.torch.parallel import find_coordinator, flush, parallelize
 from undertow.torch.replicas import verify_replicas
 
-__all__ = ["DistributedDataParallel", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+__all__ = ["DistributedDataParallel", "distribute", "find_coordinator", "flush", "parallelize", "verify_replicas"]

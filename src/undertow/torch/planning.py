@@ -62,7 +62,7 @@ WORTH_SLICES = 4
 
 SAME_INPUTS = (
     "all %d workers train on the same inputs, step after step: nothing is gained over one worker. Give each worker its "
-    "own part of the data: DataLoader(data, sampler=torch.utils.data.DistributedSampler(data, size, rank))"
+    "own part of the data: loader = undertow.torch.distribute(loader), or a torch.utils.data.DistributedSampler"
 )
 
 

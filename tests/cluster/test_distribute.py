@@ -1,0 +1,254 @@
+"""`undertow.torch.distribute`: scripts that join the workers themselves share the batches of an ordinary DataLoader."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import undertow
+from tests.cluster.test_plain_loaders import LOADERS, NUMBERS, Counter
+from tests.workers import outcomes_of, run_workers
+from undertow.script.preparation import prepare
+from undertow.torch import DistributedDataParallel, distribute, parallelize
+
+IGNORED = -100
+
+
+class Squares(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+    """With classes, of which a loss ignores some: ranks count different numbers of targets."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        number = torch.tensor([float(index)]).double()
+        return number / 11, (number / 11) ** 2, torch.tensor(IGNORED if index % 3 == 0 else index % 2)
+
+
+def fit(rank: int, door: str, batch: int) -> tuple[list[float], list[float], float]:
+    """Weights, the training loss over all data after each epoch, and the samples of the validation's last batch."""
+    torch.manual_seed(2 + rank)  # weights are rank 0's, and so is the order
+    model: Any = nn.Linear(1, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if door == "parallelize":
+        model, optimizer = parallelize(model, optimizer)
+    else:
+        model = DistributedDataParallel(model)
+    loader = distribute(DataLoader(Squares(), batch_size=batch, shuffle=True))
+    validation = distribute(DataLoader(Squares(), batch_size=4))
+    curve = []
+    for _ in range(3):
+        for x, y, target in loader:
+            optimizer.zero_grad()
+            found = model(x)
+            loss = nn.functional.mse_loss(found[:, :1], y)
+            loss = loss + nn.functional.cross_entropy(found[:, 1:], target, ignore_index=IGNORED)
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            curve.append(sum(((model(x)[:, :1] - y) ** 2).sum().item() for x, y, _ in validation))
+    weights = [number for p in model.parameters() for number in p.detach().flatten().tolist()]
+    return weights, curve, len(validation)
+
+
+@pytest.mark.parametrize("door", ["class", "parallelize"])
+def test_workers_that_split_batches_train_as_one_process(door: str) -> None:
+    """Batches of 4, 4 and 3 among 2 and 3 workers, and of 3, 3, 3 and 2 among 4: some have nothing to do."""
+    for size, batch in ((2, 4), (3, 4), (4, 3)):
+        weights, curve, batches = run_workers(1, fit, door, batch)[0]
+        for own in run_workers(size, fit, door, batch, environment={"UNDERTOW_BATCH": "split"}):
+            assert own[0] == pytest.approx(weights, rel=1e-12)
+            assert own[1] == pytest.approx(curve, rel=1e-12)
+            assert own[2] == batches
+
+
+def test_workers_that_keep_the_batch_size_train_as_one_process_with_the_larger_batch() -> None:
+    """Two times 3 samples, two times 3, and the rest, which is even for neither."""
+    weights, curve, _ = run_workers(1, fit, "class", 6)[0]
+    for own in run_workers(2, fit, "class", 3):
+        assert own[0] == pytest.approx(weights, rel=1e-12)
+        assert own[1] == pytest.approx(curve, rel=1e-12)
+
+
+Seen = dict[str, list[list[list[float]]]]
+
+
+def go_through(rank: int, names: list[str]) -> Seen:
+    """Two epochs of each loader: the samples of each batch."""
+    multiprocessing.set_start_method("fork", force=True)
+    torch.manual_seed(rank)
+    seen: Seen = {}
+    for name in names:
+        options = LOADERS.get(name, {"batch_size": 4})
+        loader = distribute(DataLoader(NUMBERS.tolist(), **options))  # type: ignore[arg-type]
+        seen[name] = []
+        for _ in range(2):
+            seen[name].append([])
+            for batch in loader:
+                seen[name][-1].append(torch.as_tensor(batch).reshape(-1).tolist())
+                torch.rand(rank + 1)  # as dropout of parts that differ in size
+    return seen
+
+
+@pytest.mark.parametrize("batch", ["same", "split"])
+def test_each_sample_goes_to_one_worker_in_every_epoch(batch: str) -> None:
+    names = [name for name in (*LOADERS, "in order") if (name, batch) != ("no batches", "split")]
+    ranks: list[Seen] = run_workers(3, go_through, names, environment={"UNDERTOW_BATCH": batch})
+    for name in ranks[0]:
+        for epoch in zip(*(seen[name] for seen in ranks), strict=True):
+            assert len({len(batches) for batches in epoch}) == 1, name  # as many steps on all ranks
+            parts = [sample for batches in epoch for part in batches for sample in part]
+            assert set(parts) == set(NUMBERS.tolist()), name
+            assert len(parts) - 22 <= (20 if name.startswith("own batches") else 2), name
+        assert name in ("in order", "own batches") or ranks[0][name][0] != ranks[0][name][1], name
+
+
+def look_at(rank: int) -> dict[str, Any]:
+    """What a distributed loader is like beside the original."""
+    original = DataLoader(NUMBERS, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    multiprocessing.set_start_method("fork", force=True)
+    loader = distribute(original)
+    found: dict[str, Any] = {"counts": [len(loader), sum(map(len, loader)), sum(map(len, loader))]}
+    with torch.no_grad():
+        found["whole"] = [len(loader), sum(map(len, loader))]
+    found["original"] = [len(original), sum(map(len, original))]
+    found["kept"] = (
+        isinstance(loader, DataLoader)
+        and loader.dataset is original.dataset
+        and loader.sampler is original.sampler
+        and (loader.batch_size, loader.drop_last, loader.num_workers) == (4, False, 1)
+        and distribute(loader) is loader is not original
+    )
+    dropping = distribute(DataLoader(NUMBERS, batch_size=4, shuffle=True, drop_last=True))  # type: ignore[arg-type]
+    found["dropping"] = [len(dropping), sum(map(len, dropping))]
+    undertow.shutdown()
+    found["alone again"] = sum(map(len, loader))
+    return found
+
+
+def test_a_distributed_loader_is_one_of_the_same_kind() -> None:
+    """Of 22 samples in batches of 4, the last 6 are divided."""
+    expected = {"whole": [6, 22], "original": [6, 22], "kept": True, "alone again": 22}
+    first, second = run_workers(2, look_at)
+    assert first == {**expected, "counts": [3, 12, 12], "dropping": [2, 8]}
+    assert second == {**expected, "counts": [3, 10, 10], "dropping": [2, 8]}
+
+
+def draw(rank: int, apart: int) -> float:
+    """The script's next random number after an epoch."""
+    torch.manual_seed(rank * apart)
+    list(distribute(DataLoader(NUMBERS, batch_size=4, shuffle=True)))  # type: ignore[arg-type]
+    return torch.rand(()).item()
+
+
+def draw_without_order(seed: int) -> float:
+    torch.manual_seed(seed)
+    torch.empty((), dtype=torch.int64).random_()  # every DataLoader draws a seed for its workers
+    return torch.rand(()).item()
+
+
+def test_random_numbers_stay_the_scripts_own() -> None:
+    alone = run_workers(1, draw, 0)[0]
+    assert run_workers(2, draw, 0) == [alone, alone]
+    assert run_workers(2, draw, 7) == [alone, pytest.approx(draw_without_order(7))]
+
+
+def go_through_streams(rank: int) -> list[list[float]]:
+    multiprocessing.set_start_method("fork", force=True)
+    torch.manual_seed(rank)
+    found = []
+    for workers in (0, 1):
+        loader = distribute(DataLoader(Counter(), batch_size=4, num_workers=workers, persistent_workers=workers > 0))
+        assert len(loader) == 3
+        for _ in range(2):
+            found.append([sample for batch in loader for sample in batch.tolist()])
+        with torch.no_grad():
+            assert workers or sum(map(len, loader)) == 22  # workers that stay go on with their share
+    return found
+
+
+def test_streams_are_strided() -> None:
+    for first, second in zip(*run_workers(2, go_through_streams), strict=True):
+        assert sorted(first + second) == NUMBERS.tolist()
+        assert len(first) == len(second) == 11
+
+
+def differ_in_size(rank: int) -> None:
+    list(distribute(DataLoader(range(20 + rank), batch_size=4, shuffle=True)))  # type: ignore[arg-type]
+
+
+def differ_in_order(rank: int) -> None:
+    numbers = torch.Generator().manual_seed(rank)
+    list(distribute(DataLoader(range(20), batch_size=4, shuffle=True, generator=numbers)))  # type: ignore[arg-type]
+
+
+def split_stream(rank: int) -> None:
+    distribute(DataLoader(Counter(), batch_size=3))
+
+
+def use_after_parting(rank: int) -> None:
+    loader = distribute(DataLoader(range(20), batch_size=4, shuffle=True))  # type: ignore[arg-type]
+    undertow.shutdown()
+    undertow.init()
+    list(loader)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (differ_in_size, "DriftError", "the same loader over all of the data on every worker"),
+        (differ_in_order, "DriftError", "the same seed on all workers"),
+        (split_stream, "ConfigError", "batches of 3 samples of a stream cannot be split among 2 workers"),
+        (use_after_parting, "ConfigError", r"call undertow.torch.distribute() again"),
+    ],
+)
+def test_what_would_go_wrong_is_an_error(body: Any, kind: str, words: str) -> None:
+    outcomes = outcomes_of(2, body, environment={"UNDERTOW_BATCH": "split"})
+    assert {outcome.kind for outcome in outcomes} <= {kind, "PeerLost"}
+    assert any(words in outcome.text for outcome in outcomes)
+
+
+def train_under_run(rank: int) -> tuple[list[float], bool]:
+    """As `undertow run` starts a script; its optimizer, made late, takes back what was patched until then."""
+    original = torch.autograd.backward
+    prepare(None)
+    undertow.init()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Linear(1, 1).double())
+    optimizer: Any = None
+    for x, y, _ in distribute(DataLoader(Squares(), batch_size=3, shuffle=True)):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.step()
+    weights = [p.item() for p in model.parameters()]
+    undertow.shutdown()
+    return weights, torch.autograd.backward is original
+
+
+def test_a_script_that_is_run_is_weighed_and_shutdown_leaves_torch_as_it_was() -> None:
+    alone = run_workers(1, train_under_run, init=False)[0][0]
+    for weights, is_torchs_own in run_workers(4, train_under_run, init=False, environment={"UNDERTOW_BATCH": "split"}):
+        assert weights == pytest.approx(alone, rel=1e-12)
+        assert is_torchs_own
+
+
+def hear_of_sums(rank: int) -> list[str]:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("undertow").addHandler(handler)
+    model = DistributedDataParallel(nn.Linear(1, 1).double())
+    for x, _, _ in distribute(DataLoader(Squares(), batch_size=3, shuffle=True)):
+        model(x).sum().backward()
+    return [words for words in heard if "is summed over all workers" in words]
+
+
+def test_rank_0_says_once_how_a_loss_is_weighed() -> None:
+    first, second = run_workers(2, hear_of_sums)
+    assert (len(first), len(second)) == (1, 0)
