@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import undertow
 from tests.workers import hear, outcomes_of, run_workers, say, start_workers
@@ -428,3 +429,17 @@ def test_with_a_seed_per_rank_each_rank_draws_other_batches() -> None:
     assert weights0 == weights1
     assert "nothing is gained" not in said
     assert run(2, draw_own_batches, UNDERTOW_SEED_PER_RANK="on")[1][0] == first[1][0], "a seed makes it repeatable"
+
+
+def draw_after_an_epoch(rank: int) -> tuple[list[int], float]:
+    torch.manual_seed(3)
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    order = [sample for batch in DataLoader(range(4), batch_size=4, shuffle=True) for sample in batch.tolist()]  # type: ignore[arg-type]
+    return order, torch.rand(()).item()
+
+
+def test_with_a_seed_per_rank_loaders_draw_one_order_and_the_script_its_own_numbers_afterwards() -> None:
+    environment = {"UNDERTOW_SEED_PER_RANK": "on", "UNDERTOW_BATCH": "split"}
+    (order0, drawn0), (order1, drawn1) = run(2, draw_after_an_epoch, **environment)
+    assert sorted(order0 + order1) == [0, 1, 2, 3]
+    assert drawn0 != drawn1

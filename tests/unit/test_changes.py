@@ -11,10 +11,11 @@ def test_without_a_wish_the_users_variables_stay() -> None:
 
 
 def test_every_wish_arrives() -> None:
-    wishes = Changes(batch=Batch.SPLIT, overlap=True, plain=Switch.OFF, ddp=Switch.OFF, horovod=Horovod.OFF)
+    switches = {"plain": Switch.OFF, "ddp": Switch.OFF, "horovod": Horovod.OFF}
+    wishes = Changes(batch=Batch.SPLIT, overlap=True, seed_per_rank=True, **switches)  # type: ignore[arg-type]
     settings = read_settings(wishes.to_environment())
     assert settings.batch is Batch.SPLIT
-    assert (settings.overlap, settings.horovod) == (True, Horovod.OFF)
+    assert (settings.overlap, settings.seed_per_rank, settings.horovod) == (True, True, Horovod.OFF)
     assert (settings.plain, settings.ddp) == (False, False)
 
 
