@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from undertow.plan.inputs import ENOUGH, SameInputs
-from undertow.torch.inputs import digest_inputs
+from undertow.torch import inputs
+from undertow.torch.inputs import SAMPLES, digest_inputs
 
 
 def test_changing_inputs_that_are_the_same_everywhere_are_told_once() -> None:
@@ -36,3 +42,39 @@ def test_what_has_no_cheap_tensor_has_no_digest() -> None:
     assert digest_inputs((3, "word"), {}) is None
     assert digest_inputs(torch.ones(2, device="meta"), torch.ones(0)) is None
     assert digest_inputs(torch.ones(3, 2, dtype=torch.bool), torch.tensor(1)) is not None
+
+
+@pytest.mark.parametrize("change", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(4, 6), torch.conj])
+def test_tensors_that_are_not_contiguous_have_a_digest(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = torch.arange(24.0).reshape(4, 6).to(torch.complex64 if change is torch.conj else torch.float32)
+    found = digest_inputs(change(tensor))
+    assert found is not None
+    assert found == digest_inputs(change(tensor.clone())) == digest_inputs(change(tensor).clone())
+    assert found != digest_inputs(change(tensor + 1))
+
+
+def test_of_a_large_tensor_little_is_read() -> None:
+    made: list[torch.Tensor] = []
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **kwargs or {})
+            made.extend([found] if isinstance(found, torch.Tensor) else [])
+            return found
+
+    large = [torch.zeros(300, 400).t(), torch.zeros(120_000)]
+    with Noting():
+        digest_inputs(large)
+    given = {tensor.untyped_storage().data_ptr() for tensor in large}
+    sizes = [one.untyped_storage().nbytes() for one in made if one.untyped_storage().data_ptr() not in given]
+    assert 0 < max(sizes) < 2 * SAMPLES * 8
+
+
+def test_tensors_on_accelerators_are_read_only_by_those_who_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(6.0)
+    expected = digest_inputs(tensor)
+    monkeypatch.setattr(inputs, "HOST", "another")  # the tensor is on an accelerator, as it were
+    assert digest_inputs(tensor) is None
+    assert digest_inputs(tensor, waits=True) == expected
+    monkeypatch.setattr(torch.cpu, "is_current_stream_capturing", lambda: True, raising=False)
+    assert digest_inputs(tensor, waits=True) is None, "nothing may be read while a graph is captured"

@@ -1,7 +1,7 @@
 """A cheap digest of what a forward pass is given.
 
 In: a module's arguments.  Out: a number that is the same for the same tensors; None where looking is not cheap.
-At most a few KB are read.  Tensors on accelerators are not: that would wait for the device.
+At most a few KB are read.  To read a tensor on an accelerator is to wait for it: callers say when they may.
 """
 
 from __future__ import annotations
@@ -15,18 +15,35 @@ from undertow.torch.passes import find_tensors
 
 SAMPLES = 1024  # of one tensor
 TENSORS = 8
+HOST = "cpu"
 
 
-def digest_inputs(*inputs: Any) -> int | None:
-    """Of the first tensors among these arguments."""
+def digest_inputs(*inputs: Any, waits: bool = False) -> int | None:
+    """Of the first tensors among these arguments; with `waits` also of those on accelerators."""
     digest = None
-    for tensor in [tensor for tensor in find_tensors(inputs) if _is_cheap(tensor)][:TENSORS]:
-        flat = tensor.detach().view(-1)
-        sample = flat[:: max(1, len(flat) // SAMPLES)].contiguous().view(torch.uint8)
+    for tensor in [tensor for tensor in find_tensors(inputs) if _is_readable(tensor, waits=waits)][:TENSORS]:
+        sample = _sample(tensor.detach()).resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu()
         digest = zlib.crc32(sample.numpy().data, zlib.crc32(repr(tuple(tensor.shape)).encode(), digest or 0))
     return digest
 
 
-def _is_cheap(tensor: torch.Tensor) -> bool:
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return is_plain and tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() > 0
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements at even distances, in the order of their indices, however they lie in memory."""
+    step = max(1, tensor.numel() // SAMPLES)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::step]
+    places = torch.arange(0, tensor.numel(), step, device=tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]
+
+
+def _is_readable(tensor: torch.Tensor, *, waits: bool) -> bool:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_meta or tensor.is_quantized or not tensor.numel():
+        return False
+    return tensor.device.type == HOST or (waits and not _is_capturing(tensor.device))
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether a graph of the device's work is recorded, in which nothing can be read."""
+    return bool(getattr(torch.get_device_module(device), "is_current_stream_capturing", bool)())

@@ -24,7 +24,7 @@ from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
 from undertow.errors import PlanError
 from undertow.plan.coordinator import Coordinator
-from undertow.plan.inputs import SameInputs
+from undertow.plan.inputs import ENOUGH, SameInputs
 from undertow.plan.outlook import Outlook, Report, check_digests, multiply_alike
 from undertow.plan.plan import Plan, check_fits
 from undertow.plan.planner import NO_PROCESS_GROUP, describe_plan, exclude_factors
@@ -55,6 +55,8 @@ from undertow.trace.recorder import here
 log = logging.getLogger("undertow")
 
 PASSES = 4
+# In so many passes at the start inputs are compared whatever it costs, and even if nothing is planned.
+YOUNG_PASSES = (ENOUGH + 2) * PASSES
 # A slice size within this factor of the wished one is left as it is.
 GOOD_ENOUGH = 1.6
 # With fewer of the smallest slices than this, a model is not worth a plan.
@@ -158,6 +160,11 @@ class Planning:
         # In this order: compiled code that had read the number would be compiled anew in every step.
         return not torch.compiler.is_compiling() and self._passes % PASSES == PASSES - 1
 
+    @property
+    def is_young(self) -> bool:
+        """Whether this is one of the first passes."""
+        return self._passes < YOUNG_PASSES
+
     def see_inputs(self, digest: int | None) -> None:
         """What this forward is given."""
         self._inputs = digest
@@ -173,7 +180,7 @@ class Planning:
         elif self._report is not None:
             self._group.waiters.wait_for(self._reported, "the reports for the plan")
             self._consider(self._read(self._report))
-        elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
+        elif self._has_newcomers or (self._passes % PASSES == 0 and self._has_matters):
             self._tell(has_gates=has_gates)
         if self._passes % PASSES == PASSES - 1:
             for gradients in self._gradients:
@@ -303,8 +310,10 @@ class Planning:
         return self._group.sizes.choose(self._model_bytes, shards=self._group.size)
 
     @property
-    def _has_no_choice(self) -> bool:
-        return self._policy == Scheme.DENSE.value and self._group.sizes.fixed > 0
+    def _has_matters(self) -> bool:
+        """Whether there is anything to report about."""
+        has_choice = self._policy != Scheme.DENSE.value or self._group.sizes.fixed == 0
+        return has_choice or self._passes <= YOUNG_PASSES
 
     @property
     def _allreduce_bytes_per_s(self) -> float | None:

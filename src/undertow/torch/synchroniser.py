@@ -100,7 +100,7 @@ class Synchroniser:
     def see_inputs(self, *inputs: Any) -> None:
         """Of a forward pass: all ranks should be given different ones."""
         if isinstance(self.planning, Planning) and self.planning.wants_inputs:
-            self.planning.see_inputs(digest_inputs(*inputs))
+            self.planning.see_inputs(digest_inputs(*inputs, waits=self.planning.is_young))
 
     def adopt_unfrozen(self) -> None:
         """Parameters that require a gradient take part from now on; frozen ones cost nothing."""
