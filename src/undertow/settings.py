@@ -282,7 +282,7 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
     values: dict[str, Any] = {}
     for item in fields(Settings):
         if arguments.get(item.name) is not None:
-            values[item.name] = arguments.pop(item.name)
+            values[item.name] = _read_argument(item, arguments.pop(item.name))
         elif environ.get(item.metadata["env"], "") != "":
             values[item.name] = _parse(
                 item.name, type(item.default), item.metadata["env"], environ[item.metadata["env"]]
@@ -335,6 +335,13 @@ def _find_source(item: Field[Any], environ: Mapping[str, str], argument: Any) ->
 
 
 _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+
+
+def _read_argument(item: Field[Any], value: Any) -> Any:
+    """The word of a choice or switch means what it means in a variable."""
+    kind = type(item.default)
+    is_word = isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum))
+    return _parse(item.name, kind, item.name, value) if is_word else value
 
 
 def _parse(name: str, kind: type, variable: str, text: str) -> Any:

@@ -238,6 +238,15 @@ def test_a_script_that_is_run_is_weighed_and_shutdown_leaves_torch_as_it_was() -
         assert is_torchs_own
 
 
+def count_steps(rank: int) -> int:
+    undertow.init(batch="split")
+    return len(distribute(DataLoader(range(20), batch_size=4, shuffle=True)))  # type: ignore[arg-type]
+
+
+def test_an_argument_of_init_says_that_batches_are_split() -> None:
+    assert run_workers(2, count_steps, init=False) == [5, 5]
+
+
 def hear_of_sums(rank: int) -> list[str]:
     heard: list[str] = []
     handler = logging.Handler()

@@ -380,7 +380,7 @@ def know_of_ranks(rank: int) -> str:
 def test_a_script_that_knows_of_ranks_is_told_that_it_shares_its_data_itself() -> None:
     assert run(2, know_of_ranks) == ["", ""]
     first, second = run(2, know_of_ranks, UNDERTOW_BATCH="split")
-    assert first.count("--batch split has no effect: the script knows of other workers") == 1
+    assert first.count("--batch split has no effect but on loaders that the script gives to undertow") == 1
     assert second == ""
 
 

@@ -35,6 +35,13 @@ def test_a_choice_that_is_a_switch_too_knows_its_words(text: str, value: Horovod
     assert read_settings({"UNDERTOW_HOROVOD": text}).horovod is value
 
 
+def test_an_argument_may_be_the_word_of_a_variable() -> None:
+    settings = read_settings({}, priority="Push", wait_free="off")
+    assert (settings.priority, settings.wait_free) == (Priority.PUSH, False)
+    with pytest.raises(ConfigError, match="priority='pull' is not valid for priority: use one of"):
+        read_settings({}, priority="pull")
+
+
 def test_arguments_override_variables() -> None:
     assert read_settings({"RANK": "1", "WORLD_SIZE": "4"}, rank=3).rank == 3
 

@@ -161,8 +161,8 @@ class Plain(Sharing):
         if knows_of_ranks() or imports_undertow():
             if self.is_split:
                 self.say(
-                    "--batch split has no effect: the script knows of other workers, and shares its data itself (but "
-                    "by undertow.torch.distribute)"
+                    "--batch split has no effect but on loaders that the script gives to undertow.torch.distribute(): "
+                    "it knows of other workers, and shares all other data itself"
                 )
             self.end()
             if not knows_of_ranks():
