@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 from typing import Any
@@ -215,17 +216,27 @@ def test_what_would_go_wrong_is_an_error(body: Any, kind: str, words: str) -> No
 
 
 def train_under_run(rank: int) -> tuple[list[float], bool]:
-    """As `undertow run` starts a script; its optimizer, made late, takes back what was patched until then."""
+    """As `undertow run` starts a script; its optimizer, made late, takes back what was patched until then.
+
+    A library of the script's own wraps backward as well.
+    """
     original = torch.autograd.backward
     prepare(None)
     undertow.init()
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(1, 1).double())
     optimizer: Any = None
+    ours: Any = None
     for x, y, _ in distribute(DataLoader(Squares(), batch_size=3, shuffle=True)):
+        if optimizer is None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        elif ours is None:
+            ours = torch.autograd.backward
+            torch.autograd.backward = functools.partial(ours)
+        optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer.step()
+    torch.autograd.backward = ours
     weights = [p.item() for p in model.parameters()]
     undertow.shutdown()
     return weights, torch.autograd.backward is original

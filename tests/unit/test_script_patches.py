@@ -51,6 +51,15 @@ def test_what_is_applied_is_undone_in_parts_or_altogether() -> None:
     assert all(now is then for now, then in zip(read_places(), before, strict=True))
 
 
+def test_what_somebody_else_has_put_there_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    patches = Patches()
+    monkeypatch.setattr(torch, "save", torch.save)  # put back at the end
+    patches.apply(PLAIN, make_plain())
+    theirs = torch.save = lambda *arguments: None
+    patches.undo()
+    assert torch.save is theirs
+
+
 def test_a_torch_without_one_of_the_places_is_refused() -> None:
     row = Patch("torch.utils.data:DataLoader._gone", lambda original, plain: original, "for this test only")
     with pytest.raises(ConfigError, match=r"this torch has no DataLoader\._gone in torch\.utils\.data.*--plain off"):

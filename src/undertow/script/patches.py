@@ -135,21 +135,24 @@ class Patches:
     """Those that are in force."""
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Patch, Any, str, Any]] = []
+        self._originals: list[tuple[Patch, Any, str, Any, Any]] = []  # and what stands in its place
 
     def apply(self, patches: Sequence[Patch], plain: Plain) -> None:
         """Raises `ConfigError` if this torch does not have one of the places."""
         for patch in patches:
             owner, name = _find(patch.place, patch.checked_with)
             original = vars(owner)[name]
-            self._originals.append((patch, owner, name, original))
-            setattr(owner, name, patch.make(original, plain))
+            made = patch.make(original, plain)
+            self._originals.append((patch, owner, name, original, made))
+            setattr(owner, name, made)
 
     def undo(self, patches: Sequence[Patch] | None = None) -> None:
-        """Put the originals of these, or of all, back; the last one first."""
-        for entry in reversed(self._originals):
-            patch, owner, name, original = entry
-            if patches is None or patch in patches:
+        """Put the originals of these, or of all, back; the last one first.
+
+        Where something else was put since, it stays: what it finds below does nothing any more.
+        """
+        for patch, owner, name, original, made in reversed(self._originals):
+            if (patches is None or patch in patches) and vars(owner)[name] is made:
                 setattr(owner, name, original)
         self._originals = [entry for entry in self._originals if patches is not None and entry[0] not in patches]
 

@@ -22,7 +22,15 @@ from undertow.settings import Batch, read_settings
 from undertow.torch.data.loaders import check_shareable, find_sampler, is_stream
 from undertow.torch.data.randomness import OwnNumbers, State, capture
 from undertow.torch.data.sharing import Sharing, copy_from_first
-from undertow.torch.data.standins import begin_again, choose_indices, count_batches, hand_out, iterate, run_backward
+from undertow.torch.data.standins import (
+    begin_again,
+    choose_indices,
+    count_batches,
+    find_backward,
+    hand_out,
+    iterate,
+    run_backward,
+)
 from undertow.torch.groups import group_for
 from undertow.torch.replicas import compare_tensors
 
@@ -118,11 +126,9 @@ class Distribution(Sharing):
             torch.autograd.backward = self._torchs
 
     def weigh_backward(self) -> None:
-        """Let backward passes weigh this rank's parts, unless they do."""
-        # Looked at again for every part: what `undertow run` has put there for single-process scripts may be taken
-        # back at any time, and this with it.
-        if torch.autograd.backward is not self._backward and self._group is not None:
-            self._torchs = torch.autograd.backward
+        """From the first part on let backward passes weigh this rank's parts."""
+        if self._backward is None and self._group is not None:
+            self._torchs = find_backward()
             self._backward = torch.autograd.backward = run_backward(self._torchs, self)
 
     def derive(self, loader: Loader) -> Loader:
@@ -185,6 +191,7 @@ def _find_distribution() -> Distribution:
         raise ConfigError("the script has not joined the other workers: call undertow.init() first")
     group = group_for()
     if _current is None or _current.group is not group:
+        _forget()
         settings = process.settings() if process.is_initialized() else read_settings(rank=0, world_size=1)
         _current = Distribution(group, is_split=settings.batch is Batch.SPLIT)
         process.at_shutdown(_forget)
