@@ -233,12 +233,12 @@ def test_eval_and_train_and_apply_reach_the_module(rank: int) -> None:
     assert next(iter(dict(model.named_parameters()))) == "module.0.weight"
 
 
-def hear_of_inputs(rank: int, kind: str, plan: str | None = None) -> list[str]:
+def hear_of_inputs(rank: int, kind: str) -> list[str]:
     heard: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("undertow").addHandler(handler)
-    model = DistributedDataParallel(make_module(), plan=plan)
+    model = DistributedDataParallel(make_module())
     numbers = torch.Generator().manual_seed(rank if kind == "own" else 0)
     batch = torch.rand(4, 3, generator=numbers)
     for _ in range(5 * PASSES):
@@ -254,9 +254,3 @@ def test_rank_0_says_once_that_all_train_on_the_same_inputs(kind: str) -> None:
     assert second == []
     assert len(first) == (kind == "same")
     assert all("undertow.torch.distribute(loader)" in words for words in first)
-
-
-def test_so_it_does_where_there_is_nothing_to_plan() -> None:
-    """All gradients travel dense, in slices of a size that was given."""
-    first, second = run_workers(2, hear_of_inputs, "same", "dense", environment={"UNDERTOW_SLICE": "4096"})
-    assert (len(first), len(second)) == (1, 0)

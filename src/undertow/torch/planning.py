@@ -55,7 +55,7 @@ from undertow.trace.recorder import here
 log = logging.getLogger("undertow")
 
 PASSES = 4
-# In so many passes at the start inputs are compared whatever it costs, and even if nothing is planned.
+# In so many passes at the start inputs are compared even if an accelerator has to be waited for.
 YOUNG_PASSES = (ENOUGH + 2) * PASSES
 # A slice size within this factor of the wished one is left as it is.
 GOOD_ENOUGH = 1.6
@@ -180,7 +180,7 @@ class Planning:
         elif self._report is not None:
             self._group.waiters.wait_for(self._reported, "the reports for the plan")
             self._consider(self._read(self._report))
-        elif self._has_newcomers or (self._passes % PASSES == 0 and self._has_matters):
+        elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
             self._tell(has_gates=has_gates)
         if self._passes % PASSES == PASSES - 1:
             for gradients in self._gradients:
@@ -310,10 +310,8 @@ class Planning:
         return self._group.sizes.choose(self._model_bytes, shards=self._group.size)
 
     @property
-    def _has_matters(self) -> bool:
-        """Whether there is anything to report about."""
-        has_choice = self._policy != Scheme.DENSE.value or self._group.sizes.fixed == 0
-        return has_choice or self._passes <= YOUNG_PASSES
+    def _has_no_choice(self) -> bool:
+        return self._policy == Scheme.DENSE.value and self._group.sizes.fixed > 0
 
     @property
     def _allreduce_bytes_per_s(self) -> float | None:
