@@ -32,10 +32,8 @@ class Fault:
 
 
 def run_start_losses(case: Case) -> None:
-    """Who is lost before the workers have met is named by every launcher, in 5 s if killed and in 15 s if stopped.
-
-    What is stopped, or has ended in order, is lost only where workers wait for it.
-    """
+    """Who is lost before the workers have met is named by every launcher, in 5 s if killed and in 15 s if stopped."""
+    # What is stopped, or has ended in order, is lost only where workers wait for it.
     world = World(case)
     job = _draw_job(world)
     fault = _draw_fault(case.dice, job)
