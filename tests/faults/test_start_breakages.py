@@ -98,7 +98,7 @@ def wait_too_long_for_a_launcher_that_never_connects(patch: Patch) -> None:
         (wait_too_long_for_a_stopped_worker, "not 15, to name rank"),
         (forgive_no_time_in_which_it_was_stopped_itself, "ended its workers without a reason: .* no sign of life"),
         (take_the_end_of_a_connection_for_a_goodbye, "not 5, to name launcher"),
-        (tell_no_one_that_the_workers_have_met, "not all launchers know"),
+        (tell_no_one_that_the_workers_have_met, "ended its workers without a reason"),
         (never_notice_that_the_workers_have_met, "not all launchers know"),
         (end_what_stands_still_although_no_worker_waits, "ended its workers without a reason: .* no sign of life"),
         (end_what_stands_still_although_no_worker_waits, "ended its workers without a reason: .* was stopped"),

@@ -108,8 +108,17 @@ def test_a_launcher_that_is_lost_before_the_start_ends_the_waiting_for_it() -> N
 def test_a_worker_that_ended_is_told_unless_it_had_met_the_others(lines: Lines) -> None:
     with waiting(lines.all[2].marks.path, 0, Mark.WAITS_FOR_ALL, then=Mark.MET):
         pass
-    lines.all[2].note_ended(2)
+    lines.all[2].note_ended(2, 0, "exit code 0")
+    lines.all[2].note_ended(2, 1, "exit code 1")  # it has lost another one
     with waiting(lines.all[0].marks.path, 0, Mark.WAITS_FOR_ALL):
-        lines.all[1].note_ended(1)
+        lines.all[1].note_ended(1, 0, "exit code 0")
         causes = {lines.wait_for_cause(node_rank) for node_rank in range(3)}
     assert causes == {"rank 1 on host b ended with exit code 0 before the workers had met, and others wait for it"}
+
+
+@pytest.mark.parametrize(("code", "how"), [(-9, "was killed by SIGKILL"), (3, "failed with exit code 3")])
+def test_a_worker_that_failed_is_told(lines: Lines, code: int, how: str) -> None:
+    with waiting(lines.all[1].marks.path, 0, Mark.WAITS_FOR_ALL, then=Mark.MET if code < 0 else Mark.NONE):
+        pass
+    lines.all[1].note_ended(1, code, how.removeprefix("was ").removeprefix("failed with "))
+    assert lines.wait_for_cause(0) == f"rank 1 on host b {how} before the workers had met"

@@ -71,6 +71,9 @@ def test_a_stopped_worker_is_no_loss_unless_another_one_waits() -> None:
     assert watch.note_stopped(2, 77) == []
     watch.hear(0, Beat(Mark.WAITS), 1.0)
     assert find_causes(watch.note_stopped(2, 77))
+    watch = make(1)
+    watch.hear(0, Beat(Mark.MET), 1.0)  # the last one to connect is stopped: the first launcher will not hear of it
+    assert find_causes(watch.note_stopped(2, 77))
 
 
 def test_a_connection_that_ends_without_goodbye_is_a_loss() -> None:
@@ -136,7 +139,7 @@ def test_the_hub_tells_each_host_what_workers_of_the_others_wait_for() -> None:
     hub = make(0)
     hub.hear(1, Beat(Mark.WAITS_FOR_ALL), 0.5)
     assert hub.tick(1.0) == [Tell((1,), Beat()), Tell((2,), Beat(Mark.WAITS_FOR_ALL))]
-    hub.note_marks({0: Mark.WAITS, 1: Mark.MET})
+    hub.note_marks({0: Mark.WAITS, 1: Mark.NONE})
     assert hub.tick(2.0) == [Tell((1,), Beat(Mark.WAITS)), Tell((2,), Beat(Mark.WAITS_FOR_ALL))]
 
 
@@ -157,6 +160,15 @@ def test_a_worker_that_ends_in_order_is_named_where_others_wait_for_it() -> None
     spoke.hear(0, Goodbye(), 0.6)
     spoke.note_marks({4: Mark.WAITS_FOR_ALL})
     assert spoke.tick(1.0) == [EndWorkers(LEFT)]
+
+
+def test_a_worker_that_waited_itself_until_it_ended_is_not_missed_for_that() -> None:
+    for watch, source in ((make(0), 1), (make(2), 0)):
+        watch.hear(source, Beat(Mark.WAITS_FOR_ALL), 0.4)  # perhaps of that worker only
+        watch.hear(source, Left(3), 0.5)
+        assert find_causes(watch.tick(1.0)) == []
+        watch.hear(source, Beat(Mark.WAITS_FOR_ALL), 1.4)
+        assert find_causes(watch.tick(2.0)) == [LEFT]
 
 
 def test_on_one_host_only_a_worker_that_ended_in_order_is_named() -> None:

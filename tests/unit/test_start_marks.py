@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from undertow.coordinator.start_marks import Mark, StartMarks, find_strongest_wait, waiting
+from undertow.coordinator.start_marks import Mark, StartMarks, waiting
 
 
 @pytest.fixture
@@ -52,9 +52,3 @@ def test_nonsense_is_no_mark(marks: StartMarks) -> None:
 def test_a_worker_goes_on_where_it_cannot_tell(path: str) -> None:
     with waiting(path, 0, Mark.WAITS):
         pass
-
-
-def test_the_strongest_wait_counts_and_those_who_have_met_do_not_wait() -> None:
-    assert find_strongest_wait([]) is Mark.NONE
-    assert find_strongest_wait([Mark.MET, Mark.WAITS]) is Mark.WAITS
-    assert find_strongest_wait([Mark.WAITS_FOR_ALL, Mark.WAITS]) is Mark.WAITS_FOR_ALL

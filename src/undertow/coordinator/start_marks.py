@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 
 class Mark(enum.IntEnum):
@@ -19,7 +19,7 @@ class Mark(enum.IntEnum):
     NONE = 0
     WAITS = 1  # for ranks that torch knows, perhaps not for all
     WAITS_FOR_ALL = 2
-    MET = 3  # stays
+    MET = 3  # it needs them from now on; stays
 
 
 class StartMarks:
@@ -49,11 +49,6 @@ class StartMarks:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-def find_strongest_wait(marks: Iterable[Mark]) -> Mark:
-    """The highest mark of a worker that waits; one that has met the others does not."""
-    return max((mark for mark in marks if mark is not Mark.MET), default=Mark.NONE)
 
 
 @contextlib.contextmanager

@@ -144,12 +144,17 @@ class HostLine:
         if self.cause:
             raise PeerLost(f"{self.cause}; no worker was started")
 
-    def note_ended(self, rank: int) -> None:
-        """A worker of this host has ended in order."""
-        if self._place is None or self._read_marks()[rank] is Mark.MET:
+    def note_ended(self, rank: int, code: int, words: str) -> None:
+        """A worker of this host has ended with this code.
+
+        One that has met the others and was not killed has told them why by itself; it may be a loss of another one.
+        """
+        assert self._place is not None
+        if code >= 0 and self._read_marks()[rank] is Mark.MET:
             return
         self.marks.clear(rank - self._place.first_rank)
-        self.post(lambda watch: watch.note_left(rank))
+        how = f"was {words}" if code < 0 else f"failed with {words}"
+        self.post(lambda watch: watch.note_failed(rank, how) if code else watch.note_left(rank))
 
     def post(self, call: Callable[[HostWatch], Instructions]) -> None:
         """Let the thread obey what `call` decides."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from undertow.coordinator.meeting import name_ranks
-from undertow.coordinator.start_marks import Mark, find_strongest_wait
+from undertow.coordinator.start_marks import Mark
 
 HUB = 0
 BEAT_EVERY_S = 1.0
@@ -241,7 +241,8 @@ class HostWatch:
     def _find_wait(self, *, but_host: int | None = None, but_rank: int | None = None) -> Mark:
         own = (mark for rank, mark in self._marks.items() if rank != but_rank)
         others = (mark for host, mark in self._waits.items() if host != but_host)
-        return find_strongest_wait([*own, *others])
+        # Workers that have met others need those as well, until the first launcher hears that all have.
+        return max((*own, *others), default=Mark.NONE)
 
     def _describe_left(self, rank: int) -> str:
         host = next(host for host in self._hosts if rank in host.ranks)
@@ -255,6 +256,8 @@ class HostWatch:
         if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
             return []
         self._left.append(rank)
+        if source is not None:  # it may have been this worker that waited: the next beat tells
+            self._waits.pop(source, None)
         return self._tell(Left(rank), but=source)
 
     def _forget(self, host: int) -> None:

@@ -165,17 +165,11 @@ class Supervisor:
             self.endings.append(
                 Ending(rank=worker.rank, host=worker.host, code=code, ended_s=now_s, by_launcher=by_launcher)
             )
+            if self._line is not None and not by_launcher:
+                words = describe_code(code).partition(";")[0]  # the guess behind it is for this host's own user
+                self._line.note_ended(worker.rank, code, words)
             if code:
-                self._report_failure(worker.rank, code)
                 self.shutdown.fail(now_s)
-            elif self._line is not None and not by_launcher:
-                self._line.note_ended(worker.rank)
-
-    def _report_failure(self, rank: int, code: int) -> None:
-        if not self.shutdown.has_signalled:
-            words = describe_code(code).partition(";")[0]  # the guess behind it is for this host's own user
-            how = f"was {words}" if code < 0 else f"failed with {words}"
-            self._tell_others(partial(HostWatch.note_failed, rank=rank, how=how))
 
     def _tell_others(self, call: Callable[[HostWatch], Instructions]) -> None:
         if self._line is not None:

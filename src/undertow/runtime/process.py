@@ -107,9 +107,10 @@ def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -
     """Form a group of all workers that train, and record from then on what this one does, if that is wished for."""
     recording.prepare(settings)
     # Not all that were started, if the script has chosen another size.
-    mark = Mark.WAITS_FOR_ALL if os.environ.get("WORLD_SIZE") == str(size) else Mark.WAITS
+    is_all = os.environ.get("WORLD_SIZE") == str(size)
+    mark, then = (Mark.WAITS_FOR_ALL, Mark.MET) if is_all else (Mark.WAITS, Mark.NONE)
     try:
-        with waiting(settings.start_marks, settings.local_rank, mark, then=Mark.MET):
+        with waiting(settings.start_marks, settings.local_rank, mark, then=then):
             group = form()
     except BaseException:
         recording.give_up()
