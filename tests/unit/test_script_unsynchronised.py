@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -48,6 +49,45 @@ def test_one_pass_before_the_optimizer_is_ordinary(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+def train_by_grad(weight: torch.Tensor) -> None:
+    (gradient,) = torch.autograd.grad((weight * 2).sum(), iter([weight]))
+    weight.data -= 0.1 * gradient
+
+
+def train_by_func(weight: torch.Tensor) -> None:
+    weight.data -= 0.1 * torch.func.grad(lambda given: (given * 2).sum())(weight.detach())
+
+
+@pytest.mark.parametrize("update", [train_by_grad, train_by_func])
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.requires_grad_])
+def test_gradients_that_are_not_accumulated_count_as_well(
+    update: Callable[[torch.Tensor], None],
+    kind: Callable[[torch.Tensor], torch.Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weight = kind(torch.ones(2))
+    with script():
+        update(weight)
+        assert capsys.readouterr().err == ""
+        for _ in range(4):
+            update(weight)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "computes gradients without a torch.optim optimizer" in line
+    with script(batch=Batch.SPLIT):
+        repeat = functools.partial(list, map(update, [weight] * 3))
+        with pytest.raises(ConfigError, match="--batch split is not possible"):
+            repeat()
+
+
+def test_gradients_of_batches_are_no_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """As for a saliency map, or an adversarial example."""
+    with script(batch=Batch.SPLIT):
+        for _ in range(4):
+            batch = torch.ones(3, requires_grad=True)
+            torch.autograd.grad(batch.square().sum(), [batch])
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_batch_cannot_be_split_then(rank: int) -> None:
     with script(rank, batch=Batch.SPLIT), pytest.raises(ConfigError, match=r"--batch split is not possible.*optimizer"):
@@ -85,6 +125,8 @@ def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixtur
     with script(batch=Batch.SPLIT) as plain:
         plain.end()
         train(3)
+        for _ in range(3):
+            train_by_func(torch.ones(2))
     with script(batch=Batch.SPLIT), pytest.MonkeyPatch.context() as patch:
         patch.setattr("undertow.script.plain.knows_of_ranks", lambda: True)
         train(3)

@@ -80,6 +80,11 @@ PLAIN = (
         "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
     ),
     Patch(
+        "torch.autograd:grad",
+        standins.compute_gradients,
+        "a script that updates its weights with these, and has no optimizer, is told that nothing is synchronised",
+    ),
+    Patch(
         "torch.optim.lr_scheduler:ReduceLROnPlateau.step",
         standins.step_on_plateau,
         "it decides by a figure that may differ between ranks: rank 0's decides for all",

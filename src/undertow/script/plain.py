@@ -8,6 +8,7 @@ A script without an optimizer is left alone.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -279,11 +280,18 @@ class Plain(Sharing):
     def start_backward(self) -> None:
         """Of the part that was handed out last, as far as anybody knows."""
         self._check_joined()
+        self._note_pass(self._unsynchronised.start_backward)
+        super().start_backward()
+
+    def start_gradients(self, inputs: Sequence[Any]) -> None:
+        """The gradients of these are computed, and not added to anything."""
+        self._note_pass(functools.partial(self._unsynchronised.start_gradients, inputs))
+
+    def _note_pass(self, start: Callable[[], str | None]) -> None:
         if self._group is None and not self._is_over and not knows_of_ranks():
-            words = self._unsynchronised.start_backward()
+            words = start()
             if words is not None:
                 self.say(words)
-        super().start_backward()
 
     def _share_numbers(self) -> State:
         self.numbers.stop()

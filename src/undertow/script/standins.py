@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.script.plain import Plain
+from undertow.torch.data.standins import NO_BACKWARD
 from undertow.torch.ddp import DistributedDataParallel
 
 Original = Callable[..., Any]
@@ -63,6 +64,17 @@ def join_others(original: Original, plain: Plain) -> Original:
             return original(*arguments, **options)
 
     return init_process_group
+
+
+def compute_gradients(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
+            inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs  # as model.parameters() is
+            plain.start_gradients(inputs if isinstance(inputs, (tuple, list)) else (inputs,))
+        return original(outputs, inputs, *arguments, **options)
+
+    return grad
 
 
 def step_on_plateau(original: Original, plain: Plain) -> Original:

@@ -1,6 +1,7 @@
 """Notices a single-process script that trains without a torch optimizer: nothing would keep its workers together.
 
-In: backward passes of a script that has neither made an optimizer nor joined the other workers.
+In: backward passes of a script that has neither made an optimizer nor joined the other workers, and what
+`torch.autograd.grad` and `torch.func` compute the gradients of.
 Out: at the second one a warning, or `ConfigError` where the script's batches were to be split.
 The first one is no sign: scripts run a model once, backward included, before they make its optimizer.
 """
@@ -8,9 +9,12 @@ The first one is no sign: scripts run a model once, backward included, before th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
 from undertow.script.awareness import knows_of_ranks
@@ -25,6 +29,17 @@ class Unsynchronised:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._passes = 0
+        self._leaves: Any = WeakIdKeyDictionary()  # that gradients were computed of
+
+    def start_gradients(self, inputs: Sequence[Any]) -> str | None:
+        """As `start_backward`, if the gradients of these may be meant for an update.
+
+        Those of a batch are not: it is a new one each time.
+        """
+        tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+        is_update = any(_is_weight(one) or one in self._leaves for one in tensors)
+        self._leaves.update((one, True) for one in tensors if one.is_leaf)
+        return self.start_backward() if is_update else None
 
     def start_backward(self) -> str | None:
         """Returns what is to be said, once; raises `ConfigError` with `--batch split`."""
@@ -37,9 +52,14 @@ class Unsynchronised:
 
     def _describe(self) -> str:
         return (
-            f"{sys.argv[0]} trains without a torch.optim optimizer, so nothing is synchronised: each of "
-            f"{self._settings.world_size} workers trains a full copy by itself and saves to the same paths"
+            f"{sys.argv[0]} computes gradients without a torch.optim optimizer, so nothing is synchronised: each of "
+            f"{self._settings.world_size} workers computes everything by itself and saves to the same paths"
         )
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Or something that torch.func differentiates by, which is usually one."""
+    return isinstance(tensor, torch.nn.Parameter) or torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
 def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
@@ -58,5 +78,6 @@ def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 _REMEDY = (
-    "Use a torch.optim optimizer, or undertow.init() and undertow.torch.DistributedDataParallel, or one worker (-n 1)"
+    "Make a torch.optim optimizer first, or use undertow.init() and undertow.torch.DistributedDataParallel, or one "
+    "worker (-n 1)"
 )

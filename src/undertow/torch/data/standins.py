@@ -115,7 +115,7 @@ def hand_out(original: Original, sharing: Sharing) -> Original:
     return take_next
 
 
-_NO_BACKWARD = -1
+NO_BACKWARD = -1  # the number of the running backward pass where there is none
 _ORIGINAL = "_undertow_original"
 
 
@@ -125,7 +125,7 @@ def run_backward(original: Original, sharing: Sharing) -> Original:
     @functools.wraps(original)
     @never_compiled
     def backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **options: Any) -> None:
-        if torch._C._current_graph_task_id() != _NO_BACKWARD:  # part of one that is weighed already: a checkpoint's
+        if torch._C._current_graph_task_id() != NO_BACKWARD:  # part of one that is weighed already: a checkpoint's
             original(tensors, grad_tensors, *arguments, **options)
             return
         sharing.start_backward()
