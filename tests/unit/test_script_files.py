@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 
 from undertow.script import files as module
 from undertow.script.files import LEAST_KEPT, Files
+from undertow.script.patches import PLAIN, Patches
+from undertow.script.plain import Plain
+from undertow.settings import Settings
 
 
 def save(thing: object, f: Any, ending: str = "") -> None:
@@ -124,3 +129,70 @@ def test_what_was_too_much_to_keep_is_named(
     files.write(1)
     assert f"rank 1 has not kept what it saved to {path}: " in capsys.readouterr().err
     assert len(list(path.parent.iterdir())) == LEAST_KEPT
+
+
+@pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy, shutil.copy2])
+def test_a_copy_of_a_checkpoint_is_made_by_the_first_rank(path: Path, copy: Callable[..., Any]) -> None:
+    files, best = Files(), path.parent / "best.pt"
+    files.save(save, "weights", path)
+    assert files.copy(copy, path, best) == best
+    files.save(save, "worse", path)
+    assert read(files.find(best)) == b"weights"
+    assert os.listdir(path.parent) == []
+
+
+def test_a_copy_into_a_folder_keeps_its_name(path: Path) -> None:
+    files, folder = Files(), path.parent / "best"
+    folder.mkdir()
+    files.save(save, "weights", path)
+    assert files.copy(shutil.copy, path, str(folder)) == f"{folder}/{path.name}"
+    assert read(files.find(folder / path.name)) == b"weights"
+    assert os.listdir(folder) == []
+
+
+def test_other_files_are_copied_by_every_rank(path: Path) -> None:
+    path.write_bytes(b"configuration")
+    assert Files().copy(shutil.copyfile, path, f"{path}.copy") == f"{path}.copy"
+    assert Path(f"{path}.copy").read_bytes() == b"configuration"
+
+
+def test_a_copy_that_was_too_much_to_keep_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
+    files = Files()
+    for number in range(LEAST_KEPT + 1):
+        files.save(save, "weights", f"{path}.{number}")
+    files.copy(shutil.copyfile, f"{path}.0", path)
+    files.write(1)
+    assert f"rank 1 has not kept what it saved to {path}.0, {path}: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_there_until_it_is_removed_or_renamed(path: Path) -> None:
+    """Also where the first rank has not written it yet, or has a disk of its own."""
+    files, other = Files(), f"{path}.other"
+    assert not files.has(path)
+    files.save(save, "weights", path)
+    assert files.has(path)
+    assert files.has(str(path))
+    files.rename(os.rename, path, other)
+    assert not files.has(path)
+    assert files.has(other)
+    files.remove(os.remove, other)
+    assert not files.has(other)
+    assert not files.has(3)
+
+
+def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
+    """As the first rank does; a best checkpoint is a copy, and asked for before it is read."""
+    plain, patches = Plain(Settings(rank=1, world_size=2)), Patches()
+    plain.files.save(save, "weights", path)
+    patches.apply(PLAIN, plain)
+    try:
+        shutil.copy(path, path.parent / "best.pt")
+        shutil.move(path.parent / "best.pt", path.parent / "last.pt")
+        found = [name for name in ("checkpoint.pt", "best.pt", "last.pt") if os.path.isfile(path.parent / name)]
+    finally:
+        patches.undo()
+    assert found == ["checkpoint.pt", "last.pt"]
+    assert os.listdir(path.parent) == []

@@ -62,6 +62,27 @@ class Files:
                 del self._lost[old]
                 self._lost[new] = None
 
+    def copy(self, copy: Callable[..., Any], source: Any, target: Any, **options: Any) -> Any:
+        """As shutil.copyfile, copy and copy2: `model_best.pt` of a checkpoint, which the first rank makes."""
+        if not self.has(source):
+            return copy(source, target, **options)
+        if os.path.isdir(target):
+            target = os.path.join(target, os.path.basename(source))
+        old, new = os.path.realpath(source), os.path.realpath(target)
+        self._dropped.add(new)
+        if old in self._kept:
+            self._keep(new, self._kept[old])
+        else:
+            self._kept.pop(new, None)
+            self._lost[new] = None
+        return target
+
+    def has(self, path: Any) -> bool:
+        """Whether the first rank has this file, or will have it, because it was saved here."""
+        if not self._kept:  # at least the last is kept; asked often, and by others
+            return False
+        return (found := _find_path(path)) is not None and (found in self._kept or found in self._lost)
+
     def remove(self, remove: Callable[..., None], path: Any, **options: Any) -> None:
         """As os.remove: the first rank does it."""
         if (found := _find_path(path)) not in self._dropped:

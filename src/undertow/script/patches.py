@@ -95,6 +95,11 @@ PLAIN = (
     Patch("torch.serialization:load", standins.load, "the same by its full name"),
     Patch("os:replace", standins.rename, "checkpoints are written under another name first: one rank renames them"),
     Patch("os:rename", standins.rename, "the same by its other name"),
+    Patch("shutil:copyfile", standins.copy, "the best checkpoint is a copy of the last: one rank makes it"),
+    Patch("shutil:copy", standins.copy, "the same, into a folder"),
+    Patch("shutil:copy2", standins.copy, "the same by its other name"),
+    Patch("os.path:exists", standins.exists, "a checkpoint is there for ranks that did not write it, too"),
+    Patch("os.path:isfile", standins.exists, "the same by its other name"),
     Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
     Patch("os:unlink", standins.remove, "the same by its other name"),
 )

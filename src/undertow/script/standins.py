@@ -130,6 +130,22 @@ def rename(original: Original, plain: Plain) -> Original:
     return move
 
 
+def copy(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def duplicate(src: Any, dst: Any, **options: Any) -> Any:
+        return plain.files.copy(original, src, dst, **options)
+
+    return duplicate
+
+
+def exists(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def look(path: Any) -> bool:
+        return original(path) or plain.files.has(path)
+
+    return look if plain.settings.rank > 0 else original
+
+
 def remove(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def delete(path: Any, **options: Any) -> None:
