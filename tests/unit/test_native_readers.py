@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._device import _device_constructors
 
 import undertow
 from tests.unit.slow_group import SlowGroup, Twin
@@ -133,6 +134,15 @@ def test_compilers_know_guarded_functions(group: SlowGroup) -> None:
     one = torch.ones(1)
     assert torch.jit.script(make_scripted)(one) == 4
     assert torch.compile(make_compiled, backend="eager", fullgraph=True)(one) == 4
+
+
+def test_a_default_device_reaches_guarded_functions() -> None:
+    unguard_native_functions()
+    _device_constructors.cache_clear()
+    guard_native_functions()
+    with torch.device("meta"):
+        made = [torch.tensor([1.0]), torch.as_tensor([1.0]), torch.asarray([1.0]), nn.Linear(2, 2).weight]
+    assert {one.device.type for one in made} == {"meta"}
 
 
 @pytest.mark.filterwarnings("ignore")

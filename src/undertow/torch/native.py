@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors as _list_constructors
 
 from undertow.runtime import process
 from undertow.torch.closed import Waiting, open_unless_passing
@@ -47,6 +48,7 @@ def guard_native_functions() -> None:
     """Let them wait, from now on until shutdown."""
     if _undo:
         return
+    _list_constructors()  # for `torch.device` and `set_default_device`, which know them by identity
     for owner, name in find_guarded(_GIVEN_TENSORS):
         _undo.append(_replace(owner, name, _guard(getattr(owner, name), _open_tensors)))
     for owner, name in find_guarded(_GIVEN_LISTS):
