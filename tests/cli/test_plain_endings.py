@@ -105,7 +105,7 @@ from torch.utils.data import DataLoader
 PLACES = {places}
 
 
-PACKAGE = os.path.join(os.path.dirname(undertow.__file__), "")
+PACKAGE = os.path.join(os.path.dirname(sys.modules["undertow"].__file__), "")
 
 
 def is_ours(place):
