@@ -120,6 +120,19 @@ def test_a_held_gradient_is_read_as_the_mean(
     assert not find_gate(held[0])
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_function_reads_what_has_come_too(twin: Twin) -> None:
+    compiled = torch.compile(double, backend="eager")
+    for _ in range(3):
+        assert find_gate(twin.module[2].weight)
+        assert torch.equal(compiled(twin.module[2].weight), double(twin.plain[2].weight))
+        twin.train(BATCH)
+    held = twin.module[0].weight.grad
+    twin.backward(BATCH)
+    assert find_gate(held)
+    assert torch.equal(compiled(held), double(twin.plain[0].weight.grad))
+
+
 def make_scripted(values: torch.Tensor) -> torch.Tensor:
     return values + torch.tensor([1.0]) + torch.as_tensor(2.0)
 

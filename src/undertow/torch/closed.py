@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from undertow.errors import UndertowError
+from undertow.torch.hooks import never_compiled
 
 if TYPE_CHECKING:
     from undertow.torch.gates import Gate
@@ -97,20 +98,26 @@ def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
             gate.is_forgotten = True
 
 
+@never_compiled  # a compiled function may be given such a parameter
 def open_gates(values: Any) -> None:
     """Open those of all parameters in here, however nested."""
+    _open_gates(values)
+
+
+def _open_gates(values: Any) -> None:
     if isinstance(values, torch.Tensor):
         gate = find_gate(values)
         if gate is not None:
             gate.open()
     elif isinstance(values, dict):
         for value in values.values():
-            open_gates(value)
+            _open_gates(value)
     elif isinstance(values, (list, tuple, set, frozenset)):
         for value in values:
-            open_gates(value)
+            _open_gates(value)
 
 
+@never_compiled
 def open_unless_passing(parameter: Any) -> None:
     """Open its gate, but not for the thread that makes the update."""
     gate = find_gate(parameter)
