@@ -35,7 +35,7 @@ _GIVEN_TENSORS = (
 )
 _GIVEN_LISTS = (
     ("torch.nested", ("nested_tensor",)),
-    ("torch.autograd", ("backward", "grad")),
+    ("torch.autograd", ("_make_grads",)),  # of `backward` and `grad`, for the gradients that they start from
 )
 # Set by assignment: `other.data = parameter`.
 _ASSIGNED = (("torch.Tensor", ("data",)),)
