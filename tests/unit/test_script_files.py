@@ -191,8 +191,10 @@ def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
     try:
         shutil.copy(path, path.parent / "best.pt")
         shutil.move(path.parent / "best.pt", path.parent / "last.pt")
-        found = [name for name in ("checkpoint.pt", "best.pt", "last.pt") if os.path.isfile(path.parent / name)]
+        names = [path.parent / name for name in ("checkpoint.pt", "best.pt", "last.pt")]
+        found = [[is_there(name) for name in names] for is_there in (os.path.exists, os.path.isfile)]
+        found += [[name.exists() for name in names], [name.is_file() for name in names]]
     finally:
         patches.undo()
-    assert found == ["checkpoint.pt", "last.pt"]
+    assert found == [[True, False, True]] * 4
     assert os.listdir(path.parent) == []

@@ -8,6 +8,7 @@ a script asks for its share of the data by `undertow.torch.distribute`.
 from __future__ import annotations
 
 import importlib
+import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,11 @@ PLAIN = (
     Patch("shutil:copy2", standins.copy, "the same by its other name"),
     Patch("os.path:exists", standins.exists, "a checkpoint is there for ranks that did not write it, too"),
     Patch("os.path:isfile", standins.exists, "the same by its other name"),
+    *(
+        Patch(f"pathlib:Path.{name}", standins.exists, "the same for paths, where they do not ask os.path")
+        for name in ("exists", "is_file")
+        if name in vars(pathlib.Path)  # not in every Python
+    ),
     Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
     Patch("os:unlink", standins.remove, "the same by its other name"),
 )

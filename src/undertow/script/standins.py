@@ -140,8 +140,8 @@ def copy(original: Original, plain: Plain) -> Original:
 
 def exists(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
-    def look(path: Any) -> bool:
-        return original(path) or plain.files.has(path)
+    def look(path: Any, **options: Any) -> bool:
+        return original(path, **options) or plain.files.has(path)
 
     return look if plain.settings.rank > 0 else original
 
