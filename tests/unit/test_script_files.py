@@ -193,8 +193,10 @@ def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
         shutil.move(path.parent / "best.pt", path.parent / "last.pt")
         names = [path.parent / name for name in ("checkpoint.pt", "best.pt", "last.pt")]
         found = [[is_there(name) for name in names] for is_there in (os.path.exists, os.path.isfile)]
+        sizes = [os.path.getsize(names[0]), os.path.getsize(__file__)]
         found += [[name.exists() for name in names], [name.is_file() for name in names]]
     finally:
         patches.undo()
     assert found == [[True, False, True]] * 4
+    assert sizes == [len("weights"), os.path.getsize(__file__)]
     assert os.listdir(path.parent) == []

@@ -83,6 +83,11 @@ class Files:
             return False
         return (found := _find_path(path)) is not None and (found in self._kept or found in self._lost)
 
+    def measure(self, path: Any) -> int | None:
+        """The bytes of the file that was saved here; None if it is not kept."""
+        kept = self.find(path)
+        return len(kept.getbuffer()) if isinstance(kept, io.BytesIO) else None
+
     def remove(self, remove: Callable[..., None], path: Any, **options: Any) -> None:
         """As os.remove: the first rank does it."""
         if (found := _find_path(path)) not in self._dropped:

@@ -101,6 +101,7 @@ PLAIN = (
     Patch("shutil:copy2", standins.copy, "the same by its other name"),
     Patch("os.path:exists", standins.exists, "a checkpoint is there for ranks that did not write it, too"),
     Patch("os.path:isfile", standins.exists, "the same by its other name"),
+    Patch("os.path:getsize", standins.measure, "so is its size, which scripts print"),
     *(
         Patch(f"pathlib:Path.{name}", standins.exists, "the same for paths, where they do not ask os.path")
         for name in ("exists", "is_file")

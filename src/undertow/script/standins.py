@@ -146,6 +146,15 @@ def exists(original: Original, plain: Plain) -> Original:
     return look if plain.settings.rank > 0 else original
 
 
+def measure(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def count_bytes(filename: Any) -> int:
+        size = plain.files.measure(filename)
+        return original(filename) if size is None else size
+
+    return count_bytes if plain.settings.rank > 0 else original
+
+
 def remove(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def delete(path: Any, **options: Any) -> None:
