@@ -29,17 +29,17 @@ class Unsynchronised:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._passes = 0
-        self._leaves: Any = WeakIdKeyDictionary()  # that gradients were computed of
+        self._leaves: Any = WeakIdKeyDictionary()  # that gradients were computed of, and their values then
 
     def start_gradients(self, inputs: Sequence[Any]) -> str | None:
-        """As `start_backward`, if the gradients of these may be meant for an update.
+        """As `start_backward`, if one of these was changed since its gradient was computed before.
 
-        Those of a batch are not: it is a new one each time.
+        A batch is not, it is a new one each time; nor is what a Jacobian is computed of, row by row.
         """
-        tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
-        is_update = any(_is_weight(one) or one in self._leaves for one in tensors)
-        self._leaves.update((one, True) for one in tensors if one.is_leaf)
-        return self.start_backward() if is_update else None
+        leaves = {one: _digest(one) for one in inputs if type(one) in _PLAIN and one.is_leaf and not one.is_meta}
+        is_update = any(self._leaves.get(one, value) != value for one, value in leaves.items())
+        self._leaves.update(leaves)
+        return self.start_backward() if is_update or any(map(_is_of_func, inputs)) else None
 
     def start_backward(self) -> str | None:
         """Returns what is to be said, once; raises `ConfigError` with `--batch split`."""
@@ -57,9 +57,16 @@ class Unsynchronised:
         )
 
 
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """Or something that torch.func differentiates by, which is usually one."""
-    return isinstance(tensor, torch.nn.Parameter) or torch._C._functorch.is_gradtrackingtensor(tensor)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # no stand-ins without values, with which the compiler computes
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return f"{tensor._version} {tensor.detach().sum().item()}"
+
+
+def _is_of_func(thing: object) -> bool:
+    """Whether torch.func differentiates by it: what happens to the result is out of sight."""
+    return isinstance(thing, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(thing)
 
 
 def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
