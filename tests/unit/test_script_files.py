@@ -7,14 +7,17 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from undertow.script import files as module
 from undertow.script.files import LEAST_KEPT, Files
 from undertow.script.patches import PLAIN, Patches
 from undertow.script.plain import Plain
+from undertow.script.standins import save_by_handler
 from undertow.settings import Settings
 
 
@@ -200,3 +203,18 @@ def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
     assert found == [[True, False, True]] * 4
     assert sizes == [len("weights"), os.path.getsize(__file__)]
     assert os.listdir(path.parent) == []
+
+
+@pytest.mark.parametrize(("rank", "names"), [(0, ["best.pt"]), (1, [])])
+def test_a_saver_that_renames_its_own_file_leaves_it_to_rank_0(rank: int, names: list[str], tmp_path: Path) -> None:
+    """As ignite's DiskSaver: it makes a temporary file, which it opens itself."""
+
+    def write(saver: Any, checkpoint: Any, path: Path, func: Callable[..., None]) -> None:
+        with open(f"{path}.tmp", "wb") as file:
+            func(checkpoint, file, **saver.kwargs)
+        os.replace(f"{path}.tmp", path)
+
+    plain = SimpleNamespace(group="all", settings=Settings(rank=rank, world_size=2), files=Files())
+    save_by_handler(write, plain)(SimpleNamespace(kwargs={}), [1, 2], tmp_path / "best.pt", torch.save)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == names
+    assert torch.load(plain.files.find(tmp_path / "best.pt")) == [1, 2]

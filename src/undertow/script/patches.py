@@ -111,7 +111,7 @@ PLAIN = (
     Patch("os:unlink", standins.remove, "the same by its other name"),
 )
 # The same for modules of libraries, applied when a script imports them.
-_LIGHTNING, _TENSORBOARD = "lightning 2.6.6", "tensorboard 2.21.0"
+_LIGHTNING, _TENSORBOARD, _IGNITE = "lightning 2.6.6", "tensorboard 2.21.0", "pytorch-ignite 0.5.5"
 LIBRARIES = (
     Patch(
         "lightning.fabric.plugins.io.torch_io:_atomic_save",
@@ -139,6 +139,12 @@ LIBRARIES = (
         _LIGHTNING,
     ),
     Patch("pytorch_lightning.core.saving:pl_load", standins.load, "the same for pytorch_lightning", _LIGHTNING),
+    Patch(
+        "ignite.handlers.checkpoint:DiskSaver._save_func",
+        standins.save_by_handler,
+        "its checkpoints are renamed from a file that it opens itself: one rank writes and removes them",
+        _IGNITE,
+    ),
     Patch(
         "torch.utils.tensorboard.writer:EventFileWriter",
         standins.write_events,

@@ -111,6 +111,19 @@ def save_atomically(original: Original, plain: Plain) -> Original:
     return write
 
 
+def save_by_handler(original: Original, plain: Plain) -> Original:
+    """Of a method of ignite's, which writes to a file of its own first."""
+
+    @functools.wraps(original)
+    def write(saver: Any, checkpoint: Any, path: Any, func: Any) -> None:
+        if plain.group is None or plain.settings.rank == 0:
+            original(saver, checkpoint, path, func)
+        else:
+            plain.files.save(torch.save, checkpoint, path, **saver.kwargs)
+
+    return write
+
+
 def write_events(original: Original, plain: Plain) -> Original:
     @functools.wraps(original, updated=())
     def open_file(logdir: Any, *arguments: Any, **options: Any) -> Any:
