@@ -79,6 +79,12 @@ class Adopted:
             if name not in self.parameters_to_ignore:
                 yield f"{type(self.module).__name__}.{name}", parameter
 
+    def find_unaveraged(self) -> list[str]:
+        """Those with a gradient, if no backward pass has ever come by that could have averaged it."""
+        if self._synchroniser.passes.has_synchronised:
+            return []
+        return [name for name, p in self.named_parameters() if p.grad is not None and bool(p.grad.any())]
+
     def begin_forward(self) -> None:
         if not torch.is_grad_enabled():
             return

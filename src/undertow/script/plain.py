@@ -27,7 +27,7 @@ from undertow.script.awareness import find_join, knows_of_ranks
 from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
-from undertow.script.unsynchronised import Unsynchronised, watch_first_step
+from undertow.script.unsynchronised import Unsynchronised, check_averaged, watch_first_step
 from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
 from undertow.torch.data.randomness import OwnNumbers, State, capture, diverge, restore
@@ -235,6 +235,8 @@ class Plain(Sharing):
         """A step is about to be made, whatever the gradients are from."""
         self._check_joined()
         for adopted in self._trained_by.get(optimizer, ()):
+            if self._has_shared or self._has_diverged:
+                check_averaged(optimizer, adopted.find_unaveraged())
             adopted.has_trained = True
             self._own_weights.forget(parameter for _, parameter in adopted.named_parameters())
         self._fresh = [adopted for adopted in self._fresh if not adopted.has_trained]

@@ -156,7 +156,7 @@ def exists(original: Original, plain: Plain) -> Original:
     def look(path: Any, **options: Any) -> bool:
         return original(path, **options) or plain.files.has(path)
 
-    return look if plain.settings.rank > 0 else original
+    return look
 
 
 def measure(original: Original, plain: Plain) -> Original:
@@ -165,7 +165,7 @@ def measure(original: Original, plain: Plain) -> Original:
         size = plain.files.measure(filename)
         return original(filename) if size is None else size
 
-    return count_bytes if plain.settings.rank > 0 else original
+    return count_bytes
 
 
 def remove(original: Original, plain: Plain) -> Original:

@@ -21,6 +21,7 @@ from undertow.script.awareness import knows_of_ranks
 from undertow.settings import Batch, Settings
 
 LEGITIMATE_PASSES = 1  # before the first optimizer
+SHOWN = 3  # names in a message
 
 
 class Unsynchronised:
@@ -67,6 +68,18 @@ def _digest(tensor: torch.Tensor) -> str:
 def _is_of_func(thing: object) -> bool:
     """Whether torch.func differentiates by it: what happens to the result is out of sight."""
     return isinstance(thing, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(thing)
+
+
+def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
+    """`ConfigError` if these parameters of it have gradients of this rank's share of the data only."""
+    if names:
+        rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise ConfigError(
+            f"{type(optimizer).__name__} steps with gradients of {', '.join(names[:SHOWN])}{rest} that no backward "
+            "pass has computed: they were assigned (torch.autograd.grad, torch.func, gradients of another model) and "
+            "are not averaged, while each worker takes other data. Compute them with loss.backward() of the model that "
+            "the optimizer trains, or use one worker (-n 1)"
+        )
 
 
 def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:

@@ -107,6 +107,11 @@ class Passes:
         """From now on somebody else decides how gradients travel."""
         self._planning = planning
 
+    @property
+    def has_synchronised(self) -> bool:
+        """Whether any gradient was, if there is anybody to synchronise with."""
+        return self._claim is None or self._claim.has_synchronised
+
     def synchronise_all(self) -> None:
         """From now on every backward pass is one, also without any forward that could be seen."""
         self._is_armed = self._arms_all = True
