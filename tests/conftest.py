@@ -11,7 +11,7 @@ import pytest
 from tests.chromium import Browser, check_installed, open_chromium
 
 _OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_LAUNCHERS = ("UNDERTOW_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_")
+_LAUNCHERS = ("UNDERTOW_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_", "MPI_LOCAL", "MV2_", "HOROVOD_")
 
 
 @pytest.fixture(autouse=True, scope="session")

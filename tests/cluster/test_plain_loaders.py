@@ -277,7 +277,7 @@ def fetch_ahead(rank: int, ahead: bool) -> bool:
         for batch in batches:
             waiting.append(batch)
             model(waiting.pop(0)[0]).sum().backward()
-    return "a smaller last one gets the wrong weight" in said.getvalue()
+    return "the batch before a smaller last one gets that one's weight" in said.getvalue()
 
 
 def test_who_fetches_ahead_is_told_about_uneven_batches() -> None:

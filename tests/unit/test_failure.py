@@ -94,6 +94,7 @@ def test_a_follower_that_was_ended_while_it_left_has_its_say() -> None:
     [
         ("its script failed with ValueError: broken", 1),
         ("its script ended with sys.exit(42)", 42),
+        ("its script ended with sys.exit(3) (seen by rank 2)", 3),
         ("its script ended with sys.exit(-1)", 255),
         ("its script ended with sys.exit('no data')", 1),
     ],
@@ -186,8 +187,8 @@ def test_a_cause_on_another_host_comes_last_and_no_rank_here_is_blamed() -> None
     verdict = decide([ending(1, 0, at_s=6, ended=True), ending(0, -15, at_s=6, ended=True)], elsewhere=ELSEWHERE)
     assert verdict.exit_code == 1
     assert verdict.lines == (
-        "rank 0 was ended, because another rank failed",
-        "rank 1 was ended, because another rank failed",
+        "rank 0 was ended, because the job has ended",
+        "rank 1 was ended, because the job has ended",
         ELSEWHERE.cause,
     )
     assert decide([], elsewhere=ELSEWHERE).lines == (ELSEWHERE.cause,)

@@ -50,6 +50,7 @@ OWN_WORKER = {"RANK": "1", "WORLD_SIZE": "4", "UNDERTOW_RENDEZVOUS": "10.0.0.1:4
         ({"PMIX_RANK": "1"}, "PMIX_RANK=1", "undertow run -n 2 train.py"),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE=2", "undertow run -n 2 train.py"),
         ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2", "undertow run -n 2 train.py"),
+        ({**KUBEFLOW, "PET_NNODES": "1:4"}, "PET_NNODES=1:4", "--nnodes 4 --node-rank $PET_NODE_RANK"),
         (KUBEFLOW, "PET_NNODES=2", "--nnodes 2 --node-rank $PET_NODE_RANK --master-addr $PET_MASTER_ADDR"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",

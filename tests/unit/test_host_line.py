@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -13,7 +15,7 @@ from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.errors import PeerLost, Refused
-from undertow.launch.host_line import HostLine
+from undertow.launch.host_line import HostLine, _Connection
 from undertow.launch.host_watch import HostPlace
 
 TOKEN = b"token"
@@ -68,6 +70,24 @@ def test_a_launcher_that_leaves_in_order_is_not_missed_and_one_with_a_reason_is_
     assert lines.wait_for_cause(0) == (
         "the launcher on host c (--node-rank 2, rank 2) gave up (no disk) before the workers had met"
     )
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.ECONNRESET])
+def test_a_host_that_the_network_does_not_reach_is_silent_not_killed(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(connection: object) -> None:
+        raise OSError(code, "what the kernel says after fifteen minutes")
+
+    monkeypatch.setattr(_Connection, "receive", fail)
+    lines.all[0].post(lambda watch: watch.tick(time.monotonic()))  # a beat: the others read it, and fail to
+    is_loss = code == errno.ECONNRESET
+    if is_loss:
+        assert "was killed, or its connection was cut" in lines.wait_for_cause(1)
+    else:
+        while lines.all[1]._connections:  # it is dropped
+            time.sleep(0.01)
+        assert lines.all[1].cause == ""
 
 
 def test_strangers_are_ignored(lines: Lines) -> None:

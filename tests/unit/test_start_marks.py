@@ -52,3 +52,15 @@ def test_nonsense_is_no_mark(marks: StartMarks) -> None:
 def test_a_worker_goes_on_where_it_cannot_tell(path: str) -> None:
     with waiting(path, 0, Mark.WAITS):
         pass
+
+
+@pytest.mark.parametrize("broken", ["memfd_create", "access"])
+def test_where_workers_cannot_tell_all_count_as_waiting(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    def refuse(*given: object) -> bool:
+        if broken == "memfd_create":
+            raise PermissionError
+        return False
+
+    monkeypatch.setattr(os, broken, refuse)
+    with closing(StartMarks()) as marks:
+        assert (marks.path, marks.read(2)) == ("", [Mark.WAITS] * 2)

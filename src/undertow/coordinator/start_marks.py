@@ -26,8 +26,7 @@ class StartMarks:
     """The launcher's side: the marks of its workers, by local rank."""
 
     def __init__(self) -> None:
-        has_memory_files = hasattr(os, "memfd_create")
-        self._fd = os.memfd_create("undertow-start-marks") if has_memory_files else None
+        self._fd = _open_memory()
 
     @property
     def path(self) -> str:
@@ -49,6 +48,18 @@ class StartMarks:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _open_memory() -> int | None:
+    """A file without a name that other processes can open; None where the system has or allows none."""
+    try:
+        fd = os.memfd_create("undertow-start-marks")
+    except (AttributeError, OSError):
+        return None
+    if os.access(f"/proc/{os.getpid()}/fd/{fd}", os.R_OK | os.W_OK):
+        return fd
+    os.close(fd)
+    return None
 
 
 @contextlib.contextmanager

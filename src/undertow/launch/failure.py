@@ -21,7 +21,7 @@ _PEER_LOST = re.compile(r"^[\s|+-]*(?:[\w.]+\.)?PeerLost(?::|$)")
 # The words of `Loss` in core/membership.py, and of the steward who adds where it was noticed.
 _LOSS = re.compile(r"PeerLost: rank (\d+) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
 # The reasons that `runtime/process.py` and `script/runner.py` give to the other ranks when a script fails.
-_SCRIPT_FAILED = re.compile(r"its script (?:failed with |ended with sys\.exit\((.*)\)$)")
+_SCRIPT_FAILED = re.compile(r"its script (?:failed with |ended with sys\.exit\((.*?)\)(?: \(seen by rank \d+\))?$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,11 @@ def decide(
     failed = [ending for ending in endings if ending.code != 0]
     if elsewhere and _is_first(elsewhere, endings):
         followers = sorted((e for e in endings if e.code or e.by_launcher), key=lambda ending: ending.rank)
-        return Verdict(1, (*map(_describe_follower, followers), elsewhere.cause), elsewhere.cause)
+        return Verdict(
+            1,
+            (*(_describe_follower(each, reason="the job has ended") for each in followers), elsewhere.cause),
+            elsewhere.cause,
+        )
     if not failed:
         return Verdict(0)
     first = min(failed, key=_order)
@@ -151,10 +155,10 @@ def _foresee_code(argument: str | None) -> int:
     return int(argument) & 0xFF or 1  # a rank that the others have lost did not succeed
 
 
-def _describe_follower(ending: Ending) -> str:
+def _describe_follower(ending: Ending, *, reason: str = "another rank failed") -> str:
     if ending.by_launcher:
         # It may have had its say, and been ended while it was still leaving.
-        words = f"failed too: {ending.peer_lost}" if ending.lost_a_peer else "was ended, because another rank failed"
+        words = f"failed too: {ending.peer_lost}" if ending.lost_a_peer else f"was ended, because {reason}"
         return f"rank {ending.rank} {words}"
     words = ending.peer_lost or ending.summary
     return f"rank {ending.rank} failed too: {describe_code(ending.code)}{': ' if words else ''}{words}"

@@ -212,6 +212,6 @@ def _find_pod(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def _read_count(environ: Mapping[str, str], *variables: str, default: int = 1) -> int:
-    """The first of these that is a positive number."""
-    texts = [environ.get(variable, "") for variable in variables]
+    """The first of these that is a positive number; of a range (1:4) the larger end."""
+    texts = [environ.get(variable, "").rpartition(":")[2] for variable in variables]
     return next((int(text) for text in texts if text.isdecimal() and int(text)), default)

@@ -11,6 +11,7 @@ Messages after the handshake: 4 bytes length (little endian), then msgpack; the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import selectors
 import socket
@@ -58,6 +59,7 @@ class _Connection:
     since_s: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
     outgoing: bytearray = field(default_factory=bytearray)
+    is_unreachable: bool = False  # the network does not reach it: that is silence, not an end
 
     def send(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -232,9 +234,9 @@ class HostLine:
             connection.send()
             for body in connection.take_messages():
                 self._take(connection, body, watch)
-        except (OSError, Refused, msgspec.MsgspecError):
+        except (OSError, Refused, msgspec.MsgspecError) as error:
             self._drop(connection)
-            if connection.host is not None:
+            if connection.host is not None and not connection.is_unreachable and not _is_unreachable(error):
                 self._obey(watch.note_closed(connection.host))
 
     def _take(self, connection: _Connection, body: bytes, watch: HostWatch) -> None:
@@ -263,8 +265,10 @@ class HostLine:
 
     def _send(self, connection: _Connection, message: Message) -> None:
         connection.outgoing += _pack(message)
-        with contextlib.suppress(OSError):  # its end is noticed where it is read
+        try:
             connection.send()
+        except OSError as error:  # its end is noticed where it is read, but there it is only an end
+            connection.is_unreachable |= _is_unreachable(error)
 
     def _drop_slow_strangers(self) -> None:
         for connection in [each for each in self._connections if each.host is None]:
@@ -289,6 +293,11 @@ class HostLine:
         self._connections.clear()
         if self._listener is not None:
             self._listener.close()
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether the network has given up: a host that sleeps, or whose cable is out, may come back."""
+    return isinstance(error, OSError) and error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def _pack(message: Message | int) -> bytes:

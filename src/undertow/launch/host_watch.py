@@ -23,10 +23,11 @@ from undertow.coordinator.start_marks import Mark
 
 HUB = 0
 BEAT_EVERY_S = 1.0
-# As long as workers that have met wait for each other.
+# As long as workers that have met wait for each other by default.
 SILENCE_S = 10.0
 # A launcher connects milliseconds after the hosts' rendezvous; one that was killed in between leaves no other sign.
-ARRIVE_S = 3.0
+# Two packets may be lost: TCP sends the first one again after 1 s and 3 s.
+ARRIVE_S = 3.5
 BEFORE = "before the workers had met"
 
 
@@ -112,6 +113,15 @@ def describe_silence(host: HostPlace, node_rank: int, silent_s: float) -> str:
     return (
         f"the launcher on {host.describe(node_rank)} gave no sign of life for {silent_s:.0f} s {BEFORE} "
         "(process stopped, host down or link cut)"
+    )
+
+
+def describe_absence(host: HostPlace, node_rank: int, silent_s: float) -> str:
+    """The loss of a launcher that never connected to the first one."""
+    return (
+        f"the launcher on {host.describe(node_rank)} has not connected to the first one within {silent_s:.0f} s "
+        f"of the hosts' rendezvous, {BEFORE} (killed, or a firewall blocks the ports that the system gives; try: "
+        "undertow doctor)"
     )
 
 
@@ -222,7 +232,8 @@ class HostWatch:
         ]
         for host, heard_s in list(self._heard_s.items()):
             if self._is_silent(host, now_s - heard_s):
-                instructions += self._lose(describe_silence(self._hosts[host], host, now_s - heard_s))
+                describe = describe_absence if host in self._missing else describe_silence
+                instructions += self._lose(describe(self._hosts[host], host, now_s - heard_s))
         if self._left and self._is_awaited(Mark.WAITS_FOR_ALL):
             instructions += self._lose(self._describe_left(self._left[0]))
         return instructions

@@ -20,7 +20,7 @@ import msgspec
 
 from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.meeting_point import format_address
-from undertow.coordinator.rendezvous import MeetingPoint, attend
+from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
 from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine
 from undertow.launch.host_watch import SILENCE_S, HostPlace, describe_cut, describe_silence
@@ -44,7 +44,7 @@ class Seat:
 
 
 class NodeCard(msgspec.Struct, frozen=True, array_like=True):
-    """What a host tells the others; only the first one fills the two in the middle."""
+    """What a host tells the others; only the first one fills `rendezvous`, `token` and `line`."""
 
     nproc: int
     rendezvous: str = ""
@@ -69,8 +69,9 @@ def meet(job: Job, notify: Callable[[str], None], line: HostLine) -> Iterator[Se
             point.start()
             rendezvous = point.address
         card = NodeCard(job.nproc, rendezvous, token, job.is_checked, socket.gethostname(), address)
+        hub = _resolve(job.master_addr) if job.node_rank else ""  # now: after the rendezvous the first host waits
         cards = [card] if job.nnodes == 1 else _exchange(job, card, notify=notify)
-        _prepare_start(job, cards, line)
+        _prepare_start(job, cards, line, hub)
         yield _place(job, cards)
 
 
@@ -90,26 +91,36 @@ def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> lis
     return [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
 
 
-def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine) -> None:
+def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine, hub: str) -> None:
     """Return when all launchers are connected, and workers may start; raises `PeerLost` if one is gone by then.
 
     Node 0 comes here after it closed the master's port, so no worker mistakes our meeting for torch's store.
     """
     places = [HostPlace(card.host, _count_before(cards, host), card.nproc) for host, card in enumerate(cards)]
     if job.node_rank:
-        _dial(job, cards[0], places[0], line)
+        _dial(job, cards[0], places[0], line, hub)
     line.start(job.node_rank, places)
     if job.nnodes > 1:
         line.wait_for_start()
 
 
-def _dial(job: Job, card: NodeCard, place: HostPlace, line: HostLine) -> None:
+def _resolve(name: str) -> str:
+    """The address of a host, or its name if it is not known yet: looking it up may take seconds."""
     try:
-        line.dial(card.line, card.token.encode(), node_rank=job.node_rank, timeout_s=SILENCE_S)
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return name
+
+
+def _dial(job: Job, card: NodeCard, place: HostPlace, line: HostLine, hub: str) -> None:
+    address = format_address(hub, parse_address(card.line)[1])
+    hint = f"at {address}; can this host reach that port? No worker was started"
+    try:
+        line.dial(address, card.token.encode(), node_rank=job.node_rank, timeout_s=SILENCE_S)
     except TimeoutError:
-        raise PeerLost(f"{describe_silence(place, 0, SILENCE_S)}; no worker was started") from None
-    except (OSError, Refused) as error:  # the token is its own: it can only be gone
-        raise PeerLost(f"{describe_cut(place, 0)} ({error}); no worker was started") from None
+        raise PeerLost(f"{describe_silence(place, 0, SILENCE_S)} {hint}") from None
+    except (OSError, Refused) as error:  # the token is its own: it can only be gone, or out of reach
+        raise PeerLost(f"{describe_cut(place, 0)} ({error}) {hint}") from None
 
 
 def _count_before(cards: list[NodeCard], node_rank: int) -> int:

@@ -1,7 +1,7 @@
 """How a job is wound down, without processes: decides which signal is due, and when.
 
-In: a worker failed, the user interrupted, time passes.  Out: the signal that all
-living workers get now, or None.
+In: a worker failed, another host failed, the user interrupted, time passes.
+Out: the signal that all living workers get now, or None.
 After a failure the others may end by themselves first: their own words (who was
 lost, and where) are worth more than a signal.  After an interrupt they are asked
 at once.  Whoever does not end in time is killed; a second interrupt kills at once.

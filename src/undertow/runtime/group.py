@@ -46,6 +46,7 @@ log = logging.getLogger("undertow")
 
 DEVICE_POLL_S = 0.0002
 SUSPICION_S = 2.0
+HELPER_TIMEOUT_S = 1.0
 
 
 class Group:
@@ -266,6 +267,7 @@ class Group:
             self.leave(f"it was interrupted at its end ({type(interrupt).__name__}), while others still needed it")
             self._closed.wait(GOODBYE_TIMEOUT_S + 1)
             raise
+        self._helper.join(HELPER_TIMEOUT_S)
 
     def abandon(self) -> None:
         """In a forked child: let go of the connections without a word; the parent has them."""

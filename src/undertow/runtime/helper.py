@@ -20,14 +20,14 @@ class Helper:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._is_started = False
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread, once.  Before the script ends: from Python 3.12 on no thread starts after that."""
         with self._lock:
-            if not self._is_started:
-                self._is_started = True
-                threading.Thread(target=self._run, name="undertow-helper", daemon=True).start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="undertow-helper", daemon=True)
+                self._thread.start()
 
     def submit(self, work: Work) -> None:
         """Run this after all that was submitted before.  It must not raise."""
@@ -37,6 +37,11 @@ class Helper:
     def stop(self) -> None:
         """End the thread after the work that was submitted; returns at once."""
         self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread: native code that still runs when Python ends may crash it."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:

@@ -67,8 +67,8 @@ class Sharing(ABC):
         self.waiting = max(0, self.waiting - 1)
         if self.is_mixed:
             self.say(
-                "a batch is fetched before the one before it is computed: a smaller last one gets the wrong weight; "
-                "drop_last=True leaves it out"
+                "a batch is fetched before the one before it is computed: the batch before a smaller last one gets "
+                "that one's weight; drop_last=True leaves the smaller one out"
             )
 
     def note_order(self, batch: object) -> None:
