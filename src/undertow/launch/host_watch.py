@@ -27,7 +27,7 @@ BEAT_EVERY_S = 1.0
 SILENCE_S = 10.0
 # A launcher connects milliseconds after the hosts' rendezvous; one that was killed in between leaves no other sign.
 # Two packets may be lost: TCP sends the first one again after 1 s and 3 s.
-ARRIVE_S = 3.5
+ARRIVE_S = 3.2
 BEFORE = "before the workers had met"
 
 

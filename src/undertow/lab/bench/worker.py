@@ -107,8 +107,14 @@ def _cpu_s() -> float:
 
 
 if __name__ == "__main__":
-    main()
-    # All is said.  To take torch apart in order would cost every worker another second.
+    code = 0
+    try:
+        main()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    # All is said.  To take torch apart in order would cost every worker another second, and torch's threads, which may
+    # wait for a worker that is gone, now and then abort the process.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
