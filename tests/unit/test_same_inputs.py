@@ -44,6 +44,34 @@ def test_what_has_no_cheap_tensor_has_no_digest() -> None:
     assert digest_inputs(torch.ones(3, 2, dtype=torch.bool), torch.tensor(1)) is not None
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_has_no_digest(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    assert digest_inputs(nested) is None
+    assert digest_inputs(nested, torch.ones(3)) == digest_inputs(torch.ones(3))
+
+
+def test_what_functorch_wraps_has_no_digest() -> None:
+    found: list[int | None] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        found.append(digest_inputs(x))
+        return x.sum()
+
+    torch.func.vmap(model)(torch.ones(2, 3))
+    torch.func.grad(model)(torch.ones(3))
+    assert found == [None, None]
+
+
+def test_a_tensor_that_cannot_be_read_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("cannot access its data")
+
+    monkeypatch.setattr(inputs, "_sample", refuse)
+    assert digest_inputs(torch.ones(3)) is None
+
+
 @pytest.mark.parametrize("change", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(4, 6), torch.conj])
 def test_tensors_that_are_not_contiguous_have_a_digest(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = torch.arange(24.0).reshape(4, 6).to(torch.complex64 if change is torch.conj else torch.float32)

@@ -1,6 +1,7 @@
 """A cheap digest of what a forward pass is given.
 
-In: a module's arguments.  Out: a number that is the same for the same tensors; None where looking is not cheap.
+In: a module's arguments.  Out: a number that is the same for the same tensors; None where looking is not cheap, or not
+possible: the digest is for a warning only, so a forward pass never fails because of it.
 At most a few KB are read.  To read a tensor on an accelerator is to wait for it: callers say when they may.
 """
 
@@ -20,6 +21,13 @@ HOST = "cpu"
 
 def digest_inputs(*inputs: Any, waits: bool = False) -> int | None:
     """Of the first tensors among these arguments; with `waits` also of those on accelerators."""
+    try:
+        return _digest(inputs, waits=waits)
+    except RuntimeError:  # torch's word for a tensor without data of its own
+        return None
+
+
+def _digest(inputs: Any, *, waits: bool) -> int | None:
     digest = None
     for tensor in [tensor for tensor in find_tensors(inputs) if _is_readable(tensor, waits=waits)][:TENSORS]:
         sample = _sample(tensor.detach()).resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu()
@@ -38,6 +46,8 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_readable(tensor: torch.Tensor, *, waits: bool) -> bool:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     if tensor.is_meta or tensor.is_quantized or not tensor.numel():
         return False
