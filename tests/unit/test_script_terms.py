@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from undertow.torch.data.reports import Kind, Scales, Stage, Term
+from undertow.torch.data.reports import Kind, Report, Scales, Stage, Term
 from undertow.torch.data.terms import find_terms
 
 F = nn.functional
@@ -56,6 +57,23 @@ def test_every_loss_says_whether_it_is_a_mean_or_a_sum(loss: Callable[..., torch
     for reduction, kind in ("mean", Kind.MEAN), ("sum", Kind.SUM):
         term = only(loss(outputs(), target, reduction=reduction))
         assert (term.kind, term.elements, term.sizes) == (kind, 15, (5, 3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (torch.sum, Term(Kind.OTHER)),
+        (torch.mean, Term(Kind.OTHER)),
+        (lambda o: o.sum(1).mean(), Term(Kind.MEAN, 6, (2, 3), stages=(Stage(Kind.OTHER, ()),))),
+        (lambda o: o.amax(-1).sum(), Term(Kind.OTHER)),
+        (lambda o: o.values().mean(), Term(Kind.MEAN, 18, (6, 3))),
+    ],
+)
+def test_sizes_of_nested_tensors_are_not_known(loss: Callable[..., torch.Tensor], expected: Term) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(4, 4)], layout=torch.jagged)
+    found = only(loss(F.linear(rows, WEIGHT.T)))
+    assert found == expected
+    assert msgspec.msgpack.encode(Report(2, (found,)))
 
 
 def test_scalings_are_read_and_signs_and_views_passed() -> None:

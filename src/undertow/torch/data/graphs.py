@@ -54,6 +54,11 @@ def input_shapes(node: Node) -> list[tuple[int, ...]]:
     return [tuple(child._input_metadata[index].shape) for child, index in node.next_functions if child is not None]
 
 
+def has_plain_sizes(shape: tuple[int, ...]) -> bool:
+    """Whether all sizes are numbers; that of a nested tensor's ragged dimension is a symbol."""
+    return all(isinstance(size, int) for size in shape)
+
+
 def output_shape(node: Node) -> tuple[int, ...]:
     return tuple(node._input_metadata[0].shape)
 

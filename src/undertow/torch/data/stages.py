@@ -21,6 +21,7 @@ from undertow.torch.data.graphs import (
     Node,
     children_of,
     compares_rows,
+    has_plain_sizes,
     input_shapes,
     reduced_dims,
 )
@@ -69,6 +70,8 @@ def _describe(node: Node, is_linear: bool) -> Stage | None:
     sizes, dims = input_shapes(node)[0], reduced_dims(node)
     if not sizes:
         return None
+    if not has_plain_sizes(sizes):
+        return Stage(Kind.OTHER, (), is_first=0 in dims)
     kind = Kind.SUM if name.startswith(SUMMING) else Kind.MEAN if name.startswith(AVERAGING) else Kind.OTHER
     over = tuple(sizes[dim] for dim in dims)
     return Stage(kind if is_linear else Kind.OTHER, over, is_first=0 in dims, elements=math.prod(sizes))

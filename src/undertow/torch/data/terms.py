@@ -26,6 +26,7 @@ from undertow.torch.data.graphs import (
     SUMMING,
     Node,
     children_of,
+    has_plain_sizes,
     input_shapes,
     is_of_parameters,
 )
@@ -112,11 +113,15 @@ def _describe(node: Node, scales: Scales) -> Term:
     if name.startswith((SUMMING, AVERAGING)):
         kind = Kind.MEAN if name.startswith(AVERAGING) else Kind.SUM
         sizes = input_shapes(node)[0]
+        if not has_plain_sizes(sizes):
+            return Term(Kind.OTHER)
         return Term(kind, math.prod(sizes), sizes, 0.0, scales, find_stages(node, is_linear=True))
     reduction = getattr(node, "_saved_reduction", None)
     if reduction not in (_MEAN, _SUM):
         return Term(Kind.OTHER)
     sizes = tuple(node._saved_target.shape) if name in _COUNTING else input_shapes(node)[0]
+    if not has_plain_sizes(sizes):
+        return Term(Kind.OTHER)
     kind = Kind.SUM if reduction == _SUM else Kind.COUNTED if name in _COUNTING else Kind.MEAN
     amount = float(node._saved_total_weight) if kind is Kind.COUNTED else 0.0
     return Term(kind, math.prod(sizes), sizes, amount, scales, find_stages(node, is_linear=False), is_loss=True)
