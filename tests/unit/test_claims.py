@@ -240,6 +240,13 @@ def test_a_module_that_is_wrapped_for_one_worker_needs_no_averages(caplog: pytes
     assert not caplog.records
 
 
+def test_a_module_that_was_wrapped_for_one_worker_is_checked_once_several_train_it() -> None:
+    net = Net()
+    claims.exempt(net)
+    model = wrap(net)
+    assert "'body.weight'" in refuses(model.module, make(net))
+
+
 def test_the_inner_module_is_called_past_the_wrapper() -> None:
     net = Net()
     model = wrap(net)

@@ -156,7 +156,9 @@ def claim(module: torch.nn.Module, ignored: Iterable[str]) -> Claim:
 
 def exempt(module: torch.nn.Module) -> None:
     """A module that is wrapped for a group of one worker: there is nothing to average."""
-    Claim(module, ()).release()
+    made = Claim(module, ())
+    made.release()
+    made.is_alive = False  # a wrapper for several workers, should there be one later, makes claims of its own
 
 
 def forget_all() -> None:
