@@ -355,6 +355,19 @@ def test_a_model_that_was_synchronised_may_be_trained_on_alone(caplog: pytest.Lo
     train(net, make(net))
 
 
+def test_a_penalty_of_its_own_backward_may_be_the_same_on_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    model, optimizer = wrap(net), make(net)
+    model(BATCH).sum().backward()
+    net.head.weight.square().sum().backward()
+    optimizer.step()
+    [words] = [record.getMessage() for record in caplog.records]
+    assert words.startswith(
+        "gradients of 'head.weight' were added by a backward pass that did not go through the wrapper, and are not "
+        "averaged: unless they are the same on all ranks, or only one rank trains on, the replicas drift apart."
+    )
+
+
 def test_parameters_of_no_wrapped_module_and_ignored_ones_are_the_users_business() -> None:
     net, other = Net(), Net()
     net._ddp_params_and_buffers_to_ignore = ["head.weight", "head.bias"]  # type: ignore[assignment]

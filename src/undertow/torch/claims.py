@@ -341,14 +341,14 @@ def _check_strays(optimizer: Optimizer) -> None:
 
 
 def _warn(entries: Sequence[Entry]) -> None:
-    """A model that was synchronised before may be trained on by one rank: saying it once is enough."""
+    """Say it once: one rank may train on with the model, and the penalty on its weights is the same on all ranks."""
     fresh = [entry.name for entry in entries if not entry.claims[-1].is_warned]
     for entry in entries:
         entry.claims[-1].is_warned = True
     if fresh:
         log.warning(
-            "gradients of %s come from the inner module, not from its wrapper, and are not averaged: the replicas "
-            "drift apart unless only one rank trains on. %s",
+            "gradients of %s were added by a backward pass that did not go through the wrapper, and are not averaged: "
+            "unless they are the same on all ranks, or only one rank trains on, the replicas drift apart. %s",
             _list(fresh),
             _CALL,
         )
