@@ -8,6 +8,7 @@ For single-process scripts they stand in torch's own classes (`script/patches.py
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -116,7 +117,8 @@ def hand_out(original: Original, sharing: Sharing) -> Original:
 
 
 NO_BACKWARD = -1  # the number of the running backward pass where there is none
-_ORIGINAL = "_undertow_original"
+# What each function of ours stands in the place of.  Not an attribute: `functools.wraps` would copy it to others'.
+_originals: weakref.WeakKeyDictionary[Original, Original] = weakref.WeakKeyDictionary()
 
 
 def run_backward(original: Original, sharing: Sharing) -> Original:
@@ -135,13 +137,13 @@ def run_backward(original: Original, sharing: Sharing) -> Original:
         with weigher.weighing(tensors):
             original(tensors, grad_tensors, *arguments, **options)
 
-    vars(backward)[_ORIGINAL] = original
+    _originals[backward] = original
     return backward
 
 
 def find_backward() -> Original:
     """The one below what stands in its place for a single-process script."""
-    return getattr(torch.autograd.backward, _ORIGINAL, torch.autograd.backward)
+    return _originals.get(torch.autograd.backward, torch.autograd.backward)
 
 
 def _weigh(tensors: Sequence[Any], gradients: Any, weight: float) -> list[Any]:
