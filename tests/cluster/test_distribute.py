@@ -215,6 +215,47 @@ def test_what_would_go_wrong_is_an_error(body: Any, kind: str, words: str) -> No
     assert any(words in outcome.text for outcome in outcomes)
 
 
+def train_with_a_probe(rank: int, probing: bool) -> list[float]:
+    """One worker trains a probe of its own on features, and looks at what the model sees, in the loop and after it."""
+    torch.manual_seed(2)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double())
+    probe = nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def look(x: torch.Tensor, y: torch.Tensor) -> None:
+        features = model.module[0](x).detach()
+        nn.functional.mse_loss(probe(features), y).backward()
+        image = x.clone().requires_grad_()
+        model.module(image).sum().backward(inputs=[image])
+        assert image.grad is not None
+
+    for step, (x, y, _) in enumerate(distribute(DataLoader(Squares(), batch_size=4, shuffle=True))):
+        optimizer.zero_grad()
+        if probing and rank == 0:
+            look(x, y)
+        with model.no_sync():  # parts of a step are weighed as well
+            nn.functional.mse_loss(model(x), y).backward()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        if probing and rank == 1:
+            look(x, y)
+        if step == 2:
+            break
+    if probing and rank == 0:
+        look(x, y)
+    return [number for p in model.parameters() for number in p.detach().flatten().tolist()]
+
+
+def test_one_worker_may_call_backward_where_nothing_is_synchronised() -> None:
+    """Batches of 4, 4 and 3 among 2 workers: the last weighs differently on each."""
+    split = {"UNDERTOW_BATCH": "split", "UNDERTOW_STALL_TIMEOUT": "20"}
+    expected = run_workers(1, train_with_a_probe, False)[0]
+    for weights in run_workers(2, train_with_a_probe, True, environment=split):
+        assert weights == pytest.approx(expected, rel=1e-12)
+
+
 def train_under_run(rank: int) -> tuple[list[float], bool]:
     """As `undertow run` starts a script; its optimizer, made late, takes back what was patched until then.
 

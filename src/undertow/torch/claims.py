@@ -60,6 +60,10 @@ class Entry:
         return any(claim.is_alive for claim in self.claims)
 
     @property
+    def is_shared(self) -> bool:
+        return any(claim.is_shared for claim in self.claims)
+
+    @property
     def is_excused(self) -> bool:
         return any(claim.is_local for claim in self.claims)
 
@@ -74,6 +78,7 @@ class Claim:
 
     def __init__(self, module: torch.nn.Module, ignored: Iterable[str]) -> None:
         self.is_alive = True  # the wrapper is there
+        self.is_shared = True  # by several workers
         self.is_local = False  # a forward under `no_sync` has asked for gradients of this rank only
         self.is_warned = False
         self.has_synchronised = False  # the gradient of any parameter
@@ -158,7 +163,13 @@ def exempt(module: torch.nn.Module) -> None:
     """A module that is wrapped for a group of one worker: there is nothing to average."""
     made = Claim(module, ())
     made.release()
+    made.is_shared = False
     made.is_alive = False  # a wrapper for several workers, should there be one later, makes claims of its own
+
+
+def claimed_parameters() -> list[torch.Tensor]:
+    """Those of all modules that were wrapped for several workers, whether their wrappers are still there or not."""
+    return [parameter for parameter, entry in list(_entries.items()) if entry.is_shared]
 
 
 def forget_all() -> None:

@@ -162,7 +162,7 @@ class Passes:
     @never_compiled  # where backward runs in compiled code
     def _reach(self) -> None:
         self._follow()
-        if self._task is None and any(_will_run(node) for node in self._nodes):
+        if self._task is None and any(will_run(node) for node in self._nodes):
             self._begin()
 
     def ready(self, table: int, index: int, added: Added = None, fresh: Added = None) -> None:
@@ -201,7 +201,7 @@ class Passes:
     def ask(self, table: int, index: int) -> Ask:
         """What the backward that runs now wants of a layer that could hand over parts of this gradient."""
         gradients = self._gradients[table]
-        if not _will_run(self._node_of(table, index)):
+        if not will_run(self._node_of(table, index)):
             return Ask.GRADIENT
         if self._task is not None:
             # Inside a nested pass, and where another pass sends this gradient, it must be a real one.
@@ -318,7 +318,7 @@ def find_accumulator(parameter: torch.Tensor) -> Any:
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
-def _will_run(node: Any) -> bool:
+def will_run(node: Any) -> bool:
     """Whether this backward adds to the parameter's gradient; `torch.autograd.grad` does not."""
     try:
         return bool(torch._C._will_engine_execute_node(node))

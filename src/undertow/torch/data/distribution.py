@@ -62,6 +62,7 @@ class Distribution(Sharing):
     """The data of one script that all workers share.  It is over when they part."""
 
     shares_sequential = True
+    knows_ranks = True
 
     def __init__(self, group: Group, *, is_split: bool) -> None:
         numbers = OwnNumbers(0)  # those of the script, on every rank

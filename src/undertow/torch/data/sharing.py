@@ -20,6 +20,7 @@ class Sharing(ABC):
     """The state of this process: the part of a batch that it computes, and the order of the data so far."""
 
     shares_sequential = False  # loaders that do not shuffle, too
+    knows_ranks = False  # the script may call backward on one rank only, where no other is concerned
 
     def __init__(self, *, rank: int, size: int, is_split: bool, numbers: OwnNumbers) -> None:
         self.rank = rank

@@ -30,6 +30,7 @@ from undertow.torch.data.randomness import follow
 from undertow.torch.data.sharing import Sharing
 from undertow.torch.data.weighing import Weigher
 from undertow.torch.hooks import never_compiled
+from undertow.torch.reaching import NO_BACKWARD as NO_BACKWARD
 
 Original = Callable[..., Any]
 
@@ -116,7 +117,6 @@ def hand_out(original: Original, sharing: Sharing) -> Original:
     return take_next
 
 
-NO_BACKWARD = -1  # the number of the running backward pass where there is none
 # What each function of ours stands in the place of.  Not an attribute: `functools.wraps` would copy it to others'.
 _originals: weakref.WeakKeyDictionary[Original, Original] = weakref.WeakKeyDictionary()
 

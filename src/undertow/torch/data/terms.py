@@ -49,7 +49,7 @@ def find_terms(tensors: Iterable[Any]) -> list[Found]:
     """All terms of these losses, in the order in which the graph has them."""
     found: dict[Node, Term] = {}
     for tensor in tensors:
-        node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else getattr(tensor, "node", None)
+        node = _find_node(tensor)
         if node is None:
             continue
         is_scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
@@ -58,6 +58,15 @@ def find_terms(tensors: Iterable[Any]) -> list[Found]:
             # What is used twice, and scaled in different ways, is no one thing.
             found[one] = term if found.get(one, term) == term else Term(Kind.OTHER)
     return [Found(node, term) for node, term in found.items()]
+
+
+def find_nodes(tensors: Iterable[Any]) -> list[Node]:
+    """Where a backward of these tensors starts."""
+    return [node for node in map(_find_node, tensors) if node is not None]
+
+
+def _find_node(tensor: Any) -> Node | None:
+    return tensor.grad_fn if isinstance(tensor, torch.Tensor) else getattr(tensor, "node", None)
 
 
 def _walk(root: Node) -> Iterator[tuple[Node, Term]]:

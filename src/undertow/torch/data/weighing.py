@@ -1,14 +1,17 @@
 """Weighs the terms of a loss while its backward runs.
 
 In: the tensors that a script hands to backward.  Out: the gradient of each term is as large as `losses` decides.
-All ranks tell each other about their losses before every backward of a part: one small message, and a wait for the
-others', who would be waited for at the end of this backward anyway.
+All ranks tell each other about their losses at the start of every backward of a part: one small message, and a wait
+for those of the others.  In a script that knows of ranks, a backward that reaches no wrapped module, such as that of a
+probe on rank 0, concerns no other rank, and nothing is exchanged.  All other backwards must be called equally often on
+all ranks.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -25,7 +28,8 @@ from undertow.torch.broadcast import URGENT
 from undertow.torch.data.losses import Verdict, weigh
 from undertow.torch.data.reports import Kind, Report, Term
 from undertow.torch.data.sharing import Sharing
-from undertow.torch.data.terms import Found, find_terms
+from undertow.torch.data.terms import Found, find_nodes, find_terms
+from undertow.torch.reaching import reaches_wrapped
 from undertow.torch.table import Table
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -50,26 +54,69 @@ class Weigher:
             yield
             return
         terms = _find(tensors)
+        ratios = _Ratios(lambda: self._decide(terms))
+        with ExitStack() as stack:
+            if not sharing.knows_ranks:
+                ratios.find()
+            else:  # only the pass itself knows what it reaches
+                for node in find_nodes(tensors):
+                    stack.callback(node.register_prehook(ratios.before_first).remove)
+            for index, found in enumerate(terms):
+                if found.node and ratios.may_scale(index):
+                    stack.callback(found.node.register_prehook(ratios.scaling(index)).remove)
+            yield
+
+    def _decide(self, terms: Sequence[Found]) -> list[float]:
+        """Returns what the gradient of each term is scaled by; of those that are left out by nothing."""
+        sharing = self._sharing
+        assert sharing.group is not None
+        assert sharing.samples is not None
+        if sharing.knows_ranks and not reaches_wrapped():
+            return []
         verdict = self._ask(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
         for doubt in verdict.doubts:
             sharing.say(doubt)
         if verdict.has_sums and not sharing.is_split:
             sharing.say(_SUMMED)
-        ratios = (ratio_of(one, sharing.rank, sharing.weight) for one in verdict.weights)
-        pairs = zip(terms, ratios, strict=False)  # a rank that counts for nothing may have other terms
-        handles = [
-            found.node.register_prehook(scaling_by(ratio)) for found, ratio in pairs if found.node and ratio != 1
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return [ratio_of(one, sharing.rank, sharing.weight) for one in verdict.weights]
 
     def _ask(self, group: Group, report: Report) -> Verdict:
         if self._exchange is None:
             self._exchange = _Exchange(group)
         return weigh(self._exchange.run(report), batch=self._sharing.batch if self._sharing.is_split else None)
+
+
+class _Ratios:
+    """What the gradients of all terms are scaled by, in one backward pass: decided once, when it is needed."""
+
+    def __init__(self, decide: Callable[[], list[float]]) -> None:
+        self._decide = decide
+        self._ratios: list[float] | None = None
+        self._lock = threading.Lock()  # a pass over several devices runs in several threads
+
+    def find(self) -> list[float]:
+        with self._lock:
+            if self._ratios is None:
+                self._ratios = self._decide()
+            return self._ratios
+
+    def may_scale(self, index: int) -> bool:
+        return self._ratios is None or self._ratio(index) != 1
+
+    def before_first(self, gradients: Gradients) -> None:
+        """The hook of the tensors that backward starts from: also a loss without any term takes part."""
+        self.find()
+
+    def scaling(self, index: int) -> Callable[[Gradients], Gradients | None]:
+        def scale(gradients: Gradients) -> Gradients | None:
+            ratio = self._ratio(index)
+            return None if ratio == 1 else scaling_by(ratio)(gradients)
+
+        return scale
+
+    def _ratio(self, index: int) -> float:
+        ratios = self.find()
+        return ratios[index] if index < len(ratios) else 1.0  # a rank that counts for nothing may have other terms
 
 
 class _Exchange:
