@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from undertow.errors import ConfigError
 from undertow.torch import distribute
+from undertow.torch.data import weighing
+from undertow.torch.data.loaders import check_shareable
 from undertow.torch.data.standins import find_backward, run_backward
 
 
@@ -40,6 +42,20 @@ SAMPLER = DistributedSampler(NUMBERS, num_replicas=2, rank=0)  # type: ignore[ar
 def test_what_cannot_be_shared_is_refused_at_once(loader: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         distribute(loader)
+
+
+class Counter(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(NUMBERS)
+
+
+def test_messages_name_the_variable_beside_the_flag_that_torchrun_does_not_have() -> None:
+    sharing: Any = SimpleNamespace(size=2, is_split=True)
+    with pytest.raises(ConfigError, match=r"nothing to split; use --batch same \(or UNDERTOW_BATCH=same\)"):
+        check_shareable(sharing, DataLoader(NUMBERS, batch_size=None))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^--batch split \(or UNDERTOW_BATCH=split\): batches of 3 samples"):
+        check_shareable(sharing, DataLoader(Counter(), batch_size=3))
+    assert "(--batch split or UNDERTOW_BATCH=split leaves them as they are)" in weighing._SUMMED
 
 
 def test_backward_of_another_library_around_ours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ from undertow.torch.data.sharing import Sharing
 # They draw what they need when they are asked for the first index.
 _DRAWING_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
+_SPLIT = "--batch split (or UNDERTOW_BATCH=split)"  # torchrun has no such flag
+
 
 class Shares:
     """In place of what a loader takes its batches of indices from."""
@@ -221,11 +223,14 @@ def check_shareable(sharing: Sharing, loader: Any) -> None:
     if is_stream(loader):
         if sharing.is_split and (batch is None or batch % size):
             raise ConfigError(
-                f"--batch split: batches of {batch} samples of a stream cannot be split among {size} workers evenly"
+                f"{_SPLIT}: batches of {batch} samples of a stream cannot be split among {size} workers evenly"
             )
         return
     if sharing.is_split and not loader._auto_collation:
-        raise ConfigError("--batch split: a DataLoader with batch_size=None has nothing to split; use --batch same")
+        raise ConfigError(
+            f"{_SPLIT}: a DataLoader with batch_size=None has nothing to split; use --batch same "
+            "(or UNDERTOW_BATCH=same)"
+        )
     if not getattr(loader, "in_order", True):  # it came with torch 2.6
         raise ConfigError("a DataLoader with in_order=False cannot be shared: nobody knows which part is handed out")
 

@@ -35,7 +35,7 @@ from undertow.torch.table import Table
 Gradients = tuple[torch.Tensor | None, ...]
 _SUMMED = (
     "the loss is a sum over the batch: it is summed over all workers, as in one process with the larger batch, so "
-    "gradients grow with their number (--batch split leaves them as they are)"
+    "gradients grow with their number (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
 )
 
 
