@@ -251,7 +251,7 @@ def test_the_inner_module_is_called_past_the_wrapper() -> None:
     net = Net()
     model = wrap(net)
     words = refuses(model.module, make(net))
-    assert "'body.weight', 'body.bias', 'head.weight', 'head.bias' were never averaged" in words
+    assert "'body.weight', 'body.bias', 'head.weight' and 'head.bias' were never averaged" in words
     assert "Call the model that parallelize or DistributedDataParallel returned" in words
 
 
@@ -263,7 +263,7 @@ def test_a_part_is_always_called_past_the_wrapper() -> None:
     model(BATCH).sum().backward()
     model.module.head.requires_grad_(True)
     net.head(BATCH).sum().backward()
-    with pytest.raises(ConfigError, match=r"gradients of 'head.weight', 'head.bias' were never"):
+    with pytest.raises(ConfigError, match=r"gradients of 'head.weight' and 'head.bias' were never"):
         optimizer.step()
 
 
@@ -274,7 +274,7 @@ def test_parameters_are_added_after_wrapping() -> None:
     net.head = nn.Sequential(net.head, nn.Linear(2, 2))
     optimizer.add_param_group({"params": net.head[1].parameters()})
     words = refuses(model, optimizer)
-    assert words.startswith("gradients of 'head.1.weight', 'head.1.bias' are not averaged")
+    assert words.startswith("gradients of 'head.1.weight' and 'head.1.bias' are not averaged")
     assert "Add them before" in words
 
 

@@ -30,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
 from undertow.runtime import process
+from undertow.torch.naming import name_some
 from undertow.torch.other_means import count_collectives, find_averaged, may_average, steps_with_averages
 
 log = logging.getLogger("undertow")
@@ -247,7 +248,7 @@ def _refuse(optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str,
     if not names:
         _excused.add(optimizer)  # to look again at every step would take long
         return
-    problem = f"gradients of {_list(names)} {happened}"
+    problem = f"gradients of {name_some(names, SHOWN)} {happened}"
     if not may_average(_last.get(optimizer, _latest).collectives):
         raise ConfigError(f"{problem}. {remedy}")
     _excused.add(optimizer)
@@ -360,11 +361,6 @@ def _warn(entries: Sequence[Entry]) -> None:
         log.warning(
             "gradients of %s were added by a backward pass that did not go through the wrapper, and are not averaged: "
             "unless they are the same on all ranks, or only one rank trains on, the replicas drift apart. %s",
-            _list(fresh),
+            name_some(fresh, SHOWN),
             _CALL,
         )
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

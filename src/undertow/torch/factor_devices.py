@@ -14,10 +14,10 @@ import torch
 from undertow.errors import ConfigError
 from undertow.plan.plan import Plan
 from undertow.plan.scheme import Scheme
+from undertow.torch.naming import name_some
 
 FACTORS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD)
-MOST_NAMED = 3  # weights in a warning; more are counted
-MOST_REFUSED = 10  # the same in an error
+MOST_REFUSED = 10  # weights in an error; more are counted
 
 
 def find_device(weight: torch.Tensor) -> torch.device:
@@ -64,11 +64,3 @@ def check_asked(policy: str | Plan, asked: Mapping[str, torch.Tensor]) -> None:
             f"device, or use {remedy}"
         )
     raise ConfigError(f"the plan {policy!r} asks for factors of {where}: {reason}. Use {remedy}")
-
-
-def name_some(names: list[str], most: int = MOST_NAMED) -> str:
-    """Lists the first few names, and says how many more there are."""
-    shown = [repr(name) for name in names[:most]]
-    if len(names) > most:
-        shown.append(f"{len(names) - most} more")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

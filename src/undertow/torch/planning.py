@@ -41,12 +41,12 @@ from undertow.torch.factor_devices import (
     check_asked,
     find_asked,
     find_device_obstacle,
-    name_some,
 )
 from undertow.torch.gradients import Gradients
 from undertow.torch.layers import Layer, find_layers
 from undertow.torch.links import measure_cluster
 from undertow.torch.measuring import RowCounter, Survey
+from undertow.torch.naming import name_some
 from undertow.torch.switching import Switch, Ways
 from undertow.torch.table import Table
 from undertow.trace import notes
@@ -61,6 +61,7 @@ YOUNG_PASSES = (ENOUGH + 2) * PASSES
 GOOD_ENOUGH = 1.6
 # With fewer of the smallest slices than this, a model is not worth a plan.
 WORTH_SLICES = 4
+MOST_NAMED = 3  # gradients in a warning; more are counted
 
 SAME_INPUTS = (
     "all %d workers train on the same inputs, step after step: nothing is gained over one worker. Give each worker its "
@@ -352,7 +353,7 @@ def _warn_of(obstacles: Mapping[str, str]) -> None:
     for reason in dict.fromkeys(obstacles.values()):
         names = [name for name, other in obstacles.items() if other == reason]
         what = "gradient of %s travels" if len(names) == 1 else "gradients of %s travel"
-        log.warning(f"the {what} whole: %s", name_some(names), reason)
+        log.warning(f"the {what} whole: %s", name_some(names, MOST_NAMED), reason)
 
 
 def _choose_schemes(plan: Plan) -> dict[str, Scheme]:

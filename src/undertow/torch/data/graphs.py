@@ -42,7 +42,7 @@ _TURNING = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "DiagonalBac
 _COMPARING = {"MmBackward0", "BmmBackward0", "CdistBackward0"}
 _CHOOSING = ("NllLoss", "LogSoftmax")  # by targets, which are data
 _LEAF = "torch::autograd::AccumulateGrad"
-_FEW = 300  # nodes; nobody writes larger penalties, and a model is larger
+FEW = 300  # nodes of a penalty or of a reduction; a model has more
 
 
 def children_of(node: Node) -> list[Node]:
@@ -99,7 +99,7 @@ def _everything_below(node: Node) -> Iterator[Node]:
     seen, open_ = {node}, [node]
     while open_:
         one = open_.pop()
-        yield one if len(seen) < _FEW else None
+        yield one if len(seen) < FEW else None
         fresh = [child for child in children_of(one) if child not in seen]
         seen.update(fresh)
         open_ += fresh

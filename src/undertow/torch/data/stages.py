@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from undertow.torch.data.graphs import (
     AVERAGING,
     ELEMENTWISE,
+    FEW,
     JOINING,
     LINEAR,
     MIXING,
@@ -27,7 +28,6 @@ from undertow.torch.data.graphs import (
 )
 from undertow.torch.data.reports import Kind, Stage
 
-_FEW = 300  # nodes
 _MOST = 16  # stages; a message to all ranks stays small
 
 
@@ -45,7 +45,7 @@ def _descend(node: Node, is_linear: bool) -> Iterator[tuple[Node, bool]]:
     """What is below, through operations that go element by element; the others are named, not entered."""
     open_ = [(child, is_linear) for child in children_of(node)]
     seen = {child for child, _ in open_}
-    while open_ and len(seen) < _FEW:
+    while open_ and len(seen) < FEW:
         one, linear = open_.pop()
         yield one, linear
         name = one.name()
