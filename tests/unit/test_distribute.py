@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, PeerLost, UndertowError
+from undertow.runtime.waiting import Waiters
 from undertow.torch import distribute
 from undertow.torch.data import weighing
 from undertow.torch.data.loaders import check_shareable
+from undertow.torch.data.reports import Report
 from undertow.torch.data.standins import find_backward, run_backward
 
 
@@ -56,6 +58,18 @@ def test_messages_name_the_variable_beside_the_flag_that_torchrun_does_not_have(
     with pytest.raises(ConfigError, match=r"^--batch split \(or UNDERTOW_BATCH=split\): batches of 3 samples"):
         check_shareable(sharing, DataLoader(Counter(), batch_size=3))
     assert "(--batch split or UNDERTOW_BATCH=split leaves them as they are)" in weighing._SUMMED
+
+
+def test_a_worker_that_waits_in_vain_says_that_all_must_call_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = SimpleNamespace(spec=SimpleNamespace(key=0))
+    monkeypatch.setattr(weighing, "Table", lambda *_: SimpleNamespace(first=SimpleNamespace(slices=[key])))
+    group: Any = SimpleNamespace(contribute=lambda contributions: None, waiters=Waiters(0.01, lambda waited_s: None))
+    exchange = weighing._Exchange(group)
+    with pytest.raises(UndertowError, match=r"nothing has come .* all workers must call backward equally often"):
+        exchange.run(Report(1, ()))
+    group.waiters.fail(PeerLost("rank 1 is gone"))
+    with pytest.raises(PeerLost, match=r"^rank 1 is gone$"):
+        exchange.run(Report(1, ()))
 
 
 def test_backward_of_another_library_around_ours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

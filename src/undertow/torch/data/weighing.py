@@ -21,6 +21,7 @@ import torch
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
+from undertow.errors import UndertowError
 from undertow.plan.slicing import TensorSpec
 from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
@@ -36,6 +37,12 @@ Gradients = tuple[torch.Tensor | None, ...]
 _SUMMED = (
     "the loss is a sum over the batch: it is summed over all workers, as in one process with the larger batch, so "
     "gradients grow with their number (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
+)
+
+_EQUALLY_OFTEN = (
+    "This worker waits in backward to learn what the losses of the others are made of: all workers must call backward "
+    "equally often for the parameters of a wrapped model. To compute other gradients on one worker only, use "
+    "torch.autograd.grad or backward(inputs=...)"
 )
 
 
@@ -133,10 +140,20 @@ class _Exchange:
         body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
         contribution = Contribution(self._key, body, None, 1, ticket.answer, URGENT)
         self._group.contribute([contribution])
-        self._group.waiters.wait_for(ticket, self._label)
+        self._wait_for(ticket)
         reports = [msgspec.msgpack.decode(piece.array.data, type=Report) for piece in contribution.pieces]
         self._group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank])
         return reports
+
+    def _wait_for(self, ticket: Ticket) -> None:
+        waiters = self._group.waiters
+        try:
+            waiters.wait_for(ticket, self._label)
+        except UndertowError as error:
+            if waiters.error is not None:
+                raise
+            # The group is alive: some rank has not come to this backward.
+            raise UndertowError(f"{error}. {_EQUALLY_OFTEN}") from None
 
 
 def _find(tensors: Sequence[Any]) -> list[Found]:
