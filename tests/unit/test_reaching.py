@@ -54,4 +54,5 @@ def test_outside_of_a_pass_nothing_is_known() -> None:
 
 
 def test_without_a_wrapper_every_pass_may_concern_others() -> None:
+    claims.forget_all()  # what earlier tests have wrapped
     assert ask(nn.Linear(4, 1)(BATCH).sum())
