@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from undertow.errors import ConfigError
+from undertow.script.patched import patch_torch
 from undertow.script.patches import PLAIN, Patches
 from undertow.script.plain import Plain
+from undertow.script.unsynchronised import check_averaged
 from undertow.settings import Batch, Settings
 
 
@@ -33,6 +36,11 @@ def train(passes: int) -> None:
         (weight * 2).sum().backward()
         with torch.no_grad():
             weight -= 0.1 * weight.grad
+
+
+def optimizer_hooks() -> dict[int, object]:
+    hooks: dict[int, object] = vars(sys.modules["torch.optim.optimizer"])["_global_optimizer_pre_hooks"]
+    return hooks
 
 
 def test_it_is_said_once_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +81,11 @@ def test_gradients_that_are_not_accumulated_count_as_well(
             update(weight)
     (line,) = capsys.readouterr().err.splitlines()
     assert "computes gradients without a torch.optim optimizer" in line
+
+
+def test_weights_that_change_between_gradients_are_training() -> None:
     with script(batch=Batch.SPLIT):
-        repeat = functools.partial(list, map(update, [weight] * 3))
+        repeat = functools.partial(list, map(train_by_grad, [torch.nn.Parameter(torch.ones(2))] * 3))
         with pytest.raises(ConfigError, match="--batch split is not possible"):
             repeat()
 
@@ -132,3 +143,78 @@ def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixtur
         patch.setattr("undertow.script.plain.knows_of_ranks", lambda: True)
         train(3)
     assert capsys.readouterr().err == ""
+
+
+def test_gradients_of_each_sample_are_computed() -> None:
+    """Their inputs are seen from inside of vmap, where they have no values to look at."""
+    with script():
+        found = torch.vmap(torch.func.grad(lambda x: (x**3).sum()))(torch.ones(2, 3))
+    assert found.tolist() == [[3.0] * 3] * 2
+
+
+def differentiate_by_func() -> None:
+    torch.func.jacrev(torch.square)(torch.ones(3))
+    torch.func.hessian(lambda x: x.square().sum())(torch.ones(3))
+
+
+def try_out_two_models() -> None:
+    for model in (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def try_out_one_model_twice() -> None:
+    model = torch.nn.Linear(2, 2)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def check_gradients() -> None:
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert all(torch.autograd.gradcheck(torch.sin, (x,)) for _ in range(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in hessian
+@pytest.mark.parametrize("look", [differentiate_by_func, try_out_two_models, try_out_one_model_twice, check_gradients])
+def test_what_may_be_no_training_is_not_refused(look: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+    with script(batch=Batch.SPLIT):
+        look()
+    assert all("without a torch.optim optimizer" in line for line in capsys.readouterr().err.splitlines())
+
+
+def test_training_that_comes_after_that_is_refused_all_the_same() -> None:
+    with script(batch=Batch.SPLIT):
+        try_out_two_models()
+        with pytest.raises(ConfigError, match="--batch split is not possible"):
+            train(2)
+
+
+def test_new_weights_in_every_step_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in JAX; whether these were made of the old ones is not seen."""
+    weight = torch.ones(2)
+    with script(batch=Batch.SPLIT):
+        for _ in range(4):
+            weight = weight - 0.1 * torch.func.grad(lambda given: (given * 2).sum())(weight)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "computes gradients without a torch.optim optimizer" in line
+
+
+def test_gradients_that_were_not_averaged_are_named() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    check_averaged(optimizer, [])
+    with pytest.raises(ConfigError, match=r"SGD .*'a', 'b', 'c' and 2 more that were not averaged: they were assigned"):
+        check_averaged(optimizer, ["a", "b", "c", "d", "e"])
+    with pytest.raises(ConfigError, match="or come from a backward pass before the optimizer knew them"):
+        check_averaged(optimizer, ["a"])
+
+
+def test_what_waits_for_a_step_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    before = len(optimizer_hooks())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("undertow.script.plain.imports_undertow", lambda: True)
+        nothing = {"on_begin": lambda: None, "on_end": lambda: None, "on_join": lambda: None}
+        undo = patch_torch(Settings(world_size=2), looks_plain=False, **nothing)
+        torch.optim.SGD([parameter], lr=0.1)
+        assert len(optimizer_hooks()) == before + 1
+        undo()
+    assert len(optimizer_hooks()) == before

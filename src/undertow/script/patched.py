@@ -58,6 +58,7 @@ def patch_torch(
         if stop_deferring is not None:
             stop_deferring()
         plain.end()
+        plain.stop_waiting()
         patches.undo()
 
     return undo

@@ -77,7 +77,7 @@ PLAIN = (
     ),
     Patch(
         "torch.autograd:backward",
-        data.run_backward,
+        standins.run_backward,
         "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
     ),
     Patch(

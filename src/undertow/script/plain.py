@@ -77,6 +77,7 @@ class Plain(Sharing):
         self._has_diverged = False  # each rank draws its own numbers, as --seed-per-rank wishes
         self._has_counted = False  # the batches of a loader, before anything was shared
         self._stop_watching: Callable[[], None] = lambda: None
+        self.stop_waiting: Callable[[], None] = lambda: None  # for a step of a script that is left alone
         self._unsynchronised = Unsynchronised(settings)
 
     @property
@@ -167,7 +168,7 @@ class Plain(Sharing):
                 )
             self.end()
             if not knows_of_ranks():
-                watch_first_step(self.settings, self.say)
+                self.stop_waiting = watch_first_step(self.settings, self.say)
             return False
         # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
         timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)
@@ -282,8 +283,11 @@ class Plain(Sharing):
     def start_backward(self) -> None:
         """Of the part that was handed out last, as far as anybody knows."""
         self._check_joined()
-        self._note_pass(self._unsynchronised.start_backward)
         super().start_backward()
+
+    def note_backward(self, outputs: Sequence[Any]) -> None:
+        """The gradients of these are computed, and added to those of the leaves."""
+        self._note_pass(functools.partial(self._unsynchronised.start_backward, outputs))
 
     def start_gradients(self, inputs: Sequence[Any]) -> None:
         """The gradients of these are computed, and not added to anything."""

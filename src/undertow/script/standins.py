@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.script.plain import Plain
-from undertow.torch.data.standins import NO_BACKWARD
+from undertow.torch.data import standins as data
 from undertow.torch.ddp import DistributedDataParallel
+from undertow.torch.hooks import never_compiled
 
 Original = Callable[..., Any]
 
@@ -66,10 +68,25 @@ def join_others(original: Original, plain: Plain) -> Original:
     return init_process_group
 
 
+def run_backward(original: Original, plain: Plain) -> Original:
+    """As the stand-in for shares of the data, which tells nothing of what the gradients are of."""
+    run = data.run_backward(original, plain)
+
+    @functools.wraps(run)
+    @never_compiled
+    def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
+        given = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tuple(tensors)
+        if torch._C._current_graph_task_id() == data.NO_BACKWARD:
+            plain.note_backward(given)
+        run(given, *arguments, **options)
+
+    return backward
+
+
 def compute_gradients(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == data.NO_BACKWARD:
             inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs  # as model.parameters() is
             plain.start_gradients(inputs if isinstance(inputs, (tuple, list)) else (inputs,))
         return original(outputs, inputs, *arguments, **options)

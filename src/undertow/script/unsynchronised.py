@@ -2,26 +2,28 @@
 
 In: backward passes of a script that has neither made an optimizer nor joined the other workers, and what
 `torch.autograd.grad` and `torch.func` compute the gradients of.
-Out: at the second one a warning, or `ConfigError` where the script's batches were to be split.
+Out: at the second one a warning; `ConfigError` where the script's batches were to be split and it trains for sure,
+because what a gradient was computed of has changed since.
 The first one is no sign: scripts run a model once, backward included, before they make its optimizer.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
 from undertow.script.awareness import knows_of_ranks
 from undertow.settings import Batch, Settings
+from undertow.torch.factor_devices import name_some
 
 LEGITIMATE_PASSES = 1  # before the first optimizer
-SHOWN = 3  # names in a message
 
 
 class Unsynchronised:
@@ -37,17 +39,25 @@ class Unsynchronised:
 
         A batch is not, it is a new one each time; nor is what a Jacobian is computed of, row by row.
         """
-        leaves = {one: _digest(one) for one in inputs if type(one) in _PLAIN and one.is_leaf and not one.is_meta}
+        is_update = self._note_values(inputs)
+        return self._count(is_update) if is_update or any(map(_is_of_func, inputs)) else None
+
+    def start_backward(self, outputs: Sequence[Any]) -> str | None:
+        """Returns what is to be said, once; raises `ConfigError` with `--batch split` if the script trains for sure."""
+        return self._count(self._note_values(list(_find_leaves(outputs))))
+
+    def _note_values(self, tensors: Sequence[Any]) -> bool:
+        """Whether one of these was changed since it was here before."""
+        leaves = {one: _digest(one) for one in tensors if _has_value(one)}
         is_update = any(self._leaves.get(one, value) != value for one, value in leaves.items())
         self._leaves.update(leaves)
-        return self.start_backward() if is_update or any(map(_is_of_func, inputs)) else None
+        return is_update
 
-    def start_backward(self) -> str | None:
-        """Returns what is to be said, once; raises `ConfigError` with `--batch split`."""
+    def _count(self, is_update: bool) -> str | None:
         self._passes += 1
-        if self._settings.world_size == 1 or self._passes != LEGITIMATE_PASSES + 1:
+        if self._settings.world_size == 1 or self._passes <= LEGITIMATE_PASSES:
             return None
-        if self._settings.batch is Batch.SPLIT:
+        if is_update and self._settings.batch is Batch.SPLIT:
             raise ConfigError(f"--batch split is not possible: {self._describe()}. {_REMEDY}")
         return f"{self._describe()}. {_REMEDY} (--plain off silences this)"
 
@@ -59,6 +69,24 @@ class Unsynchronised:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # no stand-ins without values, with which the compiler computes
+
+
+def _has_value(thing: Any) -> bool:
+    """Whether it is a leaf that can be looked at: not from inside of `torch.vmap`."""
+    is_plain = type(thing) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
+    return is_plain and thing.is_leaf and not thing.is_meta
+
+
+def _find_leaves(outputs: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Those that gradients of these are added to."""
+    nodes: list[Any] = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
+    seen: set[Any] = {None}
+    while nodes:
+        if (node := nodes.pop()) not in seen:
+            seen.add(node)
+            if hasattr(node, "variable"):
+                yield node.variable
+            nodes += [following for following, _ in node.next_functions]
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -73,17 +101,19 @@ def _is_of_func(thing: object) -> bool:
 def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
     """`ConfigError` if these parameters of it have gradients of this rank's share of the data only."""
     if names:
-        rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ConfigError(
-            f"{type(optimizer).__name__} steps with gradients of {', '.join(names[:SHOWN])}{rest} that no backward "
-            "pass has computed: they were assigned (torch.autograd.grad, torch.func, gradients of another model) and "
-            "are not averaged, while each worker takes other data. Compute them with loss.backward() of the model that "
-            "the optimizer trains, or use one worker (-n 1)"
+            f"{type(optimizer).__name__} steps with gradients of {name_some(list(names))} that were not averaged: they "
+            "were assigned (torch.autograd.grad, torch.func, gradients of another model), or come from a backward pass "
+            "before the optimizer knew them, while each worker takes other data. Compute them with loss.backward() of "
+            "the model that the optimizer trains, after the optimizer is made, or use one worker (-n 1)"
         )
 
 
-def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
-    """For a script that has imported undertow, and is left to join the others itself: say so if it trains without."""
+def watch_first_step(settings: Settings, say: Callable[[str], None]) -> Callable[[], None]:
+    """For a script that has imported undertow, and is left to join the others itself: say so if it trains without.
+
+    Returns what ends the watching.
+    """
 
     def check(*given: object) -> None:
         watching.remove()
@@ -95,6 +125,7 @@ def watch_first_step(settings: Settings, say: Callable[[str], None]) -> None:
             )
 
     watching = register_optimizer_step_pre_hook(check)
+    return watching.remove
 
 
 _REMEDY = (
