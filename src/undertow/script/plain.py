@@ -70,7 +70,7 @@ class Plain(Sharing):
         self._fresh: list[Adopted] = []  # in the order in which they came, until the first epoch
         self._loose: list[Adopted] = []  # which nobody else holds
         self._buffers: weakref.WeakSet[Buffers] = weakref.WeakSet()
-        self._known: Any = WeakIdKeyDictionary()  # parameters that are adopted
+        self._known: Any = WeakIdKeyDictionary()  # parameters that are adopted, and a reference to their owner
         self._trained_by: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Adopted]] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
         self._has_shared = False  # any data among the ranks
@@ -97,12 +97,11 @@ class Plain(Sharing):
         name = type(optimizer).__name__
         if not all(isinstance(p, torch.nn.Parameter) for p in every):
             self.say(f"{name}: tensors that are no torch.nn.Parameter are left alone, each rank has its own")
+        if new:
+            self._adopt_models(new)
+        self._trained_by.setdefault(optimizer, weakref.WeakSet()).update(self._find_owners(every))
         if not new:
             return
-        for parameter in new:
-            self._known[parameter] = True
-        for adopted in self._adopt_models(new):
-            self._trained_by.setdefault(optimizer, weakref.WeakSet()).add(adopted)
         if self.settings.seed_per_rank and not self._has_diverged:
             self._has_diverged = True
             diverge(self.settings.rank)
@@ -112,8 +111,12 @@ class Plain(Sharing):
         if isinstance(optimizer, torch.optim.LBFGS):
             self.say("LBFGS decides by the loss, which may differ between ranks: give all of them the same data")
 
-    def _adopt_models(self, parameters: Sequence[torch.nn.Parameter]) -> list[Adopted]:
-        made = []
+    def _find_owners(self, parameters: Sequence[torch.Tensor]) -> list[Adopted]:
+        """Also those of parameters that another optimizer has brought."""
+        owners = [self._known[parameter]() for parameter in parameters if parameter in self._known]
+        return [owner for owner in owners if owner is not None]
+
+    def _adopt_models(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         rest = {id(parameter): parameter for parameter in parameters}
         for model, *twins in find_models(parameters):
             held = [p for p in model.parameters() if rest.pop(id(p), None) is not None]
@@ -124,15 +127,14 @@ class Plain(Sharing):
                 for holder in holders.values():
                     if holder is not adopted.module:
                         adopted.follow(holder)
-                made.append(adopted)
         if rest:
             self._loose.append(self._add(Loose(list(rest.values())), list(rest.values())))
-            made.append(self._loose[-1])
-        return made
 
     def _add(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> Adopted:
         adopted = Adopted(module, parameters, overlaps=self.settings.overlap)
         self._copy_weights(adopted)
+        for parameter in parameters:
+            self._known[parameter] = weakref.ref(adopted)
         self._adopted.add(adopted)
         self._fresh.append(adopted)
         return adopted
@@ -278,7 +280,9 @@ class Plain(Sharing):
         fresh, self._fresh = self._fresh, []
         for adopted in fresh:
             self._copy_weights(adopted)
-        return self._share_numbers()
+        state = self._share_numbers()
+        self._diverge_again()
+        return state
 
     def start_backward(self) -> None:
         """Of the part that was handed out last, as far as anybody knows."""
@@ -306,6 +310,11 @@ class Plain(Sharing):
         restore(state)
         return state
 
+    def _diverge_again(self) -> None:
+        """Numbers that were shared for the order of the data are not those that the script draws."""
+        if self._has_diverged:
+            diverge(self.settings.rank)
+
     def end_epoch(self) -> None:
         """All parts have been handed out: until the next ones all ranks draw the same numbers.
 
@@ -316,8 +325,7 @@ class Plain(Sharing):
         if self.group is None:
             return
         self._share_numbers()
-        if self._has_diverged:
-            diverge(self.settings.rank)
+        self._diverge_again()
         # Of those that were trained: which others are still alive may differ between ranks.
         trained = sorted((one for one in self._adopted if one.has_trained), key=lambda one: one.number)
         weights = [named for one in trained for named in one.named_parameters()]
