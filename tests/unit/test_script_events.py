@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def test_no_file_is_made_until_it_is_known(folder: Folder) -> None:
-    events = Events()
+    events = Events(1)
     held = events.open(folder.make, "runs")
     held.add_event("a")
     held.flush()
@@ -58,7 +59,7 @@ def test_no_file_is_made_until_it_is_known(folder: Folder) -> None:
 
 
 def test_what_is_dropped_is_not_written_at_the_end(folder: Folder) -> None:
-    events = Events()
+    events = Events(1)
     held = events.open(folder.make, "runs")
     held.add_event("a")
     events.drop()
@@ -71,20 +72,53 @@ def test_what_is_dropped_is_not_written_at_the_end(folder: Folder) -> None:
 
 
 def test_what_is_held_is_written_at_the_end(folder: Folder) -> None:
-    events = Events()
+    events = Events(1)
     events.open(folder.make, "runs").add_event("a")
     events._end()
     assert folder.made[0].calls == ["a", "flush"]
 
 
-def test_no_more_than_so_many_are_held(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_HELD_EVENTS", 2)
+class Event(str):
+    """As tensorboard's: it knows how many bytes it takes in a file."""
+
+    def ByteSize(self) -> int:  # noqa: N802
+        return 10
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MOST_HELD_EVENTS", 2), ("MOST_HELD_BYTES", 20)])
+def test_no_more_than_so_much_is_held(
+    bound: str, most: int, folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, bound, most)
     for drops in (False, True):
-        events = Events()
+        events = Events(1)
         held = events.open(folder.make, "runs")
         if drops:
             events.drop()
         for event in "abc":
-            held.add_event(event)
+            held.add_event(Event(event))
         events.write()
     assert [writer.calls for writer in folder.made] == [["a", "b", "flush", "c"], ["b", "c", "flush"]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rank 1 has not kept the first event for runs" in line
+
+
+def test_what_a_thread_logs_meanwhile_comes_after_what_was_held(folder: Folder) -> None:
+    events = Events(1)
+    threads: list[threading.Thread] = []
+
+    class Slow(Writer):
+        def add_event(self, event: str) -> None:
+            super().add_event(event)
+            if event == "a":
+                threads.append(threading.Thread(target=held.add_event, args=("late",)))
+                threads[0].start()
+                threads[0].join(0.1)  # it has to wait, until this is done
+
+    writer = Slow()
+    held = events.open(lambda: writer, "runs")
+    held.add_event("a")
+    held.add_event("b")
+    events.write()
+    threads[0].join()
+    assert writer.calls == ["a", "b", "flush", "late"]

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,3 +219,43 @@ def test_a_saver_that_renames_its_own_file_leaves_it_to_rank_0(rank: int, names:
     save_by_handler(write, plain)(SimpleNamespace(kwargs={}), [1, 2], tmp_path / "best.pt", torch.save)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == names
     assert torch.load(plain.files.find(tmp_path / "best.pt")) == [1, 2]
+
+
+def test_checkpoints_that_are_renamed_leave_the_best_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scripts write `last.pt` in every epoch, and `best.pt` long before."""
+    monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
+    files = Files()
+    for name in ("best", "last", "last"):
+        files.save(save, name, f"{path}.tmp")
+        files.rename(os.replace, f"{path}.tmp", f"{path}.{name}")
+    files.save(save, "newer", f"{path}.tmp")
+    assert read(files.find(f"{path}.best")) == b"best"
+    files.rename(os.replace, f"{path}.tmp", f"{path}.last")
+    files.save(save, "other", f"{path}.other")
+    files.save(save, "another", f"{path}.another")
+    assert read(files.find(f"{path}.last")) == b"newer"  # renamed later than the best was saved
+    assert not isinstance(files.find(f"{path}.best"), io.BytesIO)
+
+
+def test_sizes_of_other_files_cost_no_look_at_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts ask for those of a million samples."""
+    monkeypatch.setattr(module, "_find_path", lambda f: pytest.fail("looked up"))
+    assert Files().measure(path) is None
+
+
+def test_a_thread_may_save_while_what_was_kept_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may be saved in the background."""
+    files, written = Files(), []
+
+    def replace(name: str, data: bytes) -> None:
+        written.append(name)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(files.save, save, "more", f"{path}.more").result()
+
+    monkeypatch.setattr(module, "_replace", replace)
+    names = [f"{path}.{number}" for number in range(2)]
+    for name in names:
+        files.save(save, "weights", name)
+    files.write(1)
+    assert written == names
+    assert files.has(f"{path}.more")

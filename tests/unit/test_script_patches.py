@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ def test_what_somebody_else_has_put_there_since_stays(monkeypatch: pytest.Monkey
     assert torch.save is theirs
 
 
-def test_a_torch_without_one_of_the_places_is_refused() -> None:
-    row = Patch("torch.utils.data:DataLoader._gone", lambda original, plain: original, "for this test only")
-    with pytest.raises(ConfigError, match=r"this torch has no DataLoader\._gone in torch\.utils\.data.*--plain off"):
+@pytest.mark.parametrize("path", ["DataLoader._gone", "Gone.__init__"])
+def test_a_torch_without_one_of_the_places_is_refused(path: str) -> None:
+    row = Patch(f"torch.utils.data:{path}", lambda original, plain: original, "for this test only")
+    words = rf"this torch has no {re.escape(path)} in torch\.utils\.data.*--plain off"
+    with pytest.raises(ConfigError, match=words):
         Patches().apply((row,), make_plain())

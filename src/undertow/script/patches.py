@@ -185,8 +185,8 @@ def _find(place: str, checked_with: str) -> tuple[Any, str]:
     *outer, name = path.split(".")
     owner: Any = importlib.import_module(module)
     for part in outer:
-        owner = getattr(owner, part)
-    if name not in vars(owner):
+        owner = getattr(owner, part, None)
+    if owner is None or name not in vars(owner):
         raise ConfigError(
             f"this torch has no {path} in {module}: undertow was checked with {checked_with}. --plain off and "
             "--ddp off (UNDERTOW_PLAIN, UNDERTOW_DDP) run a script without it"

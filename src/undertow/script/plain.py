@@ -58,7 +58,7 @@ class Plain(Sharing):
         )
         self.settings = settings
         self.files = Files()
-        self.events = Events()
+        self.events = Events(settings.rank)
         self._group: Group | None = None  # once it has begun
         self._is_over = False
         self._looks_plain = looks_plain
