@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,19 @@ def test_steps_that_are_due_are_made_before_it_joins(overlap: str) -> None:
     ranks = run(2, train_first, overlap == "on", **address)
     assert [rank[0] for rank in ranks] == [[-0.5], [-0.5]]
     assert [rank[1:] for rank in ranks] == [([-1.5], 1.0), ([-2.5], 2.0)]
+
+
+def join_alone(rank: int, folder: Path) -> str:
+    """As a library may want it, with a group of its own on every rank."""
+    model = make_model(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{folder}/{rank}")
+        train(rank, model, optimizer)
+    return said.getvalue()
+
+
+def test_a_group_of_one_process_that_is_made_late_is_said(tmp_path: Path) -> None:
+    first, second = run(2, join_alone, tmp_path)
+    assert first.count("process group of one process") == 1
+    assert second == ""

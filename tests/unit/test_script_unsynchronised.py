@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow.errors import ConfigError
 from undertow.script.patched import patch_torch
@@ -26,6 +28,7 @@ def script(rank: int = 0, world_size: int = 2, batch: Batch = Batch.SAME) -> Ite
     try:
         yield plain
     finally:
+        plain.stop_watching()
         patches.undo()
 
 
@@ -218,3 +221,28 @@ def test_what_waits_for_a_step_is_taken_back(capsys: pytest.CaptureFixture[str])
         assert len(optimizer_hooks()) == before + 1
         undo()
     assert len(optimizer_hooks()) == before
+
+
+@pytest.mark.parametrize("batch", Batch)
+def test_a_process_group_of_one_process_is_not_joined(batch: Batch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A library may ask for one; every worker has its own then."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    with script(batch=batch):
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        try:
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            assert capsys.readouterr().err == ""
+            other = register_optimizer_step_pre_hook(lambda *given: None)  # of the script's own, after ours
+            parameter.sum().backward()
+            if batch is Batch.SPLIT:
+                with pytest.raises(
+                    ConfigError, match=r"--batch split is not possible: .* process group of one process"
+                ):
+                    optimizer.step()
+            optimizer.step()
+        finally:
+            other.remove()
+            dist.destroy_process_group()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (0 if batch is Batch.SPLIT else 1)
+    assert not said or "so undertow leaves it alone: each of 2 workers trains a full copy by itself" in said[0]

@@ -23,6 +23,7 @@ from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, Un
 from undertow.launch.foreign import refuse_processes
 from undertow.runtime import formation, recording, sharing
 from undertow.runtime.group import Group
+from undertow.runtime.torch_groups import has_process_group
 from undertow.settings import Settings, read_settings
 from undertow.wire.loop import Loop
 
@@ -46,7 +47,7 @@ def init(**arguments: Any) -> None:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
-        if arguments.get("world_size") is None and not _has_process_group():
+        if arguments.get("world_size") is None and not has_process_group():
             refuse_processes(os.environ, script=os.path.basename(sys.argv[0]) or "train.py")
         form = functools.partial(_form_default, settings)
         add_group(_DEFAULT, lambda: form_recorded(settings, form, size=settings.world_size))
@@ -180,9 +181,9 @@ def _form_default(settings: Settings) -> Group:
     name = f"workers-{_formed}"
     if settings.rendezvous and settings.world_size > 1:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
-    elif settings.world_size == 1 and not _has_process_group():
+    elif settings.world_size == 1 and not has_process_group():
         meet, master = (lambda payload: [payload]), "127.0.0.1"
-    elif _has_process_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    elif has_process_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The script has a process group, which knows rank and size, or torchrun started us:
         # its store carries our addresses.
         from undertow.torch import c10d
@@ -241,11 +242,6 @@ def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
         )
 
     return meet
-
-
-def _has_process_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _watch_process() -> None:

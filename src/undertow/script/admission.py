@@ -40,6 +40,7 @@ class _StepCheck:
     def __init__(self, error: ConfigError) -> None:
         self._error = error
         self._handle: Any = None
+        self._is_over = False
         self._stop_waiting: Callable[[], None] = lambda: None
 
     def start(self) -> Callable[[], None]:
@@ -58,6 +59,7 @@ class _StepCheck:
             self._handle = register_optimizer_step_pre_hook(self._check)
 
     def _check(self, *_: object) -> None:
-        self.stop()
-        if not knows_of_ranks() and "mpi4py.MPI" not in sys.modules:
+        # The hook stays until `stop`: torch goes through all of them now, and fails if one is removed.
+        is_first, self._is_over = not self._is_over, True
+        if is_first and not knows_of_ranks() and "mpi4py.MPI" not in sys.modules:
             raise self._error

@@ -12,6 +12,8 @@ import re
 import sys
 from pathlib import Path
 
+from undertow.runtime.torch_groups import has_group_of_one, has_process_group
+
 # Words of scripts that know: ranks, process groups, and the frameworks that make them.
 _KNOWING = re.compile(
     rb"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
@@ -44,9 +46,7 @@ def knows_of_ranks() -> bool:
 
     An import alone is no sign: libraries try `import horovod.torch` to see whether it is there.
     """
-    process = sys.modules.get("undertow.runtime.process")
-    is_joined = process is not None and process.is_initialized()
-    return is_joined or find_join() is not None
+    return _has_undertow() or find_join() is not None
 
 
 def find_join() -> str | None:
@@ -54,10 +54,14 @@ def find_join() -> str | None:
     return "init_process_group" if has_process_group() else "hvd.init()" if _has_horovod() else None
 
 
-def has_process_group() -> bool:
-    """One of torch's."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+def is_alone() -> bool:
+    """Whether all that it has joined is a process group of its own process, as some libraries ask for one."""
+    return has_group_of_one() and not _has_undertow() and not _has_horovod()
+
+
+def _has_undertow() -> bool:
+    process = sys.modules.get("undertow.runtime.process")
+    return process is not None and bool(process.is_initialized())
 
 
 def _has_horovod() -> bool:

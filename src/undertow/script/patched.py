@@ -58,7 +58,7 @@ def patch_torch(
         if stop_deferring is not None:
             stop_deferring()
         plain.end()
-        plain.stop_waiting()
+        plain.stop_watching()
         patches.undo()
 
     return undo

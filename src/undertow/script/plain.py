@@ -23,11 +23,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from undertow.runtime import process
 from undertow.runtime.group import Group
 from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_models
-from undertow.script.awareness import find_join, knows_of_ranks
+from undertow.script.awareness import find_join, is_alone, knows_of_ranks
 from undertow.script.events import Events
 from undertow.script.files import Files
 from undertow.script.own_imports import imports_undertow
-from undertow.script.unsynchronised import Unsynchronised, check_averaged, watch_first_step
+from undertow.script.unsynchronised import FirstStep, Unsynchronised, check_averaged
 from undertow.script.weights import OwnWeights
 from undertow.settings import Batch, Settings
 from undertow.torch.data.randomness import OwnNumbers, State, capture, diverge, restore
@@ -76,8 +76,8 @@ class Plain(Sharing):
         self._has_shared = False  # any data among the ranks
         self._has_diverged = False  # each rank draws its own numbers, as --seed-per-rank wishes
         self._has_counted = False  # the batches of a loader, before anything was shared
-        self._stop_watching: Callable[[], None] = lambda: None
-        self.stop_waiting: Callable[[], None] = lambda: None  # for a step of a script that is left alone
+        self.stop_watching: Callable[[], None] = lambda: None  # steps; not to be called in one
+        self._first_step = FirstStep(settings, self.say)  # after it was left alone
         self._unsynchronised = Unsynchronised(settings)
 
     @property
@@ -163,14 +163,14 @@ class Plain(Sharing):
     def _begin(self) -> bool:
         """The first optimizer: join the others, unless the script has done so itself."""
         if knows_of_ranks() or imports_undertow():
-            if self.is_split:
+            if self.is_split and not is_alone():
                 self.say(
                     "--batch split has no effect but on loaders that the script gives to undertow.torch.distribute(): "
                     "it knows of other workers, and shares all other data itself"
                 )
             self.end()
-            if not knows_of_ranks():
-                self.stop_waiting = watch_first_step(self.settings, self.say)
+            self._first_step = FirstStep(self.settings, self.say, must_join=not knows_of_ranks())
+            self._watch_steps()
             return False
         # What comes before the first optimizer takes as long as it takes; who dies meanwhile ends the job.
         timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)
@@ -189,8 +189,11 @@ class Plain(Sharing):
             else "random numbers: what Python and numpy have drawn so far differs between ranks, because the script's "
             "text speaks of ranks; give them seeds"
         )
-        self._stop_watching = register_optimizer_step_pre_hook(lambda optimizer, *given: self._step(optimizer)).remove
+        self._watch_steps()
         return True
+
+    def _watch_steps(self) -> None:
+        self.stop_watching = register_optimizer_step_pre_hook(lambda optimizer, *given: self._step(optimizer)).remove
 
     def leave(self, call: str) -> None:
         """The script joins the others itself after all, by this call: undo everything before it does."""
@@ -224,7 +227,6 @@ class Plain(Sharing):
             self._is_over = True
             self.weight = 1.0
             self.numbers.end()
-            self._stop_watching()
             for adopted in self._adopted:
                 adopted.release()
             for buffers in self._buffers:
@@ -237,6 +239,9 @@ class Plain(Sharing):
     def _step(self, optimizer: Optimizer) -> None:
         """A step is about to be made, whatever the gradients are from."""
         self._check_joined()
+        if self._is_over:
+            self._first_step.check()
+            return
         for adopted in self._trained_by.get(optimizer, ()):
             if self._has_shared or self._has_diverged:
                 check_averaged(optimizer, adopted.find_unaveraged())

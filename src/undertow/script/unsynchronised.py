@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
-from undertow.script.awareness import knows_of_ranks
+from undertow.script.awareness import is_alone, knows_of_ranks
 from undertow.settings import Batch, Settings
 from undertow.torch.factor_devices import name_some
 
@@ -109,23 +108,42 @@ def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> No
         )
 
 
-def watch_first_step(settings: Settings, say: Callable[[str], None]) -> Callable[[], None]:
-    """For a script that has imported undertow, and is left to join the others itself: say so if it trains without.
+class FirstStep:
+    """The first step of a script that is left to join the other workers itself: has it joined them?
 
-    Returns what ends the watching.
+    `must_join` says that it imports undertow, and has not joined anything when it makes its optimizer.
     """
 
-    def check(*given: object) -> None:
-        watching.remove()
-        if not knows_of_ranks():
-            say(
-                f"{sys.argv[0]} imports undertow, but has not joined the other workers: each of {settings.world_size} "
-                "trains a full copy by itself. Call undertow.init() and wrap the model (undertow.torch), or leave the "
-                "import out to have it trained as a single-process script"
+    def __init__(self, settings: Settings, say: Callable[[str], None], *, must_join: bool = False) -> None:
+        self._settings = settings
+        self._say = say
+        self._must_join = must_join
+        self._is_made = False
+
+    def check(self) -> None:
+        """Say so if it has not; raises `ConfigError` if its batches were to be split among those."""
+        if self._is_made or self._settings.world_size == 1:
+            return
+        self._is_made = True
+        if is_alone():
+            self._refuse_alone()
+        elif self._must_join and not knows_of_ranks():
+            self._say(
+                f"{sys.argv[0]} imports undertow, but has not joined the other workers: each of "
+                f"{self._settings.world_size} trains a full copy by itself. Call undertow.init() and wrap the model "
+                "(undertow.torch), or leave the import out to have it trained as a single-process script"
             )
 
-    watching = register_optimizer_step_pre_hook(check)
-    return watching.remove
+    def _refuse_alone(self) -> None:
+        words = (
+            f"{sys.argv[0]} has made a process group of one process (init_process_group), so undertow leaves it alone: "
+            f"each of {self._settings.world_size} workers trains a full copy by itself and saves to the same paths. "
+            "Leave the group out to have it trained as a single-process script, or make one of all workers, or use one "
+            "worker (-n 1)"
+        )
+        if self._settings.batch is Batch.SPLIT:
+            raise ConfigError(f"--batch split is not possible: {words}")
+        self._say(f"{words} (--plain off silences this)")
 
 
 _REMEDY = (
