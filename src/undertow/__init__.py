@@ -60,7 +60,7 @@ def is_initialized() -> bool:
     """Whether `init` was called, and `shutdown` not yet."""
     from undertow.runtime import process
 
-    return process.is_initialized() and not process.is_formed_for_script()
+    return process.is_joined_by_script()
 
 
 def rank() -> int:

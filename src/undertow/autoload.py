@@ -1,7 +1,8 @@
 """Under torchrun, and wherever else somebody sets RANK: `UNDERTOW_AUTOLOAD=1 torchrun train.py`.
 
 In: torch has just been imported (it calls `load`, an entry point of ours).  Out: the process is prepared as
-`undertow run` would have prepared it, if the variable asks for that and this is a worker.
+`undertow run` would have prepared it, if the variable asks for that and this is a worker.  Under srun, mpirun and other
+launchers whose ranks are not read, the process ends with code 2 if each would train alone.
 Every process that imports torch comes here: nothing is imported, and nothing done, without the variable.
 """
 

@@ -29,7 +29,7 @@ class Priority(enum.Enum):
 
 
 class Batch(enum.Enum):
-    """What becomes of the batch of a script that knows nothing of other workers."""
+    """What becomes of the batch of a single-process script, and of loaders given to `undertow.torch.distribute`."""
 
     SAME = "same"  # every rank keeps the script's: all together have as many times of it
     SPLIT = "split"  # all together have the script's: results are those of a single process
@@ -183,7 +183,8 @@ class Settings:
         default=Batch.SAME,
         metadata={
             "env": "UNDERTOW_BATCH",
-            "help": "in such a script: same (each worker keeps the batch size) or split (all share it)",
+            "help": "in such a script, and for undertow.torch.distribute(): same (each worker keeps the batch size) or "
+            "split (all share it)",
         },
     )
     overlap: bool = field(

@@ -215,7 +215,7 @@ def test_a_saver_that_renames_its_own_file_leaves_it_to_rank_0(rank: int, names:
             func(checkpoint, file, **saver.kwargs)
         os.replace(f"{path}.tmp", path)
 
-    plain = SimpleNamespace(group="all", settings=Settings(rank=rank, world_size=2), files=Files())
+    plain = SimpleNamespace(writes=rank == 0, files=Files())
     save_by_handler(write, plain)(SimpleNamespace(kwargs={}), [1, 2], tmp_path / "best.pt", torch.save)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == names
     assert torch.load(plain.files.find(tmp_path / "best.pt")) == [1, 2]

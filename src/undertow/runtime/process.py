@@ -78,6 +78,11 @@ def is_formed_for_script() -> bool:
     return _give_way is not None
 
 
+def is_joined_by_script() -> bool:
+    """Whether the script has called `init`, by whatever name, and not `shutdown` yet."""
+    return is_initialized() and not is_formed_for_script()
+
+
 def default_group() -> Group:
     """The group of `init`; `ConfigError` before it."""
     try:

@@ -1,8 +1,9 @@
-"""Everything that undertow replaces in a script's process: one table, each row with its reason.
+"""What undertow replaces in a script's process because the script may not know of it: one table, with reasons.
 
 In: what a row makes of the original.  Out: it stands in the original's place, until it is undone.
-Nothing else in the package assigns to a module or class of somebody else's, but for `torch.autograd.backward`, where
-a script asks for its share of the data by `undertow.torch.distribute`.
+Two other places in the package assign to a module or class of somebody else's: `torch/native.py`, functions that would
+read a parameter past its gate, and `torch/data/distribution.py`, `torch.autograd.backward` where a script asks for its
+share of the data by `undertow.torch.distribute`.
 """
 
 from __future__ import annotations

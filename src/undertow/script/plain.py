@@ -3,7 +3,7 @@
 In: its optimizers, its loaders, its random numbers, its files, what it prints.
 Out: one training: the first optimizer joins the ranks; from then on parameters of optimizers stay the same everywhere,
 and each rank takes its share of the data.  Everything that is changed is said once, by rank 0.
-A script without an optimizer is left alone.
+A script without an optimizer is not synchronised: that is said, or refused (see `unsynchronised`).
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ class Plain(Sharing):
     def group(self) -> Group | None:
         """All ranks, while this script is trained on them."""
         return None if self._is_over else self._group
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes files: the first does, and every one of a script that is left alone."""
+        return self.group is None or self.settings.rank == 0
 
     # Optimizers
 

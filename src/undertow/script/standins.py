@@ -1,4 +1,7 @@
-"""What stands in the place of torch's own: each calls the original and tells `Plain`.  See the table in `patches`."""
+"""What stands in the place of functions of torch, os, shutil, pathlib, Lightning, ignite and tensorboard.
+
+In: the original, and `Plain`.  Out: a function that calls the original and tells `Plain`.  See the table in `patches`.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def step_on_plateau(original: Original, plain: Plain) -> Original:
 def save(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def write(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-        if plain.group is None or plain.settings.rank == 0:
+        if plain.writes:
             original(obj, f, *arguments, **options)
         else:
             plain.files.save(original, obj, f, *arguments, **options)
@@ -120,7 +123,7 @@ def save_atomically(original: Original, plain: Plain) -> Original:
 
     @functools.wraps(original)
     def write(checkpoint: Any, filepath: Any) -> None:
-        if plain.group is None or plain.settings.rank == 0:
+        if plain.writes:
             original(checkpoint, filepath)
         else:
             plain.files.save(torch.save, checkpoint, filepath)
@@ -133,7 +136,7 @@ def save_by_handler(original: Original, plain: Plain) -> Original:
 
     @functools.wraps(original)
     def write(saver: Any, checkpoint: Any, path: Any, func: Any) -> None:
-        if plain.group is None or plain.settings.rank == 0:
+        if plain.writes:
             original(saver, checkpoint, path, func)
         else:
             plain.files.save(torch.save, checkpoint, path, **saver.kwargs)

@@ -40,7 +40,7 @@ def at_shutdown(forget: Callable[[], None]) -> None:
 
 def is_initialized() -> bool:
     """Whether `init` was called.  Workers that were joined for a single-process script do not count."""
-    return process.is_initialized() and not process.is_formed_for_script()
+    return process.is_joined_by_script()
 
 
 def group() -> Group:
