@@ -45,6 +45,7 @@ DOOR = (
     ),
     Patch("torch.nn.parallel.distributed:DistributedDataParallel", standins.wrap_model, "the same by its full name"),
 )
+_ASKING = {"exists": standins.exists, "is_file": standins.is_file, "is_dir": standins.is_folder}
 # For scripts that know nothing of other ranks; undone as soon as one turns out to know.
 PLAIN = (
     Patch(
@@ -101,13 +102,15 @@ PLAIN = (
     Patch("shutil:copy", standins.copy, "the same, into a folder"),
     Patch("shutil:copy2", standins.copy, "the same by its other name"),
     Patch("os.path:exists", standins.exists, "a checkpoint is there for ranks that did not write it, too"),
-    Patch("os.path:isfile", standins.exists, "the same by its other name"),
+    Patch("os.path:isfile", standins.is_file, "the same for files only"),
     Patch("os.path:getsize", standins.measure, "so is its size, which scripts print"),
     *(
-        Patch(f"pathlib:Path.{name}", standins.exists, "the same for paths, where they do not ask os.path")
-        for name in ("exists", "is_file")
+        Patch(f"pathlib:Path.{name}", make, "the same for paths, where they do not ask os.path")
+        for name, make in _ASKING.items()
         if name in vars(pathlib.Path)  # not in every Python
     ),
+    Patch("os.path:isdir", standins.is_folder, "a folder that is not there may be made by another rank now"),
+    Patch("os:mkdir", standins.make_folder, "then it is no error to find it; os.makedirs and pathlib call this one"),
     Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
     Patch("os:unlink", standins.remove, "the same by its other name"),
 )

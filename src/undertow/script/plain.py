@@ -26,6 +26,7 @@ from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_
 from undertow.script.awareness import find_join, is_alone, knows_of_ranks
 from undertow.script.events import Events
 from undertow.script.files import Files
+from undertow.script.folders import Folders
 from undertow.script.own_imports import imports_undertow
 from undertow.script.unsynchronised import FirstStep, Unsynchronised, check_averaged
 from undertow.script.weights import OwnWeights
@@ -58,6 +59,7 @@ class Plain(Sharing):
         )
         self.settings = settings
         self.files = Files()
+        self.folders = Folders()
         self.events = Events(settings.rank)
         self._group: Group | None = None  # once it has begun
         self._is_over = False

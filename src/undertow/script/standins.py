@@ -174,9 +174,42 @@ def copy(original: Original, plain: Plain) -> Original:
 def exists(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def look(path: Any, **options: Any) -> bool:
+        is_there = original(path, **options) or plain.files.has(path)
+        if not is_there and plain.group is not None:
+            plain.folders.note_absent(path)
+        return is_there
+
+    return look
+
+
+def is_file(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def look(path: Any, **options: Any) -> bool:
         return original(path, **options) or plain.files.has(path)
 
     return look
+
+
+def is_folder(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def look(path: Any, **options: Any) -> bool:
+        is_there: bool = original(path, **options)
+        if not is_there and plain.group is not None:
+            plain.folders.note_absent(path)
+        return is_there
+
+    return look
+
+
+def make_folder(original: Original, plain: Plain) -> Original:
+    @functools.wraps(original)
+    def make(path: Any, *arguments: Any, **options: Any) -> None:
+        if plain.group is None:
+            original(path, *arguments, **options)
+        else:
+            plain.folders.make(original, path, *arguments, **options)
+
+    return make
 
 
 def measure(original: Original, plain: Plain) -> Original:
