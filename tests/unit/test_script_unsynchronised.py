@@ -246,3 +246,14 @@ def test_a_process_group_of_one_process_is_not_joined(batch: Batch, capsys: pyte
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (0 if batch is Batch.SPLIT else 1)
     assert not said or "so undertow leaves it alone: each of 2 workers trains a full copy by itself" in said[0]
+
+
+def test_values_are_not_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read one would end the capture of a CUDA graph, as torch.cuda.make_graphed_callables makes it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr("undertow.script.unsynchronised._digest", lambda tensor: pytest.fail("read"))
+    weight = torch.nn.Parameter(torch.ones(2))
+    with script():
+        train_by_grad(weight)
+        weight.sum().backward()

@@ -47,6 +47,8 @@ class Unsynchronised:
 
     def _note_values(self, tensors: Sequence[Any]) -> bool:
         """Whether one of these was changed since it was here before."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return False  # to read a value would end the capture
         leaves = {one: _digest(one) for one in tensors if _has_value(one)}
         is_update = any(self._leaves.get(one, value) != value for one, value in leaves.items())
         self._leaves.update(leaves)
