@@ -20,8 +20,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from undertow.errors import ConfigError
 from undertow.script.awareness import is_alone, knows_of_ranks
 from undertow.settings import Batch, Settings
-from undertow.torch.factor_devices import name_some
+from undertow.torch.naming import name_some
 
+SHOWN = 3  # names in a message
 LEGITIMATE_PASSES = 1  # before the first optimizer
 
 
@@ -103,10 +104,11 @@ def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> No
     """`ConfigError` if these parameters of it have gradients of this rank's share of the data only."""
     if names:
         raise ConfigError(
-            f"{type(optimizer).__name__} steps with gradients of {name_some(list(names))} that were not averaged: they "
-            "were assigned (torch.autograd.grad, torch.func, gradients of another model), or come from a backward pass "
-            "before the optimizer knew them, while each worker takes other data. Compute them with loss.backward() of "
-            "the model that the optimizer trains, after the optimizer is made, or use one worker (-n 1)"
+            f"{type(optimizer).__name__} steps with gradients of {name_some(names, SHOWN)} that were not averaged: "
+            "they were assigned (torch.autograd.grad, torch.func, gradients of another model), or come from a backward "
+            "pass before the optimizer knew them, while each worker takes other data. Compute them with "
+            "loss.backward() of the model that the optimizer trains, after the optimizer is made, or "
+            "use one worker (-n 1)"
         )
 
 
