@@ -36,7 +36,7 @@ def check_named(result: subprocess.CompletedProcess[str], cause: str) -> None:
     lines = result.stderr.splitlines()
     assert result.returncode == 1
     assert cause in lines[-1]
-    assert lines[-2] == "rank 0 was ended, because another rank failed"
+    assert lines[-2] == "rank 0 was ended, because the job has ended"
     assert "did not arrive" not in result.stderr
     assert "Traceback" not in result.stderr
 
