@@ -79,7 +79,7 @@ PLAIN = (
     ),
     Patch(
         "torch.autograd:backward",
-        standins.run_backward,
+        data.run_backward,
         "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
     ),
     Patch(

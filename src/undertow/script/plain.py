@@ -296,14 +296,11 @@ class Plain(Sharing):
         self._diverge_again()
         return state
 
-    def start_backward(self) -> None:
-        """Of the part that was handed out last, as far as anybody knows."""
-        self._check_joined()
-        super().start_backward()
-
-    def note_backward(self, outputs: Sequence[Any]) -> None:
+    def start_backward(self, outputs: Sequence[Any]) -> None:
         """The gradients of these are computed, and added to those of the leaves."""
         self._note_pass(functools.partial(self._unsynchronised.start_backward, outputs))
+        self._check_joined()
+        super().start_backward(outputs)
 
     def start_gradients(self, inputs: Sequence[Any]) -> None:
         """The gradients of these are computed, and not added to anything."""

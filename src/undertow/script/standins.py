@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.script.plain import Plain
 from undertow.torch.data import standins as data
 from undertow.torch.ddp import DistributedDataParallel
-from undertow.torch.hooks import never_compiled
 
 Original = Callable[..., Any]
 
@@ -69,21 +67,6 @@ def join_others(original: Original, plain: Plain) -> Original:
             return original(*arguments, **options)
 
     return init_process_group
-
-
-def run_backward(original: Original, plain: Plain) -> Original:
-    """As the stand-in for shares of the data, which tells nothing of what the gradients are of."""
-    run = data.run_backward(original, plain)
-
-    @functools.wraps(run)
-    @never_compiled
-    def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
-        given = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tuple(tensors)
-        if torch._C._current_graph_task_id() == data.NO_BACKWARD:
-            plain.note_backward(given)
-        run(given, *arguments, **options)
-
-    return backward
 
 
 def compute_gradients(original: Original, plain: Plain) -> Original:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -63,8 +65,8 @@ class Sharing(ABC):
     def count_whole(self) -> None:  # noqa: B027  # of interest to those only that share later
         """A loader that may be shared later was asked how many batches it has."""
 
-    def start_backward(self) -> None:
-        """Of the part that was handed out last, as far as anybody knows."""
+    def start_backward(self, outputs: Sequence[Any]) -> None:
+        """The gradients of these are computed: of the part that was handed out last, as far as anybody knows."""
         self.waiting = max(0, self.waiting - 1)
         if self.is_mixed:
             self.say(

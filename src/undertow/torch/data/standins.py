@@ -130,8 +130,8 @@ def run_backward(original: Original, sharing: Sharing) -> Original:
         if torch._C._current_graph_task_id() != NO_BACKWARD:  # part of one that is weighed already: a checkpoint's
             original(tensors, grad_tensors, *arguments, **options)
             return
-        sharing.start_backward()
         tensors = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tuple(tensors)
+        sharing.start_backward(tensors)
         if sharing.weight != 1.0:
             grad_tensors = _weigh(tensors, grad_tensors, sharing.weight)
         with weigher.weighing(tensors):
