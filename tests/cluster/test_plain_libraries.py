@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,10 @@ def test_one_rank_writes_the_checkpoints_of_a_lightning_trainer(tmp_path: Path) 
     assert weights0 == weights1
 
 
-def write_summary(rank: int, folder: Path, knows: bool) -> int:
+def write_summary(rank: int, folder: Path, library: str, knows: bool) -> int:
     """The writer is made before the optimizer, and writes before and after it."""
     warnings.simplefilter("ignore")
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder / str(rank))) as writer:
+    with importlib.import_module(library).SummaryWriter(str(folder / str(rank))) as writer:
         writer.add_scalar("early", 1.0, 0)
         if knows:
             undertow.init()
@@ -110,7 +109,10 @@ def write_summary(rank: int, folder: Path, knows: bool) -> int:
     return sum(b"early" in path.read_bytes() and b"late" in path.read_bytes() for path in folder.glob(f"{rank}/*"))
 
 
+@pytest.mark.parametrize("library", ["torch.utils.tensorboard", "tensorboardX"])
 @pytest.mark.parametrize(("knows", "written"), [(False, [1, 0]), (True, [1, 1])])
-def test_one_rank_writes_the_events_of_a_summary_writer(knows: bool, written: list[int], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="torch.utils.tensorboard needs the package tensorboard")
-    assert run(2, write_summary, tmp_path, knows) == written
+def test_one_rank_writes_the_events_of_a_summary_writer(
+    library: str, knows: bool, written: list[int], tmp_path: Path
+) -> None:
+    pytest.importorskip(library, reason=f"{library}.SummaryWriter needs a package that is not installed")
+    assert run(2, write_summary, tmp_path, library, knows) == written

@@ -155,6 +155,9 @@ LIBRARIES = (
         "one rank writes the events of a SummaryWriter",
         _TENSORBOARD,
     ),
+    Patch(
+        "tensorboardX.writer:EventFileWriter", standins.write_events, "the same for tensorboardX", "tensorboardX 2.6.5"
+    ),
 )
 
 
