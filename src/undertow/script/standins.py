@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.script.plain import Plain
-from undertow.torch.data import standins as data
 from undertow.torch.ddp import DistributedDataParallel
+from undertow.torch.reaching import NO_BACKWARD
 
 Original = Callable[..., Any]
 
@@ -72,7 +72,7 @@ def join_others(original: Original, plain: Plain) -> Original:
 def compute_gradients(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == data.NO_BACKWARD:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
             inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs  # as model.parameters() is
             plain.start_gradients(inputs if isinstance(inputs, (tuple, list)) else (inputs,))
         return original(outputs, inputs, *arguments, **options)
@@ -155,14 +155,7 @@ def copy(original: Original, plain: Plain) -> Original:
 
 
 def exists(original: Original, plain: Plain) -> Original:
-    @functools.wraps(original)
-    def look(path: Any, **options: Any) -> bool:
-        is_there = original(path, **options) or plain.files.has(path)
-        if not is_there and plain.group is not None:
-            plain.folders.note_absent(path)
-        return is_there
-
-    return look
+    return is_folder(is_file(original, plain), plain)
 
 
 def is_file(original: Original, plain: Plain) -> Original:

@@ -30,7 +30,7 @@ from undertow.torch.data.randomness import follow
 from undertow.torch.data.sharing import Sharing
 from undertow.torch.data.weighing import Weigher
 from undertow.torch.hooks import never_compiled
-from undertow.torch.reaching import NO_BACKWARD as NO_BACKWARD
+from undertow.torch.reaching import NO_BACKWARD
 
 Original = Callable[..., Any]
 
