@@ -7,7 +7,6 @@ Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
 from __future__ import annotations
 
 import enum
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -15,9 +14,28 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.plan.sizing import ALIGNMENT, Sizes
 from undertow.trace.window import parse_window
+
+# The range of every setting that is a number.
+BOUNDS = {
+    "rank": bounds.RANK,
+    "world_size": bounds.WORLD_SIZE,
+    "local_rank": bounds.RANK,
+    "local_world_size": bounds.WORLD_SIZE,
+    "master_port": bounds.ANY_PORT,
+    "start_timeout_s": bounds.TIMEOUT_S,
+    "silence_timeout_s": bounds.TIMEOUT_S,
+    "stall_timeout_s": bounds.TIMEOUT_S,
+    "slice_bytes": bounds.CHOSEN_SLICE_BYTES,
+    "smallest_slice_bytes": bounds.SLICE_BYTES,
+    "largest_slice_bytes": bounds.SLICE_BYTES,
+    "slice_time_s": bounds.SLICE_TIME_S,
+    "credit_bytes": bounds.CREDIT_BYTES,
+    "share_weight": bounds.WEIGHT,
+}
 
 
 class Priority(enum.Enum):
@@ -231,14 +249,12 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ConfigError(
-                f"world size {self.world_size} is not possible: at least one worker is needed (WORLD_SIZE)"
-            )
+        for name, limits in BOUNDS.items():
+            limits.check(name, getattr(self, name))
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is outside of 0 to {self.world_size - 1}: check RANK and WORLD_SIZE")
         for size in (self.slice_bytes or self.largest_slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes):
-            if size < 1024 or size % ALIGNMENT:
+            if size < bounds.SLICE_BYTES.least or size % ALIGNMENT:
                 raise ConfigError(f"slice of {size} bytes: use a multiple of 16 of at least 1024, or leave it out")
         if 4 * self.smallest_slice_bytes > self.largest_slice_bytes:
             raise ConfigError(
@@ -251,12 +267,7 @@ class Settings:
                 f"a credit of {self.credit_bytes} bytes is less than two slices of {largest}: raise UNDERTOW_CREDIT, "
                 "or lower UNDERTOW_SLICE or UNDERTOW_LARGEST_SLICE"
             )
-        if not 0 < self.share_weight < math.inf:
-            raise ConfigError(f"a weight of {self.share_weight:g} is not possible: give a number above 0")
         parse_window(self.trace_steps)
-        for name in ("start_timeout_s", "silence_timeout_s", "stall_timeout_s", "slice_time_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give seconds above 0")
 
     @property
     def sizes(self) -> Sizes:
@@ -285,9 +296,7 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
         if arguments.get(item.name) is not None:
             values[item.name] = _read_argument(item, arguments.pop(item.name))
         elif environ.get(item.metadata["env"], "") != "":
-            values[item.name] = _parse(
-                item.name, type(item.default), item.metadata["env"], environ[item.metadata["env"]]
-            )
+            values[item.name] = _parse(item, item.metadata["env"], environ[item.metadata["env"]])
         arguments.pop(item.name, None)
     if arguments:
         raise ConfigError(
@@ -329,7 +338,7 @@ def _find_source(item: Field[Any], environ: Mapping[str, str], argument: Any) ->
     if text == "":
         return Source(item.name, variable, _show(item.default), Origin.DEFAULT)
     try:
-        value = _show(_parse(item.name, type(item.default), variable, text))
+        value = _show(_parse(item, variable, text))
     except ConfigError as error:
         return Source(item.name, variable, text, Origin.VARIABLE, str(error))
     return Source(item.name, variable, value, Origin.VARIABLE)
@@ -342,10 +351,14 @@ def _read_argument(item: Field[Any], value: Any) -> Any:
     """The word of a choice or switch means what it means in a variable."""
     kind = type(item.default)
     is_word = isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum))
-    return _parse(item.name, kind, item.name, value) if is_word else value
+    return _parse(item, item.name, value) if is_word else value
 
 
-def _parse(name: str, kind: type, variable: str, text: str) -> Any:
+def _parse(item: Field[Any], variable: str, text: str) -> Any:
+    if item.name in BOUNDS:
+        return BOUNDS[item.name].parse(variable, text, sign="=")
+    name = item.name
+    kind: type = type(item.default)
     try:
         if kind is bool:
             return _WORDS[text.lower()]

@@ -72,12 +72,15 @@ def test_a_model_on_a_device_of_ones_own(cli: Cli) -> None:
         (("--params", "1M"), "give --params and --iteration, or --model"),
         (("--model", "vgg19", "--params", "1M"), "give --params and --iteration, or --model"),
         (("--model", "vgg"), "unknown model 'vgg'; did you mean 'vgg19'?"),
-        ((*ALEXNET[1:5], "--hosts", "0"), "--hosts 0: at least two are needed"),
+        ((*ALEXNET[1:5], "--hosts", "0"), "--hosts 0 is not possible: give 2 to 65536 hosts"),
         (("--params", "61.5X", "--iteration", "1s"), "--params '61.5X' is not a number: write it as 61.5M"),
         (("--params=-1M", "--iteration", "1s"), "--params -1M is not possible: give 1 to"),
         (("--params", "1M", "--iteration", "1h"), "--iteration '1h' is not a time: write it as 0.25s"),
         (("--params", "1M", "--iteration", "0s"), "--iteration 0s is not possible"),
-        ((*ALEXNET[1:], "--bytes-per-param", "0"), "--bytes-per-param 0 is not possible: give 4 for float32"),
+        (
+            (*ALEXNET[1:], "--bytes-per-param", "0"),
+            "--bytes-per-param 0 is not possible: give 1 to 16 bytes",
+        ),
         ((*ALEXNET[1:], "--fast"), "--fast"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_is_skipped_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ("arguments", "words"),
     [
         (["--scenario", "flood"], "there is no scenario 'flood'; there are schedule, credit"),
-        (["--seeds", "0"], "--seeds 0 is not possible: run one at least"),
+        (["--seeds", "0"], "--seeds 0 is not possible: give 1 to 1000000000 seeds"),
         (["--story"], "--story tells the story of one seed: say which with --seed"),
         (["--seed", "many"], "--seed"),
     ],

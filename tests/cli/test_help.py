@@ -111,7 +111,9 @@ def test_a_bad_variable_is_wrong_usage_too(cli: Cli) -> None:
     cli.environment["UNDERTOW_START_TIMEOUT"] = "soon"
     result = cli.run("run", __file__)
     assert result.returncode == 2
-    assert result.stderr == "undertow run: UNDERTOW_START_TIMEOUT='soon' is not a valid float for start_timeout_s\n"
+    assert (
+        result.stderr == "undertow run: UNDERTOW_START_TIMEOUT='soon' is not a number: give 0.001 to 1000000 seconds\n"
+    )
 
 
 def test_debug_shows_the_traceback(cli: Cli) -> None:

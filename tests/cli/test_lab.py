@@ -53,7 +53,7 @@ def test_help_has_every_option_and_examples(cli: Cli) -> None:
         (["walk"], "No such command 'walk'"),
         (["run"], "Missing argument 'CMD'"),
         (["run", "--hosts", "many", "true"], "--hosts"),
-        (["run", "--hosts", "0", "true"], "0 hosts are not possible: the lab has 1 to 250"),
+        (["run", "--hosts", "0", "true"], "--hosts 0 is not possible: give 1 to 250 hosts"),
         (["run", "--fast", "true"], "--fast"),
         (["run", "--bandwidth", "fast", "true"], "'fast' is not a bandwidth: write it as 1gbit"),
         (["run", "--bandwidth", "1,2gbit", "true"], "'1,2gbit' is not a bandwidth"),

@@ -98,7 +98,7 @@ def test_a_port_in_use_is_wrong_usage_and_nothing_is_started(cli: Cli) -> None:
 def test_a_port_that_is_none_is_wrong_usage(cli: Cli) -> None:
     result = cli.run("run", "--live-port", 65536, cli.write(""))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "--live-port 65536 is not a port" in result.stderr
+    assert "--live-port 65536 is not possible: give a port, 1 to 65535" in result.stderr
 
 
 def test_an_outer_jobs_launcher_is_not_told_of_an_inner_one(cli: Cli) -> None:

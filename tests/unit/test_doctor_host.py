@@ -156,7 +156,12 @@ def test_settings_at_their_defaults_are_one_line() -> None:
 @pytest.mark.parametrize(
     ("environ", "level", "words", "advice"),
     [
-        ({"UNDERTOW_SLICE": "big"}, Level.FAILURE, "UNDERTOW_SLICE='big' is not a valid int", "unset UNDERTOW_SLICE"),
+        (
+            {"UNDERTOW_SLICE": "big"},
+            Level.FAILURE,
+            "UNDERTOW_SLICE='big' is not a whole number",
+            "unset UNDERTOW_SLICE",
+        ),
         ({"MASTER_PORT": "http"}, Level.FAILURE, "MASTER_PORT='http'", "unset MASTER_PORT"),
         ({"RANK": "first"}, Level.WARNING, "RANK='first'", "unset RANK"),
         ({"RANK": "3"}, Level.WARNING, "rank 3 is outside of 0 to 0", "undertow run sets its own"),

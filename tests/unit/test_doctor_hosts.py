@@ -270,8 +270,8 @@ def test_who_cannot_tell_says_so(names: list[str], own: list[str], words: str) -
         ({"duration_s": 61}, "--seconds 61 is not possible"),
         ({"duration_s": float("nan")}, "--seconds nan is not possible"),
         ({"timeout_s": float("nan")}, "--timeout nan is not possible"),
-        ({"port": 70000}, "--port 70000 is not a port"),
-        ({"port": 0}, "--port 0 is not a port"),
+        ({"port": 70000}, "--port 70000 is not possible: give a port"),
+        ({"port": 0}, "--port 0 is not possible: give a port"),
         ({"nproc": 0}, "-n 0 is not possible"),
     ],
 )

@@ -141,7 +141,7 @@ def test_without_options_it_is_a_pair_that_can_gain(asked: list[SharePlan]) -> N
     [
         ("--mode fast", "--mode 'fast' is not known: plain or everything"),
         ("--weights 1,2,3", "--weights has 3 numbers and --jobs 2 models"),
-        ("--weights a,b", "--weights 'a,b' is not a list of numbers"),
+        ("--weights a,b", "--weights a is not a number"),
         ("--urgent 2", "--urgent 2: the jobs are 0 to 1"),
         ("--bandwidth 1gbit --ratio 1", "give either --bandwidth or --ratio"),
         ("--unshaped --ratio 1", "leave --bandwidth and --ratio out"),

@@ -100,3 +100,13 @@ def test_published_models_take_as_long_as_an_ideal_schedule(
     for policy, expected in (("dense", priority), ("auto", hybrid)):
         plan = make_plan(profile, cluster, policy=policy)
         assert plan.step_s / plan.compute_s == pytest.approx(expected, rel=0.025)
+
+
+@pytest.mark.parametrize("bytes_per_s", [100.0, 1e4])
+def test_a_step_of_months_has_an_end(bytes_per_s: float) -> None:
+    """What is left of a transfer may be too short to be seen in the digits of the clock."""
+    profile = profile_model(find_model("vgg19"))
+    cluster = Cluster(workers=4, bytes_per_s=bytes_per_s, flops_per_s=1e13, shard_flops_per_s=1e10)
+    step = predict(profile, cluster, dense(profile)).step_s
+    size_bytes = 4 * find_model("vgg19").parameters
+    assert step == pytest.approx(2 * 3 / 4 * size_bytes / bytes_per_s, rel=0.01)

@@ -71,6 +71,8 @@ def with_host(**changes: Any) -> dict[str, Any]:
         ({"hosts": [{}]}, "missing required field `bandwidth` - at `$.hosts[0]`"),
         ({"hosts": [HOST, {"bandwidth": 10}]}, "got `int` - at `$.hosts[1].bandwidth`"),
         (with_host(bandwidth="fast"), "'fast' is not a bandwidth"),
+        (with_host(bandwidth="100kbit"), "a bandwidth of '100kbit' for a simulation is not possible: give 10mbit to"),
+        (with_host(count=10**9), "1000000000 hosts are not possible: give 0 to 1024"),
         (with_host(bandwidth="0gbit"), "a bandwidth of '0gbit' is not possible"),
         (with_host(count=-1), "-1 hosts are not possible"),
         (with_host(count=0), "a cluster without hosts"),

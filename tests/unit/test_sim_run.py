@@ -382,10 +382,10 @@ def test_as_many_steps_are_counted_as_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"jitter": -0.1}, "a jitter of -0.1"),
-        ({"jitter": 1.0}, "a jitter of 1"),
-        ({"straggler_share": 1.5}, "1.5 is no share of stragglers"),
-        ({"straggler_factor": 0.5}, "0.5 times as long"),
+        ({"jitter": -0.1}, "jitter -0.1 is not possible"),
+        ({"jitter": 1.0}, "jitter 1 is not possible"),
+        ({"straggler_share": 1.5}, "share of stragglers 1.5 is not possible"),
+        ({"straggler_factor": 0.5}, "straggler factor 0.5 is not possible"),
     ],
 )
 def test_impossible_noise_is_refused(wrong: dict[str, float], words: str) -> None:

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.measuring import measure_in_lab
 from undertow.cli.progress import open_console
 from undertow.cli.results import check_file, read_counts, show_results, split_names
@@ -38,21 +40,28 @@ def bench(
     ] = "1,2,4,5,10,15,20,40gbit",
     scale: Annotated[
         float | None,
-        typer.Option(
+        figure(
             "--scale",
+            bounds=bounds.SCALE,
             help="Divide sizes, bandwidths, buckets and slices by this: ratios stay. Default 10; 1 for real compute.",
         ),
     ] = None,
     slowdown: Annotated[
         float,
-        typer.Option(
-            "--slowdown", help="Let devices and links be so many times slower: for more hosts than this machine feeds."
+        figure(
+            "--slowdown",
+            bounds=bounds.SLOWDOWN,
+            help="Let devices and links be so many times slower: for more hosts than this machine feeds.",
         ),
     ] = 1.0,
     systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="How often each system takes its turn.")] = 4,
-    lap: Annotated[float, typer.Option("--lap", help="Seconds of one turn, at least four steps.", metavar="S")] = 3.0,
+    batch: Annotated[
+        int | None, figure("--batch", bounds=bounds.BATCH, help="Samples per host and step; else as published.")
+    ] = None,
+    rounds: Annotated[int, figure("--rounds", bounds=bounds.ROUNDS, help="How often each system takes its turn.")] = 4,
+    lap: Annotated[
+        float, figure("--lap", bounds=bounds.LAP_S, help="Seconds of one turn, at least four steps.", metavar="S")
+    ] = 3.0,
     preset: Annotated[
         str | None,
         typer.Option("--preset", help="quick (three minutes) or papers (half an hour) instead of all the above."),
@@ -83,7 +92,7 @@ def bench(
             return _compare(files or [])
         if files:
             raise ConfigError(f"{files[0]!r} is not an option; two files go with --compare")
-        links = [rate / GIGA for rate in parse_bandwidths(bandwidth)]
+        links = [rate / GIGA for rate in parse_bandwidths(bandwidth, "--bandwidth")]
         common = {"systems": split_names(systems), "batch": batch, "rounds": rounds, "lap_s": lap, "slowdown": slowdown}
         asked = itertools.product(split_names(model), read_counts(hosts))
         plan = find_preset(preset) if preset else _make_plan(asked, links, scale, **common)

@@ -9,7 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_console
 from undertow.cli.quantities import format_count, parse_count, parse_time
 from undertow.errors import ConfigError
@@ -33,9 +35,13 @@ def bottleneck(
             "--model", help="A model of the zoo instead: its parameters and, without --iteration, its published time."
         ),
     ] = None,
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, with one worker and one shard each.")] = 4,
+    hosts: Annotated[
+        int,
+        figure("--hosts", bounds=bounds.PEERS, help="Number of hosts, with one worker and one shard each."),
+    ] = 4,
     bytes_per_param: Annotated[
-        int, typer.Option("--bytes-per-param", help="Bytes of one number on the wire: 4 for float32.")
+        int,
+        figure("--bytes-per-param", bounds=bounds.NUMBER_BYTES, help="Bytes of one number on the wire: 4 for float32."),
     ] = 4,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words and a table.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

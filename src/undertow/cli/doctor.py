@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import WIDE, open_console, open_watch
 from undertow.doctor.findings import exit_code
 from undertow.doctor.job_check import examine_job
@@ -28,17 +30,29 @@ def doctor(
         typer.Option("--hosts", help="Names or addresses, the first host first; type the same on each.", metavar="A,B"),
     ] = None,
     node_rank: Annotated[
-        int | None, typer.Option("--node-rank", help="Which of --hosts this is, from 0, where its name does not tell.")
+        int | None,
+        figure(
+            "--node-rank",
+            bounds=bounds.NODE_RANK,
+            help="Which of --hosts this is, from 0, where its name does not tell.",
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Where the hosts meet, on the first; else MASTER_PORT, else 29500.")
+        int | None,
+        figure("--port", bounds=bounds.PORT, help="Where the hosts meet, on the first; else MASTER_PORT, else 29500."),
     ] = None,
-    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Workers per host that are planned.")] = 1,
+    nproc: Annotated[
+        int, figure("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Workers per host that are planned.")
+    ] = 1,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for the other hosts.", metavar="S")
+        float,
+        figure("--timeout", bounds=bounds.DOCTOR_WAIT_S, help="Seconds to wait for the other hosts.", metavar="S"),
     ] = 60.0,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="Time to measure the bandwidth of a pair, each way.", metavar="S")
+        float,
+        figure(
+            "--seconds", bounds=bounds.PROBE_S, help="Time to measure the bandwidth of a pair, each way.", metavar="S"
+        ),
     ] = 0.5,
     every_setting: Annotated[
         bool, typer.Option("--all", "-v", help="Show all settings, not only those that were changed.")

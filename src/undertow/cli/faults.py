@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError
 from undertow.faults.scenarios import SCENARIOS, Scenario, find_scenario
@@ -17,9 +19,11 @@ SEEDS = 2000
 
 
 def faults(
-    seeds: Annotated[int, typer.Option("--seeds", help="How many to run.", metavar="N")] = SEEDS,
-    first: Annotated[int, typer.Option("--first", help="The first of them.", metavar="SEED")] = 0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Run this one again.", metavar="SEED")] = None,
+    seeds: Annotated[int, figure("--seeds", bounds=bounds.SEEDS, help="How many to run.", metavar="N")] = SEEDS,
+    first: Annotated[int, figure("--first", bounds=bounds.SEED, help="The first of them.", metavar="SEED")] = 0,
+    seed: Annotated[
+        int | None, figure("--seed", bounds=bounds.SEED, help="Run this one again.", metavar="SEED")
+    ] = None,
     scenario: Annotated[
         str | None, typer.Option("--scenario", help="Only this one; else every seed picks its own. See --list.")
     ] = None,
@@ -46,8 +50,6 @@ def faults(
             return _replay(run_seed(seed, chosen), whole=story)
         if story:
             raise ConfigError("--story tells the story of one seed: say which with --seed")
-        if seeds < 1:
-            raise ConfigError(f"--seeds {seeds} is not possible: run one at least")
         return _run_all(range(first, first + seeds), chosen)
 
 

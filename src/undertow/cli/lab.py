@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, USAGE_ERROR, one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
 from undertow.cli.progress import open_watch
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
@@ -38,7 +40,9 @@ def run_command(
     command: Annotated[
         list[str], typer.Argument(help="A Python file, or a command that is in PATH, and its arguments.", metavar="CMD")
     ],
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, 1 to 250; each runs CMD once.")] = 4,
+    hosts: Annotated[
+        int, figure("--hosts", bounds=bounds.LAB_HOSTS, help="Number of hosts, 1 to 250; each runs CMD once.")
+    ] = 4,
     bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -73,7 +77,7 @@ def run_command(
         job = LabJob(
             command=find_command(command, os.environ),
             hosts=hosts,
-            rate_bits_per_s=None if bandwidth is None else parse_bandwidth(bandwidth),
+            rate_bits_per_s=None if bandwidth is None else parse_bandwidth(bandwidth, "--bandwidth"),
             is_unshaped=unshaped,
             is_checked=not no_check,
             start_timeout_s=read_job_settings(environ).start_timeout_s,

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
+from undertow.cli.figures import figure
+
 TraceFolder = Annotated[
     Path | None,
     typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
@@ -20,5 +23,10 @@ Live = Annotated[
 ]
 LivePort = Annotated[
     int | None,
-    typer.Option("--live-port", help="Serve the same as a page on this port of 127.0.0.1; 0: any.", metavar="P"),
+    figure(
+        "--live-port",
+        bounds=bounds.ANY_PORT,
+        help="Serve the same as a page on this port of 127.0.0.1; 0: any.",
+        metavar="P",
+    ),
 ]

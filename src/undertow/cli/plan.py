@@ -15,7 +15,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_console, open_watch
 from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
@@ -44,12 +46,15 @@ def plan(
         Path | None,
         typer.Option("--profile", help="What --save-profile wrote, instead: nothing is run.", metavar="FILE"),
     ] = None,
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts, with one worker each.")] = 4,
+    hosts: Annotated[int, figure("--hosts", bounds=bounds.NODES, help="Number of hosts, with one worker each.")] = 4,
     bandwidth: Annotated[
         str, typer.Option("--bandwidth", help="Speed of every link, each way, such as 10gbit.")
     ] = "10gbit",
     batch: Annotated[
-        int | None, typer.Option("--batch", help="Samples per host and step of a model of the zoo; else as published.")
+        int | None,
+        figure(
+            "--batch", bounds=bounds.BATCH, help="Samples per host and step of a model of the zoo; else as published."
+        ),
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
@@ -71,7 +76,7 @@ def plan(
     Example: undertow plan --hosts 8 --bandwidth 10gbit --profile train.json
     """
     with one_line_errors("undertow plan", debug=debug):
-        rate = parse_bandwidth(bandwidth)
+        rate = parse_bandwidth(bandwidth, "--bandwidth")
         args, behind = _find_save_profile(args or ())
         save_profile = save_profile or behind
         if sum(choice is not None for choice in (script, model, profile)) != 1:

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError, UndertowError
 from undertow.launch.speech import notify
@@ -26,7 +28,9 @@ PAGE = "report.html"
 def report(
     folder: Annotated[Path, typer.Argument(help="Where the traces of all ranks are.", metavar="DIR")],
     out: Annotated[Path | None, typer.Option("--out", help=f"The page; else {PAGE} in DIR.", metavar="FILE")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Show this step first, instead of the median one.")] = None,
+    step: Annotated[
+        int | None, figure("--step", bounds=bounds.STEP, help="Show this step first, instead of the median one.")
+    ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of words.")] = False,
     is_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

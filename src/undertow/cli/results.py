@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from undertow.bounds import HOSTS
 from undertow.cli.progress import open_console
 from undertow.errors import ConfigError
 from undertow.launch.speech import notify
@@ -40,13 +41,9 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def read_counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in split_names(text)]
-    except ValueError:
-        counts = []
-    if not counts:
+    if not split_names(text):
         raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8")
-    return counts
+    return [HOSTS.parse("--hosts", part) for part in split_names(text)]
 
 
 def check_file(out: Path | None) -> None:

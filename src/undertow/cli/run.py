@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
 from undertow.launch.changes import Changes, Switch
 from undertow.launch.foreign import refuse_hosts
@@ -30,21 +32,30 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(help="Everything after SCRIPT belongs to the script.", metavar="ARGS")
     ] = None,
-    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Workers on this host.")] = 1,
+    nproc: Annotated[
+        int, figure("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Workers on this host.")
+    ] = 1,
     is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
-    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, 0 to nnodes - 1.")] = 0,
+    nnodes: Annotated[int, figure("--nnodes", bounds=bounds.NODES, help="Number of hosts.")] = 1,
+    node_rank: Annotated[
+        int, figure("--node-rank", bounds=bounds.NODE_RANK, help="This host's number, 0 to nnodes - 1.")
+    ] = 0,
     master_addr: Annotated[
         str | None, typer.Option("--master-addr", help="Address of host 0; else MASTER_ADDR, else 127.0.0.1.")
     ] = None,
     master_port: Annotated[
         int | None,
-        typer.Option(
-            "--master-port", help="A free port of host 0; else MASTER_PORT, else 29500. One host alone takes any."
+        figure(
+            "--master-port",
+            bounds=bounds.ANY_PORT,
+            help="A free port of host 0; else MASTER_PORT, else 29500. One host alone takes any.",
         ),
     ] = None,
     start_timeout: Annotated[
-        float | None, typer.Option("--start-timeout", help="Seconds to wait for all workers to arrive.", metavar="S")
+        float | None,
+        figure(
+            "--start-timeout", bounds=bounds.TIMEOUT_S, help="Seconds to wait for all workers to arrive.", metavar="S"
+        ),
     ] = None,
     quiet_ranks: Annotated[
         bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
@@ -81,7 +92,8 @@ def run(
         bool, typer.Option("--share", help="Take turns on the devices with other jobs that do: see undertow share.")
     ] = False,
     weight: Annotated[
-        float | None, typer.Option("--weight", help="With --share: how many times an equal share of device time.")
+        float | None,
+        figure("--weight", bounds=bounds.WEIGHT, help="With --share: how many times an equal share of device time."),
     ] = None,
     urgent: Annotated[
         bool, typer.Option("--urgent", help="With --share: the others fill this job's gaps only.")

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, USAGE_ERROR, one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_console
 from undertow.cli.share_bench import bench
 from undertow.cli.share_views import open_json_view, open_view
@@ -51,7 +53,8 @@ def _share(context: typer.Context) -> None:
 @share.command("up")
 def up(
     lease: Annotated[
-        float, typer.Option("--lease", help="Seconds after which a turn that is not given back passes on.")
+        float,
+        figure("--lease", bounds=bounds.LEASE_S, help="Seconds after which a turn that is not given back passes on."),
     ] = LEASE_S,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Be the arbiter, until Ctrl-C or SIGTERM (for systemd).")

@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
+from undertow import bounds
 from undertow.cli.bench import choose_scale
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.measuring import measure_in_lab
 from undertow.cli.progress import open_console
+from undertow.cli.quantities import parse_numbers
 from undertow.cli.results import check_file
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidths
@@ -27,7 +30,7 @@ def bench(
         str,
         typer.Option("--jobs", help="Models that share the hosts, with commas between them; the same may come twice."),
     ] = "resnet50,resnet50",
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 4,
+    hosts: Annotated[int, figure("--hosts", bounds=bounds.LAB_HOSTS, help="Number of hosts.")] = 4,
     bandwidth: Annotated[
         str | None, typer.Option("--bandwidth", help="Speeds of every link, such as 1,2gbit, before scaling.")
     ] = None,
@@ -47,15 +50,25 @@ def bench(
     ] = None,
     urgent: Annotated[
         int | None,
-        typer.Option("--urgent", help="The number of a job, from 0, whose gaps the others fill.", metavar="N"),
+        figure(
+            "--urgent", bounds=bounds.JOB, help="The number of a job, from 0, whose gaps the others fill.", metavar="N"
+        ),
     ] = None,
     scale: Annotated[
         float | None,
-        typer.Option("--scale", help="Divide sizes and bandwidths by this. Default 10; 1 for real compute."),
+        figure(
+            "--scale", bounds=bounds.SCALE, help="Divide sizes and bandwidths by this. Default 10; 1 for real compute."
+        ),
     ] = None,
-    slowdown: Annotated[float, typer.Option("--slowdown", help="Let devices and links be so many times slower.")] = 1.0,
-    rounds: Annotated[int, typer.Option("--rounds", help="How often each arrangement has its lap.")] = 4,
-    lap: Annotated[float, typer.Option("--lap", help="Seconds of one lap, at least four steps.", metavar="S")] = 6.0,
+    slowdown: Annotated[
+        float, figure("--slowdown", bounds=bounds.SCALE, help="Let devices and links be so many times slower.")
+    ] = 1.0,
+    rounds: Annotated[
+        int, figure("--rounds", bounds=bounds.ROUNDS, help="How often each arrangement has its lap.")
+    ] = 4,
+    lap: Annotated[
+        float, figure("--lap", bounds=bounds.LAP_S, help="Seconds of one lap, at least four steps.", metavar="S")
+    ] = 6.0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the results as JSON.", metavar="FILE.json")] = None,
     unshaped: Annotated[
         bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
@@ -75,7 +88,7 @@ def bench(
             mode=_read_mode(mode),
             hosts=hosts,
             bandwidths_gbit=_read_bandwidths(bandwidth, ratio, is_unshaped=unshaped),
-            ratios=() if unshaped else _read_numbers(ratio or ("" if bandwidth else "0.5"), "--ratio"),
+            ratios=_read_ratios(bandwidth, ratio, is_unshaped=unshaped),
             scale=choose_scale(models[0] if models else "", scale),
             slowdown=slowdown,
             rounds=rounds,
@@ -97,7 +110,7 @@ def _split(text: str) -> list[str]:
 
 
 def _make_jobs(models: list[str], weights: str | None, urgent: int | None) -> tuple[Job, ...]:
-    counts = _read_numbers(weights, "--weights") if weights else (1.0,) * len(models)
+    counts = parse_numbers(weights, "--weights", bounds.WEIGHT) if weights is not None else (1.0,) * len(models)
     if len(counts) != len(models):
         raise ConfigError(f"--weights has {len(counts)} numbers and --jobs {len(models)} models: give one for each")
     if urgent is not None and not 0 <= urgent < len(models):
@@ -115,19 +128,18 @@ def _read_mode(text: str) -> Mode:
         raise ConfigError(f"--mode {text!r} is not known: plain or everything") from None
 
 
-def _read_numbers(text: str, option: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in _split(text))
-    except ValueError:
-        raise ConfigError(f"{option} {text!r} is not a list of numbers, such as 1,2") from None
-
-
 def _read_bandwidths(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float | None, ...]:
-    if is_unshaped and (bandwidth or ratio):
+    if is_unshaped and (bandwidth, ratio) != (None, None):
         raise ConfigError("--unshaped links have no speed: leave --bandwidth and --ratio out")
     if is_unshaped:
         return (None,)
-    return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth)) if bandwidth else ()
+    return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth, "--bandwidth")) if bandwidth is not None else ()
+
+
+def _read_ratios(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float, ...]:
+    if is_unshaped or (bandwidth is not None and ratio is None):
+        return ()
+    return parse_numbers("0.5" if ratio is None else ratio, "--ratio", bounds.RATIO)
 
 
 def _show(results: ShareResults, out: Path | None) -> None:

@@ -13,7 +13,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from undertow import bounds
 from undertow.cli.errors import one_line_errors
+from undertow.cli.figures import figure
 from undertow.cli.progress import open_console, open_watch
 from undertow.cli.quantities import parse_share, parse_time
 from undertow.cli.questions import show_bandwidths, show_hosts
@@ -21,7 +23,7 @@ from undertow.cli.results import check_file, read_counts, show_results, split_na
 from undertow.cli.simulate_sharing import read_tenants, show_sharing
 from undertow.cli.simulate_trace import check_traceable, write_trace
 from undertow.errors import ConfigError
-from undertow.lab.bandwidth import parse_bandwidths
+from undertow.lab.bandwidth import format_bandwidth, parse_bandwidths
 from undertow.report.columns import show_bandwidth, show_ms
 from undertow.report.points import Point, Results, describe_machine, list_versions, read_results
 from undertow.report.table import start_table
@@ -63,7 +65,9 @@ def simulate(
             metavar="FILE.json",
         ),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples per host and step; else as published.")] = None,
+    batch: Annotated[
+        int | None, figure("--batch", bounds=bounds.BATCH, help="Samples per host and step; else as published.")
+    ] = None,
     systems: Annotated[
         str | None,
         typer.Option("--systems", help="What to compare; see --list. Else ddp,undertow; with --share plain,undertow."),
@@ -81,8 +85,11 @@ def simulate(
     ] = None,
     urgent: Annotated[
         int | None,
-        typer.Option(
-            "--urgent", help="With --share: a job whose gaps the others fill; 0 is that of --model.", metavar="N"
+        figure(
+            "--urgent",
+            bounds=bounds.JOB,
+            help="With --share: a job whose gaps the others fill; 0 is that of --model.",
+            metavar="N",
         ),
     ] = None,
     jitter: Annotated[
@@ -91,9 +98,15 @@ def simulate(
     stragglers: Annotated[
         str, typer.Option("--stragglers", help="How often a worker straggles, such as 1% of its steps.")
     ] = "0",
-    straggle: Annotated[float, typer.Option("--straggle", help="How many times longer a straggler takes.")] = 2.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of jitter and stragglers: the same seed, the same steps.")] = 0,
-    steps: Annotated[int | None, typer.Option("--steps", help="How many steps to simulate and count.")] = None,
+    straggle: Annotated[
+        float, figure("--straggle", bounds=bounds.STRAGGLE, help="How many times longer a straggler takes.")
+    ] = 2.0,
+    seed: Annotated[
+        int, figure("--seed", bounds=bounds.SEED, help="Of jitter and stragglers: the same seed, the same steps.")
+    ] = 0,
+    steps: Annotated[
+        int | None, figure("--steps", bounds=bounds.STEPS, help="How many steps to simulate and count.")
+    ] = None,
     efficiency: Annotated[
         str | None,
         typer.Option(
@@ -146,15 +159,15 @@ def simulate(
         if not schedules:
             raise ConfigError("--systems is empty: name one at least, such as undertow")
         noise = Noise(
-            jitter=parse_share(jitter, "--jitter"),
-            straggler_share=parse_share(stragglers, "--stragglers"),
+            jitter=parse_share(jitter, "--jitter", bounds.JITTER),
+            straggler_share=parse_share(stragglers, "--stragglers", bounds.SHARE),
             straggler_factor=straggle,
             seed=seed,
         )
-        if steps is not None and steps < 1:
-            raise ConfigError(f"--steps {steps} is not possible: at least one is needed")
-        setting = Setting(latency_s=parse_time(latency, "--latency"), noise=noise, steps=steps)
-        counts, links = read_counts(hosts), parse_bandwidths(bandwidth)
+        setting = Setting(latency_s=parse_time(latency, "--latency", bounds.LATENCY_S), noise=noise, steps=steps)
+        counts, links = read_counts(hosts), parse_bandwidths(bandwidth, "--bandwidth")
+        for rate in links:
+            bounds.SIMULATED.check_range(f"--bandwidth {format_bandwidth(rate)} for a simulation", rate)
         if (efficiency, worth) != (None, None) and (cluster, out, trace) != (None, None, None):
             raise ConfigError(
                 "--find-bandwidth and --find-hosts are for equal hosts, and print one table: leave the rest"
@@ -164,9 +177,11 @@ def simulate(
         if share is not None and (efficiency, worth) != (None, None):
             raise ConfigError("--find-bandwidth and --find-hosts are for one job: leave --share")
         if efficiency is not None:
-            return show_bandwidths(subject, counts, schedules, parse_share(efficiency, "--find-bandwidth"), setting)
+            return show_bandwidths(
+                subject, counts, schedules, parse_share(efficiency, "--find-bandwidth", bounds.GOAL), setting
+            )
         if worth is not None:
-            return show_hosts(subject, links, schedules, parse_share(worth, "--find-hosts"), setting)
+            return show_hosts(subject, links, schedules, parse_share(worth, "--find-hosts", bounds.GOAL), setting)
         check_file(out)
         topologies = [make_topology(count, rate, latency_s=setting.latency_s) for count in counts for rate in links]
         if cluster is not None:

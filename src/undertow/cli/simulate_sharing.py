@@ -14,7 +14,9 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from undertow.bounds import WEIGHT
 from undertow.cli.progress import open_console, open_watch
+from undertow.cli.quantities import parse_numbers
 from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth
@@ -59,13 +61,10 @@ def read_tenants(
 def _read_weights(text: str | None, jobs: int) -> list[float]:
     if text is None:
         return [1.0] * jobs
-    try:
-        weights = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--weights {text!r} is not a list of numbers, such as 1,2") from None
+    weights = parse_numbers(text, "--weights", WEIGHT)
     if len(weights) != jobs:
         raise ConfigError(f"--weights has {len(weights)} numbers for {jobs} jobs: give one for each, --model's first")
-    return weights
+    return list(weights)
 
 
 def show_sharing(

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from undertow.doctor.bulk import LONGEST_S
+from undertow import bounds
 from undertow.doctor.cards import Card, Circle
 from undertow.doctor.collect import Question
 from undertow.doctor.examination import Patient, examine_host, examine_hosts
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from undertow.watch import Watch
 
 
-LONGEST_WAIT_S = 86400.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One `undertow doctor` on one host."""
@@ -47,14 +44,11 @@ class Request:
     duration_s: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.nproc < 1:
-            raise ConfigError(f"-n {self.nproc} is not possible: at least one worker is needed on each host")
-        if not 0 < self.timeout_s <= LONGEST_WAIT_S:
-            raise ConfigError(f"--timeout {self.timeout_s:g} is not possible: give seconds above 0, at most a day")
-        if not 0 < self.duration_s <= LONGEST_S:
-            raise ConfigError(f"--seconds {self.duration_s:g} is not possible: give more than 0, at most {LONGEST_S:g}")
-        if self.port is not None and not 0 < self.port < 1 << 16:
-            raise ConfigError(f"--port {self.port} is not a port: use 1 to 65535")
+        bounds.WORKERS_PER_HOST.check("-n", self.nproc)
+        bounds.DOCTOR_WAIT_S.check("--timeout", self.timeout_s)
+        bounds.PROBE_S.check("--seconds", self.duration_s)
+        if self.port is not None:
+            bounds.PORT.check("--port", self.port)
         if self.hosts is None and self.node_rank is not None:
             raise ConfigError("--node-rank says which of --hosts this is: give --hosts as well")
 

@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import re
 
+from undertow.bounds import BANDWIDTH
 from undertow.errors import ConfigError
 
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 # A capital B alone would be bytes to most people, so GBps and GB/s are not taken.
 _BANDWIDTH = re.compile(rf"({_NUMBER})\s*((?i:[kmg]?)(?:(?i:bit)(?:/s|ps)?|bps))?")
-# Slower than any modem and faster than any switch: a slip of the unit, not a wish.
-SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e3, 1e12
 
 
-def parse_bandwidth(text: str) -> float:
+def parse_bandwidth(text: str, option: str = "") -> float:
     """Bits per second of "1gbit", "2.5 Gbit/s", "400mbps" or, in Gbit/s, "10"."""
+    before = f"{option}: " if option else ""
     found = _BANDWIDTH.fullmatch(text.strip())
     if not found:
-        raise ConfigError(f"{text.strip()!r} is not a bandwidth: write it as 1gbit, 2.5gbit or 400mbit")
+        raise ConfigError(f"{before}{text.strip()!r} is not a bandwidth: write it as 1gbit, 2.5gbit or 400mbit")
     rate = float(found[1]) * (_UNITS.get(found[2][0].lower(), 1.0) if found[2] else 1e9)
-    if not SLOWEST_BITS_PER_S <= rate <= FASTEST_BITS_PER_S:
-        raise ConfigError(f"a bandwidth of {text.strip()!r} is not possible: give 1kbit to 1000gbit, such as 1gbit")
+    BANDWIDTH.check_range(f"{before}a bandwidth of {text.strip()!r}", rate)
     return rate
 
 
-def parse_bandwidths(text: str) -> tuple[float, ...]:
+def parse_bandwidths(text: str, option: str = "") -> tuple[float, ...]:
     """Several, with commas between; the unit of the last one counts for all that have none."""
     parts = text.split(",")
     unit = _find_unit(parts[-1])
-    return tuple(parse_bandwidth(part if _find_unit(part) else part + unit) for part in parts)
+    return tuple(parse_bandwidth(part if _find_unit(part) else part + unit, option) for part in parts)
 
 
 def format_bandwidth(rate_bits_per_s: float) -> str:

@@ -8,7 +8,6 @@ beside the socket that only its user can read.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import stat
 import subprocess
@@ -17,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from undertow import bounds
 from undertow.crossover.contact import ask_status
 from undertow.crossover.messages import Status
 from undertow.crossover.place import prepare_folder
@@ -44,8 +44,7 @@ def find_log(path: Path) -> Path:
 
 def check_place(path: Path, lease_s: float) -> None:
     """Refuse what cannot work, and what would cost the user a file."""
-    if not 0 < lease_s < math.inf:
-        raise ConfigError(f"a lease of {lease_s:g} s is not possible: give seconds above 0")
+    bounds.LEASE_S.check("--lease", lease_s)
     if path.suffix in (".log", ".lock"):
         raise ConfigError(f"{path} would be the arbiter's own {path.suffix} file: let the socket end in .sock")
     with contextlib.suppress(OSError):  # what cannot be looked at is refused when it is used

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from undertow.settings import Batch, Horovod
+from undertow.trace.window import parse_window
 
 
 class Switch(enum.Enum):
@@ -31,6 +32,8 @@ class Changes:
     trace_steps: str | None = None
 
     def to_environment(self) -> dict[str, str]:
+        if self.trace_steps is not None:
+            parse_window(self.trace_steps)
         wishes = {
             "UNDERTOW_BATCH": self.batch and self.batch.value,
             "UNDERTOW_OVERLAP": self.overlap and "on",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.settings import Settings, read_settings
 
@@ -40,19 +41,15 @@ class Job:
     live_port: int | None = None  # and a page; 0: at any free port
 
     def __post_init__(self) -> None:
-        if self.nproc < 1:
-            raise ConfigError(f"-n {self.nproc} is not possible: at least one worker is needed on each host")
-        if self.nnodes < 1:
-            raise ConfigError(f"--nnodes {self.nnodes} is not possible: at least one host is needed")
+        bounds.WORKERS_PER_HOST.check("-n", self.nproc)
+        bounds.NODES.check("--nnodes", self.nnodes)
         if not 0 <= self.node_rank < self.nnodes:
             raise ConfigError(
                 f"--node-rank {self.node_rank} is outside of 0 to {self.nnodes - 1} (--nnodes {self.nnodes})"
             )
-        if not 0 <= self.master_port < 1 << 16:
-            raise ConfigError(f"--master-port {self.master_port} is not a port: use 1 to 65535")
+        bounds.ANY_PORT.check("--master-port", self.master_port)
         check_live_port(self.live_port)
-        if self.start_timeout_s <= 0:
-            raise ConfigError(f"--start-timeout {self.start_timeout_s:g} is not possible: give seconds above 0")
+        bounds.TIMEOUT_S.check("--start-timeout", self.start_timeout_s)
         if not self.is_module and not Path(self.script).is_file():
             what = "is a folder" if Path(self.script).is_dir() else "is not there"
             raise ConfigError(f"script {self.script!r} {what}; give the path of a Python file, or -m and a module")
@@ -64,8 +61,8 @@ class Job:
 
 
 def check_live_port(port: int | None) -> None:
-    if port is not None and not 0 <= port < 1 << 16:
-        raise ConfigError(f"--live-port {port} is not a port: use 1 to 65535, or 0 for any that is free")
+    if port is not None:
+        bounds.ANY_PORT.check("--live-port", port)
 
 
 def read_job_settings(environ: Mapping[str, str]) -> Settings:

@@ -13,7 +13,6 @@ The job runs in the file's folder, so relative paths are meant from there.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -25,6 +24,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from undertow import bounds
 from undertow.crossover.office import MOST_JOBS
 from undertow.errors import ConfigError
 from undertow.launch.job import choose_master, read_job_settings
@@ -122,8 +122,10 @@ def _check(file: _File, path: Path) -> None:
         raise ConfigError(f"{path}: script: {path.parent / file.script} {what}")
     if file.node_rank >= file.nnodes:
         raise ConfigError(f"{path}: node_rank: {file.node_rank} is outside of 0 to nnodes - 1, {file.nnodes - 1}")
-    if file.weight is not None and not 0 < file.weight < math.inf:
-        raise ConfigError(f"{path}: weight: {file.weight:g} is not possible: give a number above 0")
+    if file.weight is not None:
+        bounds.WEIGHT.check(f"{path}: weight:", file.weight)
+    bounds.WORKERS_PER_HOST.check(f"{path}: n:", file.n)
+    bounds.NODES.check(f"{path}: nnodes:", file.nnodes)
     if not file.name.isprintable():
         raise ConfigError(f"{path}: name: {file.name!r} cannot be printed")
 

@@ -12,12 +12,12 @@ import enum
 
 import msgspec
 
+from undertow import bounds
 from undertow.errors import ConfigError
 
 GRADES_GBIT = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0)
 # Of an iteration; the backward pass multiplies twice, for the weights and for the inputs.
 BACKWARD_SHARE = 2 / 3
-WIDEST_BYTES = 16
 
 
 class Verdict(enum.Enum):
@@ -39,10 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.hosts < 2:
             raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
-        if not 1 <= self.bytes_per_param <= WIDEST_BYTES:
-            raise ConfigError(
-                f"--bytes-per-param {self.bytes_per_param} is not possible: give 4 for float32, 2 for half of it"
-            )
+        bounds.NUMBER_BYTES.check("--bytes-per-param", self.bytes_per_param)
+        bounds.NODES.check("--hosts", self.hosts)
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

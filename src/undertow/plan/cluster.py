@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from undertow.errors import ConfigError
+from undertow.bounds import RATE, WORLD_SIZE, show
 
 # What is left of a full Ethernet frame of 1514 bytes without its headers.
 PAYLOAD_SHARE = 1448 / 1514
@@ -26,8 +26,6 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     multiplies_alike: bool = True  # a product has the same bits on every host
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"a cluster of {self.workers} workers is not possible: at least one is needed")
+        WORLD_SIZE.check_range(f"a cluster of {show(self.workers)} workers", self.workers)
         for name in ("bytes_per_s", "flops_per_s", "shard_flops_per_s", "add_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"a cluster whose {name} is {getattr(self, name)} is not possible: give more than 0")
+            RATE.check_range(f"a cluster whose {name} is {getattr(self, name):g}", getattr(self, name))

@@ -117,10 +117,12 @@ def _run_link(released: list[tuple[float, _Transfer]], latency_s: float) -> dict
         if not waiting:
             continue
         transfer = waiting[0]
-        until_s = min(now_s + transfer.left[0], coming[0][0] if coming else float("inf"))
+        end_s, next_s = now_s + transfer.left[0], coming[0][0] if coming else float("inf")
+        until_s = min(end_s, next_s)
         transfer.left[0] -= until_s - now_s
         now_s = until_s
-        if transfer.left[0] <= 1e-12:
+        # By the clock as well: late in a long step a rest that is no longer seen in its digits would never end.
+        if end_s <= next_s or transfer.left[0] <= 1e-12:
             heapq.heappop(waiting)
             transfer.left.pop(0)
             if transfer.left:

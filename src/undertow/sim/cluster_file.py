@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from undertow.bounds import HOSTS, SIMULATED, show
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import parse_bandwidth
 from undertow.sim.topology import LATENCY_S, Host, Topology
@@ -61,15 +62,19 @@ def _make(read: _File) -> Topology:
             hosts += _make_hosts(kind)
         except ConfigError as error:
             raise ConfigError(f"hosts[{number}]: {error}") from None
+        if len(hosts) > HOSTS.most:
+            raise ConfigError(f"a cluster of more than {HOSTS.most} hosts is not possible")
     uplinks = {rack: parse_bandwidth(text) for rack, text in read.racks.items()}
     return Topology(hosts=tuple(hosts), latency_s=read.latency_us / 1e6, uplinks_bits_per_s=uplinks)
 
 
 def _make_hosts(kind: _Hosts) -> list[Host]:
-    if kind.count < 0:
-        raise ConfigError(f"{kind.count} hosts are not possible")
+    if not 0 <= kind.count <= HOSTS.most:
+        raise ConfigError(f"{show(kind.count)} hosts are not possible: give 0 to {HOSTS.most}")
+    rate = parse_bandwidth(kind.bandwidth)
+    SIMULATED.check_range(f"a bandwidth of {kind.bandwidth!r} for a simulation", rate)
     host = Host(
-        bandwidth_bits_per_s=parse_bandwidth(kind.bandwidth),
+        bandwidth_bits_per_s=rate,
         slowdown=kind.slowdown,
         workers=kind.workers,
         rack=kind.rack,

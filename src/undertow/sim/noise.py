@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from undertow.errors import ConfigError
+from undertow import bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,9 @@ class Noise:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.jitter < 1:
-            raise ConfigError(f"a jitter of {self.jitter:g} is not possible: give a fraction of a step, such as 0.05")
-        if not 0 <= self.straggler_share <= 1:
-            raise ConfigError(f"{self.straggler_share:g} is no share of stragglers: give 0 to 1, such as 0.02")
-        if not self.straggler_factor >= 1:
-            raise ConfigError(f"a straggler that takes {self.straggler_factor:g} times as long is none: give 1 or more")
+        bounds.JITTER.check("jitter", self.jitter)
+        bounds.SHARE.check("share of stragglers", self.straggler_share)
+        bounds.STRAGGLE.check("straggler factor", self.straggler_factor)
 
     @property
     def is_silent(self) -> bool:

@@ -13,6 +13,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from undertow.bounds import WEIGHT
 from undertow.crossover.gain import Load, predict_gain
 from undertow.errors import ConfigError
 from undertow.sim.sharing_run import Tenant, Trained, train, weigh
@@ -112,8 +113,7 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
     for tenant in tenants:
         if tenant.schedule.is_ring:
             raise ConfigError(f"{tenant.schedule.name} takes no turns: name a system that does, such as undertow")
-        if not 0 < tenant.weight < float("inf"):
-            raise ConfigError(f"a weight of {tenant.weight:g} is not possible: give one above 0")
+        WEIGHT.check_range(f"a weight of {tenant.weight:g}", tenant.weight)
 
 
 def _train_alone(

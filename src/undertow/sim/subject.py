@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.errors import ConfigError
+from undertow.bounds import BATCH
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.profile import Profile
 from undertow.zoo import find_model
@@ -40,8 +40,8 @@ class Subject:
 
 def find_subject(name: str, batch: int | None = None) -> Subject:
     """A published model on the device that it was published with."""
-    if batch is not None and batch < 1:
-        raise ConfigError(f"a batch of {batch} is not possible: at least one sample is needed")
+    if batch is not None:
+        BATCH.check("--batch", batch)
     model = find_model(name)
     device = Device(flops_per_s=model.flops_per_s)
     title = f"{model.title}, batch {batch or model.batch} per host"

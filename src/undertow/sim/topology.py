@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.sim.clock import Clock
@@ -32,12 +33,9 @@ class Host:
     rack: str = ""
 
     def __post_init__(self) -> None:
-        if not self.bandwidth_bits_per_s > 0:
-            raise ConfigError(f"a host with a link of {self.bandwidth_bits_per_s:g} bit/s is not possible")
-        if not self.slowdown > 0:
-            raise ConfigError(f"a host with a slowdown of {self.slowdown:g} is not possible: 1 is as fast as measured")
-        if self.workers < 1:
-            raise ConfigError(f"a host with {self.workers} workers is not possible: at least one is needed")
+        bounds.RATE.check_range(f"a host with a link of {self.bandwidth_bits_per_s:g} bit/s", self.bandwidth_bits_per_s)
+        bounds.PACE.check_range(f"a host with a slowdown of {self.slowdown:g}", self.slowdown)
+        bounds.HOSTS.check_range(f"a host with {bounds.show(self.workers)} workers", self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,9 @@ class Topology:
     def __post_init__(self) -> None:
         if not self.hosts:
             raise ConfigError("a cluster without hosts is not possible")
-        if not self.latency_s >= 0:
-            raise ConfigError(f"a latency of {self.latency_s * 1e6:g} us is not possible")
+        if len(self.hosts) > bounds.HOSTS.most:
+            raise ConfigError(f"a cluster of {len(self.hosts)} hosts is not possible: give {bounds.HOSTS.describe()}")
+        bounds.DELAY_S.check_range(f"a latency of {self.latency_s * 1e6:g} us", self.latency_s)
         for host in self.hosts:
             if host.rack and host.rack not in self.uplinks_bits_per_s:
                 raise ConfigError(f"a host is in rack {host.rack!r}, whose uplink is not given")
@@ -81,8 +80,7 @@ class Topology:
 
 def make_topology(hosts: int, bandwidth_bits_per_s: float, **options: Any) -> Topology:
     """Equal hosts at one switch."""
-    if hosts < 1:
-        raise ConfigError(f"{hosts} hosts are not possible: at least one is needed")
+    bounds.HOSTS.check_range(f"a cluster of {bounds.show(hosts)} hosts", hosts)
     return Topology(hosts=(Host(bandwidth_bits_per_s=bandwidth_bits_per_s),) * hosts, **options)
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
+from undertow.bounds import STEP
 from undertow.errors import ConfigError
 
 
@@ -35,7 +36,7 @@ def parse_window(text: str) -> Window:
     match = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
     if match is None:
         raise ConfigError(f"trace steps {text!r}: give a number such as 20, a range such as 1000:1050, or all")
-    first, last = int(match[1] or 1), int(match[2])
+    first, last = (STEP.parse("trace steps", digits) for digits in (match[1] or "1", match[2]))
     if not 1 <= first <= last:
         raise ConfigError(f"trace steps {text!r}: there is no step from {first} to {last}; the first one is 1")
     return Window(first, last)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from undertow import bounds
 from undertow.errors import ConfigError, LabError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.bench.fleet import Fleet
@@ -57,8 +58,7 @@ class Series:
             raise ConfigError(f"{self.model} computes for real and cannot be scaled: leave --scale out")
         if self.model in REAL_NAMES and self.slowdown != 1:
             raise ConfigError(f"{self.model} computes for real and cannot be slowed down: leave --slowdown out")
-        if not 1 <= self.slowdown < math.inf:
-            raise ConfigError(f"--slowdown {self.slowdown:g} is not possible: give 1 or more")
+        bounds.SLOWDOWN.check("--slowdown", self.slowdown)
         if not self.systems:
             raise ConfigError("--systems is empty: name one at least, such as undertow")
         for system in self.systems:
@@ -66,8 +66,7 @@ class Series:
         if self.hosts < 2:
             raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
         check_size(self.hosts)
-        if not self.scale > 0 or math.isinf(self.scale):
-            raise ConfigError(f"--scale {self.scale:g} is not possible: give a number above 0, such as 10")
+        bounds.SCALE.check("--scale", self.scale)
         for speed in self.bandwidths_gbit:
             if (rate := self.link_rate(speed)) is not None and rate < SLOWEST_BITS_PER_S:
                 raise ConfigError(
@@ -76,10 +75,9 @@ class Series:
                 )
         if self.rounds < 2:
             raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"--batch {self.batch} is not possible: at least one sample is needed")
-        if not 0 < self.lap_s < math.inf:
-            raise ConfigError(f"--lap {self.lap_s:g} is not possible: give seconds above 0")
+        if self.batch is not None:
+            bounds.BATCH.check("--batch", self.batch)
+        bounds.LAP_S.check("--lap", self.lap_s)
 
     @property
     def all_systems(self) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ In: what the user asked for.  Out: jobs, the arrangements that they are measured
 from __future__ import annotations
 
 import enum
-import math
 import os
 from dataclasses import dataclass
 
+from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.lab.bench.messages import Assignment
 from undertow.lab.network import check_size
@@ -55,8 +55,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.model not in (*MODELS, *REAL_NAMES):
             raise unknown_name("model", self.model, (*MODELS, *REAL_NAMES))
-        if not 0 < self.weight < math.inf:
-            raise ConfigError(f"--weights {self.weight:g} is not possible: give numbers above 0, such as 1,2")
+        bounds.WEIGHT.check("--weights", self.weight)
 
     @property
     def is_real(self) -> bool:
@@ -79,9 +78,9 @@ class SharePlan:
     lap_s: float = 6.0
 
     def __post_init__(self) -> None:
-        for option, value in (("--scale", self.scale), ("--slowdown", self.slowdown), ("--lap", self.lap_s)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{option} {value:g} is not possible: give a number above 0")
+        bounds.SCALE.check("--scale", self.scale)
+        bounds.SCALE.check("--slowdown", self.slowdown)
+        bounds.LAP_S.check("--lap", self.lap_s)
         if self.rounds < 2:
             raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
         self._check_jobs()
@@ -111,8 +110,7 @@ class SharePlan:
         if self.ratios and self.is_real:
             raise ConfigError("--ratio is for replayed models: give --bandwidth")
         for ratio in self.ratios:
-            if not 0 < ratio < math.inf:
-                raise ConfigError(f"--ratio {ratio:g} is not possible: give numbers above 0, such as 0.2,0.5,1")
+            bounds.RATIO.check("--ratio", ratio)
         for bandwidth_gbit in self.bandwidths_gbit:
             if (rate := self.link_rate(bandwidth_gbit)) is not None and rate < SLOWEST_BITS_PER_S:
                 raise ConfigError(f"too little is left of {bandwidth_gbit:g} Gbit/s to measure: use a smaller --scale")
