@@ -7,6 +7,7 @@ UndertowError
 ├── PeerLost                  names rank, host, step, and for how long it was silent
 ├── Refused                   no or wrong token, wrong version
 ├── DriftError                replicas differ: names the tensor
+├── Garbled                   a message, frame or file from outside that cannot be read
 └── LabError                  the emulated cluster cannot be trusted
 """
 
@@ -39,6 +40,10 @@ class Refused(UndertowError):
 
 class DriftError(UndertowError):
     """Replicas that must be bit-identical are not."""
+
+
+class Garbled(UndertowError):
+    """What came from outside this process cannot be read: a message, a frame or a file."""
 
 
 class LabError(UndertowError):

@@ -220,3 +220,26 @@ def test_who_comes_after_a_mismatch_is_expected_and_hears_of_it() -> None:
     made.arrive(1, Arrive(1, "digest", b""))
     assert made.expects(2, 1)
     assert "different things" in made.arrive(2, Arrive(1, "barrier", b""))[0][1].error
+
+
+@pytest.mark.parametrize(
+    ("matter", "good", "bad"),
+    [
+        ("tensors", pack(Table("Net", [tensor()], Op.MEAN, False)), b"\xa1\xff"),
+        ("digest", pack([("w", b"digest")]), b"\x91" * 100_000),
+        ("join", pack([3]), pack([-3])),
+    ],
+)
+def test_a_payload_that_cannot_be_read_is_named_to_all_with_its_rank(matter: str, good: bytes, bad: bytes) -> None:
+    verdict = verdict_on(Arrive(1, matter, good), Arrive(1, matter, bad))
+    assert verdict.error.startswith("what rank 1 brings to an agreement cannot be read: ")
+
+
+def test_a_matter_that_the_coordinator_does_not_know_is_named_to_all() -> None:
+    verdict = verdict_on(Arrive(1, "the weather", b""), Arrive(1, "the weather", b""))
+    assert verdict.error.startswith("ranks come to 'the weather', which rank 0 does not know")
+
+
+def test_ranks_with_different_numbers_of_tables_cannot_join() -> None:
+    verdict = verdict_on(Arrive(1, "join", pack([3, 4])), Arrive(1, "join", pack([3])))
+    assert verdict.error == "rank 0 has 2 tables of tensors, rank 1 has 1"

@@ -10,6 +10,7 @@ from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message,
 from undertow.coordinator.terms import Route, Terms, find_difference, lay_out
 from undertow.core.dtypes import DType
 from undertow.core.rounds import EVERYONE, Op
+from undertow.errors import Garbled
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, TensorSpec
 
@@ -193,3 +194,16 @@ def test_each_route_has_its_slices() -> None:
     cut = lay_out(summed(5000), Cut(7, 1040), 3)
     assert sum(item.spec.elements for item in cut) == 5000
     assert {item.spec.shard for item in cut} == {0, 1, 2}
+
+
+def test_a_call_with_more_slices_than_any_has_is_declined_and_the_next_one_begins() -> None:
+    made = calls()
+    [told] = make(made, "x", summed(elements=10**15), 0, 1)
+    assert isinstance(told, Decline)
+    assert "bytes of tensors in" in told.reason
+    assert first_begun(made, "y", summed()) == 0
+
+
+def test_keys_beyond_what_a_frame_holds_are_refused() -> None:
+    with pytest.raises(Garbled, match="is not possible"):
+        lay_out(summed(elements=10**6), Cut((1 << 32) - 2, 1024), 2)

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -17,6 +17,7 @@ from undertow.coordinator.start_marks import Mark, waiting
 from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine, _Connection
 from undertow.launch.host_watch import HostPlace
+from undertow.wire.auth import Role, shake_hands
 
 TOKEN = b"token"
 HOSTS = [HostPlace(name, rank, 1) for rank, name in enumerate("abc")]
@@ -142,3 +143,17 @@ def test_a_worker_that_failed_is_told(lines: Lines, code: int, how: str) -> None
         pass
     lines.all[1].note_ended(1, code, how.removeprefix("was ").removeprefix("failed with "))
     assert lines.wait_for_cause(0) == f"rank 1 on host b {how} before the workers had met"
+
+
+@pytest.mark.parametrize("number", [b"\x00", b"\x01", b"\x07", b"\xff", b"\xa1\xff", b"\x91" * 60_000])
+def test_a_launcher_with_a_number_that_is_not_awaited_is_turned_away(lines: Lines, number: bytes) -> None:
+    """The first host's own, one that is connected, one that no host has, and what is no number."""
+    with socket.create_connection(parse_address(lines.address), timeout=HANG_S) as sock:
+        shake_hands(sock, Role.DIALER, TOKEN)
+        sock.sendall(len(number).to_bytes(4, "little") + number)
+        with suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+    lines.all[0].post(lambda watch: watch.note_met())
+    for node_rank in range(3):
+        lines.wait_for_end(node_rank)
+        assert lines.all[node_rank].cause == ""

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from undertow.bounds import TIMEOUT_S
 from undertow.coordinator.meeting import Complaint, Join, Meetings, name_ranks
 
 
@@ -128,3 +129,10 @@ def test_a_deadline_of_one_meeting_leaves_the_others_alone() -> None:
 )
 def test_ranks_are_named_in_a_phrase(ranks: list[int], words: str) -> None:
     assert name_ranks(ranks) == words
+
+
+@pytest.mark.parametrize("left_s", [1e300, float("inf"), float("nan")])
+def test_a_guest_that_would_wait_for_ever_waits_as_long_as_the_kernel_can(left_s: float) -> None:
+    meetings = Meetings()
+    assert meetings.join("a", join(0, 2, left_s=left_s), 5.0) == []
+    assert meetings.next_deadline_s() == 5.0 + TIMEOUT_S.most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import msgspec
@@ -11,6 +12,7 @@ from undertow.coordinator import messages
 from undertow.coordinator.terms import Route, Terms
 from undertow.core.dtypes import DType
 from undertow.core.rounds import Op
+from undertow.errors import Garbled
 from undertow.plan.slicing import Cut, TensorSpec
 
 TERMS = Terms("allreduce", Route.SLICES, Op.SUM, [TensorSpec("x", (2, 3), DType.FLOAT32, 6)], "root 0")
@@ -61,8 +63,15 @@ def test_no_kind_of_message_is_left_out_here() -> None:
         messages.encode(ALL[0])[:-1],
         messages.encode(ALL[0]) + b"x",
         pickle.dumps(ALL[0]),
+        msgspec.msgpack.encode({"type": "Goodbye", "error": "?"}).replace(b"\xa1?", b"\xa1\xff"),
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode({"type": "Lost", "rank": -5, "reason": ""}),
+        msgspec.msgpack.encode({"type": "AskTime", "asked_s": math.nan}),
+        msgspec.msgpack.encode({"type": "Standing", "step": 1, "virtual_s": math.inf, "cost_s": 0.0}),
+        messages.encode(messages.Prepare(1, Cut(-1, 1 << 20), TERMS)),
+        messages.encode(messages.Prepare(1, Cut(0, 0), TERMS)),
     ],
 )
 def test_anything_else_is_an_error_of_one_kind(data: bytes) -> None:
-    with pytest.raises(msgspec.MsgspecError):
+    with pytest.raises(Garbled, match=r"^a control message cannot be read: "):
         messages.decode(data)

@@ -27,6 +27,7 @@ from undertow.crossover.messages import (
     Welcome,
 )
 from undertow.crossover.office import ENOUGH, MOST_JOBS, NOTICES, Office
+from undertow.errors import Garbled
 
 GPU = "gpu0"
 GIGA = 10**9
@@ -134,20 +135,20 @@ def test_eight_jobs_share_a_device_at_most() -> None:
     ],
 )
 def test_nonsense_is_an_error(message: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(Garbled, match=words):
         make_office("a").hear(1, message, now=0.0)
 
 
 @pytest.mark.parametrize("message", [Ask(), Give(), EndStep(1, 1, 0.0, 0.0), Lift(1.0)])
 def test_who_has_not_introduced_itself_has_nothing_to_say(message: Any) -> None:
-    with pytest.raises(ValueError, match="without a Hello"):
+    with pytest.raises(Garbled, match="without a Hello"):
         Office().hear(1, message, now=0.0)
 
 
 def test_who_was_refused_has_nothing_to_say_either() -> None:
     office = make_office("a")
     office.hear(2, hello_of("b", weight=0.0), now=0.0)
-    with pytest.raises(ValueError, match="a Ask without a Hello"):
+    with pytest.raises(Garbled, match="a Ask without a Hello"):
         office.hear(2, Ask(), now=0.0)
 
 

@@ -139,12 +139,19 @@ def test_a_plan_is_written_and_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{}", "is no plan of undertow"), ("nonsense", "is no plan of undertow"), (None, "cannot read the plan")],
+    [
+        (b"{}", "is no plan of undertow"),
+        (b"nonsense", "is no plan of undertow"),
+        (b'{"policy": "\xff"}', "is no plan of undertow: it is not text in UTF-8"),
+        (b'{"?": ' + b"[" * 100_000, "is no plan of undertow: it is nested too deeply"),
+        (None, "cannot read the plan"),
+    ],
+    ids=["empty", "nonsense", "not UTF-8", "nested", "absent"],
 )
-def test_a_file_that_is_no_plan_is_refused_in_words(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_file_that_is_no_plan_is_refused_in_words(tmp_path: Path, text: bytes | None, words: str) -> None:
     path = tmp_path / "plan.json"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text)
     with pytest.raises(PlanError, match=words):
         read_plan(path)
 

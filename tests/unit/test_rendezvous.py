@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from undertow.wire.auth import MAGIC, Role, shake_hands
 
 TOKEN = b"secret"
 LONG_S = 30.0  # a hang guard: nothing that succeeds takes this long
+
+
+def _with_length(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
 
 
 @pytest.fixture
@@ -205,8 +210,25 @@ def test_a_silent_stranger_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatc
         (3).to_bytes(4, "little") + b"\xc1\xc1\xc1",
         meeting_point.pack(rendezvous.Join("m", 0, 1 << 30, b"", 1.0, 1.0)),
         meeting_point.pack(rendezvous.Join("m", 0, 2, b"", 1.0, 1.0)) + b"\x05\x00\x00\x00",
+        meeting_point.pack(rendezvous.Join("m?", 0, 2, b"", 1.0, 1.0)).replace(b"m?", b"m\xff"),
+        _with_length(b"\x97" + msgspec.msgpack.encode(("m", 0, 2, b"", 1.0, 1.0))[1:] + b"\x91" * 100_000),
+        meeting_point.pack(rendezvous.Join("m", -5, 2, b"", 1.0, 1.0)),
+        meeting_point.pack(rendezvous.Join("m", 0, 2, b"", math.nan, 1.0)),
+        meeting_point.pack(rendezvous.Join("m", 0, 2, b"", 1.0, math.inf)),
     ],
-    ids=["empty", "oversized", "huge", "not msgpack", "impossible size", "talks on"],
+    ids=[
+        "empty",
+        "oversized",
+        "huge",
+        "not msgpack",
+        "impossible size",
+        "talks on",
+        "not UTF-8",
+        "nested",
+        "impossible rank",
+        "no timeout",
+        "endless timeout",
+    ],
 )
 def test_a_friend_who_talks_nonsense_is_dropped(point: MeetingPoint, pool: ThreadPoolExecutor, bad: bytes) -> None:
     with connect(point) as friend:
@@ -227,6 +249,34 @@ def test_a_stranger_who_talks_garbage_is_turned_away_and_logged_once(
             assert is_turned_away(stranger)
     assert point.refused == 3
     assert len(caplog.records) == 1
+
+
+def test_a_participant_may_wait_for_longer_than_the_system_can_sleep(
+    point: MeetingPoint, pool: ThreadPoolExecutor
+) -> None:
+    with connect(point) as patient:
+        shake_hands(patient, Role.DIALER, TOKEN)
+        patient.sendall(meeting_point.pack(rendezvous.Join("years", 0, 2, b"", 1e9, 1e9)))
+        assert [come(pool, point.address, 0, size=1).result()] == [payloads(1)]
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:" + "1" * 5000, "a" * 64 + ":29500", "a\0b:29500", "10.0.0.1:٣", "host:0", ":1"]
+)
+def test_an_address_that_no_host_can_have_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address"):
+        rendezvous.parse_address(address)
+
+
+@pytest.mark.parametrize(
+    "answer", [msgspec.msgpack.encode(([], None, "")), b"\x93\x91\xc4\x00\xc0\xa1\xff", b"\x91" * 100_000]
+)
+def test_an_answer_without_all_payloads_is_refused(answer: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(len(answer).to_bytes(4, "little") + answer)
+        with pytest.raises(Refused, match="the meeting point's answer makes no sense"):
+            rendezvous._read_reply(ours, 1)
 
 
 def test_a_nonsensical_answer_is_refused() -> None:

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from undertow.coordinator.messages import Arrive, Table, Verdict
-from undertow.errors import MismatchError
+from undertow.core.decoding import Count, Decoder, Rank
+from undertow.errors import Garbled, MismatchError
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, count_slices
 
 Decide = Callable[[Sequence[bytes]], bytes]
+Latest = tuple[Rank, list[Count], bool]  # who stopped last, after how many rounds of each table, and whether all did
+Difference = tuple[str, list[Rank]]  # the first tensor that differs, and where
+
+T = TypeVar("T")
+_tables: Decoder[Table] = Decoder(Table)
+_digests: Decoder[list[tuple[str, bytes]]] = Decoder(list[tuple[str, bytes]])
+_counts: Decoder[list[int]] = Decoder(list[Count])
+_latest: Decoder[tuple[int, list[int], bool]] = Decoder(Latest, "the agreement on the last rounds")
+_differences: Decoder[tuple[str, list[int]]] = Decoder(Difference, "the agreement on replicas")
 
 
 class Keys:
@@ -65,7 +76,7 @@ class Agreements:
         present[rank] = arrival
         try:
             verdict = self._verdict(arrival.sequence, present)
-        except MismatchError as error:
+        except (MismatchError, Garbled) as error:
             verdict = self._failed = Verdict(arrival.sequence, b"", str(error))
         if verdict is None:
             return []
@@ -92,10 +103,14 @@ class Agreements:
         if len(present) < self._size:
             return None
         payloads = [present[rank].payload for rank in range(self._size)]
+        if matter not in self._deciders:
+            raise MismatchError(
+                f"ranks come to {matter!r}, which rank 0 does not know: install the same undertow on all"
+            )
         return Verdict(sequence, self._deciders[matter](payloads))
 
     def _cut(self, payloads: Sequence[bytes]) -> bytes:
-        tables = [msgspec.msgpack.decode(payload, type=Table) for payload in payloads]
+        tables = _decode_all(_tables, payloads)
         compare_tables(tables)
         total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tables[0].tensors)
         slice_bytes = self._sizes.choose(total, shards=self._size)
@@ -125,7 +140,7 @@ def compare_tables(tables: Sequence[Table]) -> None:
 
 def compare_digests(payloads: Sequence[bytes]) -> bytes:
     """The reply names the first tensor whose digest differs and who differs, if any."""
-    digests = [msgspec.msgpack.decode(payload, type=list[tuple[str, bytes]]) for payload in payloads]
+    digests = _decode_all(_digests, payloads)
     for index, (name, _) in enumerate(digests[0]):
         values = [digest[index][1] if index < len(digest) else b"" for digest in digests]
         common = Counter(values).most_common(1)[0][0]
@@ -137,7 +152,31 @@ def compare_digests(payloads: Sequence[bytes]) -> bytes:
 
 def latest(payloads: Sequence[bytes]) -> bytes:
     """Ranks that ran out of input go on together where the last of them stopped."""
-    counts = [msgspec.msgpack.decode(payload, type=list[int]) for payload in payloads]
+    counts = _decode_all(_counts, payloads)
+    for rank, count in enumerate(counts):
+        if len(count) != len(counts[0]):
+            raise MismatchError(f"rank 0 has {len(counts[0])} tables of tensors, rank {rank} has {len(count)}")
     last = max(range(len(counts)), key=lambda rank: counts[rank])
     is_even = all(count == counts[last] for count in counts)
     return msgspec.msgpack.encode((last, counts[last], is_even))
+
+
+def decode_latest(reply: bytes) -> tuple[int, list[int], bool]:
+    """Who stopped last, after how many rounds of each table, and whether all stopped there."""
+    return _latest.decode(reply)
+
+
+def decode_difference(reply: bytes) -> tuple[str, list[int]]:
+    """The first tensor that differs, and the ranks where it does."""
+    return _differences.decode(reply)
+
+
+def _decode_all(decoder: Decoder[T], payloads: Sequence[bytes]) -> list[T]:
+    """What all ranks bring; `Garbled` names the rank that brings something else."""
+    found = []
+    for rank, payload in enumerate(payloads):
+        try:
+            found.append(decoder.decode(payload))
+        except Garbled as error:
+            raise Garbled(f"what rank {rank} brings to an agreement cannot be read: {error}") from None
+    return found

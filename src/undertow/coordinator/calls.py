@@ -16,6 +16,7 @@ from collections.abc import Hashable
 from undertow.coordinator.agreement import Keys
 from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message, Prepare
 from undertow.coordinator.terms import Terms, find_difference, lay_out
+from undertow.errors import Garbled
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut
 
@@ -93,7 +94,12 @@ class Calls:
             return []
         del self._open[name]
         reason = find_difference(name, present) or self._find_absence(name, present)
-        return [Decline(name, reason)] if reason else self._begin(name, present[min(present)])
+        if reason:
+            return [Decline(name, reason)]
+        try:
+            return self._begin(name, present[min(present)])
+        except Garbled as error:
+            return [Decline(name, str(error))]
 
     def _find_absence(self, name: str, present: dict[int, Terms]) -> str:
         absent = [rank for rank in range(self._size) if rank not in present]
@@ -107,9 +113,9 @@ class Calls:
         free = self._free[terms.signature]
         if free:
             return [Begin(name, free.pop())]
+        slice_bytes = self._sizes.choose(terms.size_bytes, shards=self._size)
+        count = len(lay_out(terms, Cut(0, slice_bytes), self._size))
         number = len(self._forms)
         self._forms.append(terms.signature)
         self._preparing[number] = name, set(range(self._size))
-        slice_bytes = self._sizes.choose(terms.size_bytes, shards=self._size)
-        count = len(lay_out(terms, Cut(0, slice_bytes), self._size))
         return [Prepare(number, Cut(self._keys.take(count), slice_bytes), terms)]

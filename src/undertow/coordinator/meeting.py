@@ -16,6 +16,9 @@ from typing import Annotated
 
 import msgspec
 
+from undertow.bounds import TIMEOUT_S
+from undertow.core.decoding import Rank, Seconds
+
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_SIZE = 1 << 16
 # To this meeting rank 0 comes alone, when it is connected to all workers.
@@ -26,11 +29,11 @@ class Join(msgspec.Struct, frozen=True, array_like=True):
     """What a participant says: my place in this meeting, and what the others shall know."""
 
     meeting: Annotated[str, msgspec.Meta(max_length=256)]
-    rank: Annotated[int, msgspec.Meta(ge=0)]
+    rank: Rank
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD_BYTES)]
-    timeout_s: Annotated[float, msgspec.Meta(ge=0)]  # as the caller gave it, for the words
-    left_s: Annotated[float, msgspec.Meta(ge=0)]  # what remains of it after connecting
+    timeout_s: Seconds  # as the caller gave it, for the words
+    left_s: Seconds  # what remains of it after connecting
 
 
 class Complaint(enum.Enum):
@@ -80,7 +83,8 @@ class Meetings:
         if refusal:
             return [(who, refusal)]
         self._meetings[request.meeting] = meeting
-        meeting.seats[request.rank] = _Seat(who, request.payload, request.timeout_s, now_s + request.left_s)
+        left_s = min(TIMEOUT_S.most, request.left_s)  # more, or NaN, would end the thread that waits for it
+        meeting.seats[request.rank] = _Seat(who, request.payload, request.timeout_s, now_s + left_s)
         self._places[who] = (request.meeting, request.rank)
         if len(meeting.seats) < meeting.size:
             return []

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES, Join, Meetings, Replies, Reply
-from undertow.errors import ConfigError, Refused
+from undertow.core.decoding import Decoder
+from undertow.errors import ConfigError, Garbled, Refused
 from undertow.wire.auth import Handshake, Role
 
 LENGTH_BYTES = 4
@@ -34,11 +35,13 @@ STRANGER_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
 # How long a friend may take to send its request, or to read its reply.
 TRANSFER_TIMEOUT_S = 30.0
+LONGEST_SLEEP_S = 3600.0  # the system takes no timeout of more than 24 days
 # Small packets pass also where a switch drops those that the interfaces allow (jumbo frames): the hosts meet, and
 # what comes after can say so.
 SEGMENT_BYTES = 1200
 
 log = logging.getLogger("undertow.rendezvous")
+_requests: Decoder[Join] = Decoder(Join, "a request")
 
 
 @dataclass(eq=False)
@@ -116,7 +119,7 @@ class MeetingPoint:
         meeting_s = self._meetings.next_deadline_s()
         if meeting_s is not None:
             deadlines.append(meeting_s)
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return min(LONGEST_SLEEP_S, max(0.0, min(deadlines) - time.monotonic())) if deadlines else None
 
     def _accept(self) -> None:
         strangers = [guest for guest in self._guests.values() if not guest.handshake.done]
@@ -153,7 +156,7 @@ class MeetingPoint:
             pass
         except OSError:
             self._drop(guest)
-        except (Refused, msgspec.MsgspecError) as error:
+        except (Refused, Garbled) as error:
             self._refuse(guest, str(error))
 
     def _receive(self, guest: _Guest) -> None:
@@ -174,7 +177,7 @@ class MeetingPoint:
     def _seat_if_complete(self, guest: _Guest) -> None:
         if _missing_bytes(guest.received):
             return
-        request = msgspec.msgpack.decode(bytes(guest.received[LENGTH_BYTES:]), type=Join)
+        request = _requests.decode(bytes(guest.received[LENGTH_BYTES:]))
         guest.received.clear()
         guest.seated = True
         replies = self._meetings.join(guest, request, time.monotonic())

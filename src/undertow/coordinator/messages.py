@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from undertow.coordinator.terms import Terms
+from undertow.core.decoding import Count, Decoder, Finite, Rank, Seconds
 from undertow.core.rounds import Op
 from undertow.plan.slicing import Cut, TensorSpec
 
@@ -44,7 +45,7 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 class Lost(msgspec.Struct, frozen=True, tag=True):
     """A worker was lost; sent by whoever notices first, so that all name the same one."""
 
-    rank: int
+    rank: Rank
     reason: str
 
 
@@ -52,7 +53,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     """This worker ran out of input after round `step`; the rounds of these keys go on without it."""
 
     keys: list[int]
-    step: int
+    step: Count
     divide_by_active: bool
 
 
@@ -72,14 +73,14 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
 class AskTime(msgspec.Struct, frozen=True, tag=True):
     """To rank 0: what does your clock show?  With what the asker's own did."""
 
-    asked_s: float
+    asked_s: Finite
 
 
 class Time(msgspec.Struct, frozen=True, tag=True):
     """The answer."""
 
-    asked_s: float
-    told_s: float
+    asked_s: Finite
+    told_s: Finite
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
@@ -91,15 +92,15 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
 class Standing(msgspec.Struct, frozen=True, tag=True):
     """From rank 0: the device time per weight that this job has had after a step, and what one costs."""
 
-    step: int
-    virtual_s: float
-    cost_s: float
+    step: Count
+    virtual_s: Seconds
+    cost_s: Seconds
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True):
     """To rank 0: on this worker's device the job is far behind all others; let it count as having had so much."""
 
-    to_s: float
+    to_s: Seconds
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +145,7 @@ class Decline(msgspec.Struct, frozen=True, tag=True):
 class AllOut(msgspec.Struct, frozen=True, tag=True):
     """From the coordinator: all have run out of input, this rank last."""
 
-    last: int
+    last: Rank
 
 
 Asked = Call | RanOut | Prepared  # of the coordinator
@@ -176,11 +177,11 @@ class Table(msgspec.Struct, frozen=True):
     tensors: list[TensorSpec]
     op: Op
     keep: bool
-    keys: int = 0  # to set aside, at least
+    keys: Count = 0  # to set aside, at least
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: Decoder[Message] = Decoder(Message, "a control message")
 
 
 def encode(message: Message) -> bytes:
@@ -188,6 +189,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Raises `msgspec.DecodeError` or `ValidationError`, both a ValueError, on anything else."""
-    message: Message = _decoder.decode(data)
-    return message
+    """Raises `Garbled` on anything else."""
+    return _decoder.decode(data)

@@ -8,14 +8,14 @@ Never sleeps for more than 50 ms at a time, never waits beyond its timeout.
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 
-import msgspec
-
 from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES, MAX_SIZE, Complaint, Join, Reply
 from undertow.coordinator.meeting_point import LENGTH_BYTES, MeetingPoint, pack
-from undertow.errors import ConfigError, MismatchError, PeerLost, Refused, UndertowError
+from undertow.core.decoding import Decoder
+from undertow.errors import ConfigError, Garbled, MismatchError, PeerLost, Refused, UndertowError
 from undertow.wire.auth import Role, shake_hands
 
 __all__ = ["MeetingPoint", "attend", "parse_address"]
@@ -31,6 +31,7 @@ _ERRORS: dict[Complaint, type[UndertowError]] = {
     Complaint.TAKEN: ConfigError,
     Complaint.DISAGREE: MismatchError,
 }
+_replies: Decoder[Reply] = Decoder(Reply)
 
 
 def attend(
@@ -65,9 +66,17 @@ def attend(
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[v6]:port`."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{address!r} is not an address: expected host:port, such as 10.0.0.1:29500")
     return host.strip("[]"), int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether the system can be asked for it: it raises no OSError at what can be no name."""
+    try:
+        return bool(host.encode("idna")) and host.isprintable()
+    except UnicodeError:
+        return False
 
 
 def _check(*, rank: int, size: int, payload: bytes) -> None:
@@ -98,8 +107,11 @@ def _read_reply(sock: socket.socket, size: int) -> Reply:
     if length > (size + 1) * (MAX_PAYLOAD_BYTES + 16):
         raise Refused(f"the meeting point answers with {length} bytes: more than {size} payloads can have")
     try:
-        return msgspec.msgpack.decode(_read_exactly(sock, length), type=Reply)
-    except msgspec.MsgspecError as error:
+        reply = _replies.decode(_read_exactly(sock, length))
+        if not reply.complaint and len(reply.payloads) != size:
+            raise Garbled(f"it has {len(reply.payloads)} payloads of {size} ranks")
+        return reply
+    except Garbled as error:
         raise Refused(
             f"the meeting point's answer makes no sense ({error}): install the same undertow on all"
         ) from None

@@ -13,8 +13,11 @@ import msgspec
 
 from undertow.core.dtypes import DType
 from undertow.core.rounds import EVERYONE, KeySpec, Op
+from undertow.errors import Garbled
 from undertow.plan.placement import Placement
-from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
+from undertow.plan.slicing import MOST_KEYS, Cut, Slice, TensorSpec, count_slices, cut
+
+MOST_SLICES = 1 << 20  # of one call: 1 TB in slices of 1 MB, which take seconds to lay out
 
 
 class Route(enum.IntEnum):
@@ -52,7 +55,11 @@ def lay_out(terms: Terms, how: Cut, size: int) -> list[Slice]:
     """The slices that carry such a call among `size` ranks.
 
     Ranks learn of calls in no common order with anything else: so every set of slices is placed for itself.
+    Raises `Garbled` if there would be more of them than any honest call has.
     """
+    slices = count_slices(terms.tensors, how.slice_bytes) if terms.route is Route.SLICES else 0
+    if slices > MOST_SLICES or how.first_key + slices > MOST_KEYS:
+        raise Garbled(f"a call with {terms.size_bytes} bytes of tensors in {slices} slices is not possible")
     match terms.route:
         case Route.NOWHERE:
             return []

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from undertow.core.dtypes import DType
 from undertow.core.version import MAGIC, VERSION
-from undertow.errors import UndertowError
+from undertow.errors import Garbled as Garbled
 
 _FIELDS = struct.Struct("<4sBBBBIIIIQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -72,10 +72,6 @@ class Header(NamedTuple):
     flags: int = 0
     job: int = 0
     received: int = 0
-
-
-class Garbled(UndertowError):
-    """Bytes that are not a frame of ours."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -28,7 +28,7 @@ from undertow.crossover.messages import FromArbiter, Lines
 from undertow.crossover.office import Letters, Office
 from undertow.crossover.place import prepare_folder
 from undertow.crossover.turns import LEASE_S
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, Garbled
 
 log = logging.getLogger("undertow.share")
 
@@ -137,7 +137,7 @@ class Arbiter:
                 self._watch(visitor)
             if events & selectors.EVENT_READ:
                 self._read(visitor)
-        except (OSError, ValueError) as error:
+        except (OSError, Garbled) as error:
             self._dismiss(visitor, str(error))
 
     def _read(self, visitor: Visitor) -> None:

@@ -21,7 +21,7 @@ from undertow.crossover.messages import FromArbiter, Hello, Lines, ToArbiter
 from undertow.crossover.part import Mode, Part
 from undertow.crossover.place import check_folder
 from undertow.crossover.turns import Place
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, Garbled
 from undertow.trace import notes
 from undertow.trace.recorder import here
 
@@ -233,7 +233,7 @@ class Turn:
         self._part_with_arbiter()  # that was met when it had just been closed
 
     def _hear_all(self, connection: socket.socket, lines: Lines) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, Garbled):
             while data := connection.recv(CHUNK_BYTES):
                 for line in lines.feed(data):
                     self._hear(messages.decode_from_arbiter(line))
@@ -295,6 +295,6 @@ def _receive(connection: socket.socket, lines: Lines) -> list[FromArbiter]:
         while data := connection.recv(CHUNK_BYTES):
             if heard := lines.feed(data):
                 return [messages.decode_from_arbiter(line) for line in heard]
-    except ValueError as error:
+    except Garbled as error:
         raise OSError(f"what listens there is no arbiter: {error}") from None
     raise OSError("the arbiter has closed the connection")

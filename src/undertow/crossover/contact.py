@@ -18,7 +18,7 @@ from pathlib import Path
 from undertow.crossover import messages
 from undertow.crossover.messages import Lines, Status, ToArbiter
 from undertow.crossover.place import check_folder
-from undertow.errors import ConfigError, UndertowError
+from undertow.errors import ConfigError, Garbled, UndertowError
 
 ANSWER_S = 5.0
 CHUNK_BYTES = 1 << 16
@@ -85,7 +85,7 @@ def _ask(connection: socket.socket) -> Status:
             data = _receive(connection)
             heard = lines.feed(data)
         answer = messages.decode_from_arbiter(heard[0])
-    except ValueError:
+    except Garbled:
         raise UndertowError("what listens there is no arbiter: choose another place for the socket") from None
     if not isinstance(answer, Status):
         raise UndertowError(f"the arbiter answered with a {type(answer).__name__}: is it of another version?")

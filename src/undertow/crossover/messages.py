@@ -12,6 +12,9 @@ from typing import Annotated
 
 import msgspec
 
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled
+
 VERSION = 1
 MOST_BYTES = 1 << 20  # of one line
 
@@ -152,8 +155,8 @@ class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 FromArbiter = Welcome | Refusal | Grant | Recall | Company | Solitude | Standing | Notice | Status
 
 _encoder = msgspec.json.Encoder()
-_to_arbiter = msgspec.json.Decoder(ToArbiter)
-_from_arbiter = msgspec.json.Decoder(FromArbiter)
+_to_arbiter: Decoder[ToArbiter] = Decoder(ToArbiter, "a message to the arbiter", format=Format.JSON)
+_from_arbiter: Decoder[FromArbiter] = Decoder(FromArbiter, "a message of the arbiter", format=Format.JSON)
 
 
 def encode(message: ToArbiter | FromArbiter) -> bytes:
@@ -161,14 +164,13 @@ def encode(message: ToArbiter | FromArbiter) -> bytes:
 
 
 def decode_to_arbiter(line: bytes) -> ToArbiter:
-    """Raises `msgspec.MsgspecError`, a ValueError, on anything else."""
-    message: ToArbiter = _to_arbiter.decode(line)
-    return message
+    """Raises `Garbled` on anything else."""
+    return _to_arbiter.decode(line)
 
 
 def decode_from_arbiter(line: bytes) -> FromArbiter:
-    message: FromArbiter = _from_arbiter.decode(line)
-    return message
+    """Raises `Garbled` on anything else."""
+    return _from_arbiter.decode(line)
 
 
 class Lines:
@@ -178,8 +180,8 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises ValueError if a line gets longer than any honest one."""
+        """Raises `Garbled` if a line gets longer than any honest one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MOST_BYTES:
-            raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+            raise Garbled(f"a line of more than {MOST_BYTES} bytes")
         return lines

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from undertow.bounds import WEIGHT
 from undertow.crossover import messages, turns
 from undertow.crossover.admission import find_obstacle
 from undertow.crossover.gain import Load, explain_no_gain, predict_gain
 from undertow.crossover.messages import DeviceStatus, FromArbiter, Hello, JobStatus, ToArbiter
 from undertow.crossover.turns import Account, Place, Terms, Turns
+from undertow.errors import Garbled
 
 # Steps of which a job's load is made, and the least of them that say something.
 WINDOW, ENOUGH = 32, 8
@@ -50,12 +52,12 @@ class Office:
     # What comes in
 
     def hear(self, member: int, message: ToArbiter, now: float) -> Letters:
-        """Raises ValueError if a worker says what it must not."""
+        """Raises `Garbled` if a worker says what it must not."""
         if isinstance(message, Hello):
             return self._welcome(member, message, now)
         guest = self._guests.get(member)
         if guest is None:
-            raise ValueError(f"a {type(message).__name__} without a Hello")
+            raise Garbled(f"a {type(message).__name__} without a Hello")
         device = self.devices[guest.hello.device]
         match message:
             case messages.Ask(None, _):
@@ -70,7 +72,7 @@ class Office:
             case messages.Lift(to_s):
                 device.lift(member, to_s)
                 return []
-        raise ValueError(f"a {type(message).__name__} from a worker")
+        raise Garbled(f"a {type(message).__name__} from a worker")
 
     def gone(self, member: int, now: float) -> Letters:
         """A worker's connection is closed."""
@@ -110,12 +112,13 @@ class Office:
 
     def _welcome(self, member: int, hello: Hello, now: float) -> Letters:
         if member in self._guests:
-            raise ValueError("a second Hello")
+            raise Garbled("a second Hello")
         if hello.version != messages.VERSION:
             reason = f"the arbiter speaks version {messages.VERSION}, this worker version {hello.version}: restart it"
             return [(member, messages.Refusal(reason))]
-        if not (hello.weight > 0 and hello.weight < float("inf")):
-            return [(member, messages.Refusal(f"a weight of {hello.weight:g} is not possible: give one above 0"))]
+        if not WEIGHT.least <= hello.weight <= WEIGHT.most:
+            words = f"a weight of {hello.weight:g} is not possible: give {WEIGHT.describe()}"
+            return [(member, messages.Refusal(words))]
         device = self.devices.setdefault(hello.device, Turns(self.lease_s))
         if refusal := self._find_obstacle(device, hello):
             if not device.accounts:
@@ -139,7 +142,7 @@ class Office:
     def _end_step(self, member: int, guest: Guest, message: messages.EndStep, now: float) -> Letters:
         device = self.devices[guest.hello.device]
         if message.steps < 1:
-            raise ValueError(f"{message.steps} steps have ended")
+            raise Garbled(f"{message.steps} steps have ended")
         guest.steps += message.steps
         guest.network_s += message.network_s
         guest.compute.append(message.compute_s / message.steps)

@@ -15,6 +15,8 @@ from contextlib import suppress
 
 import msgspec
 
+from undertow.core.decoding import Count, Seconds
+
 CHUNK_BYTES = 1 << 18
 # TCP sends a lost packet again after 0.2, 0.6 and 1.4 s: who hears nothing for longer will not hear the rest either.
 STALL_S = 2.0
@@ -24,8 +26,8 @@ LONGEST_S = 60.0
 
 
 class Received(msgspec.Struct, frozen=True):
-    size_bytes: int  # after the warm-up
-    time_s: float
+    size_bytes: Count  # after the warm-up
+    time_s: Seconds
     is_stalled: bool = False  # nothing came any more, though more was sent
 
     @property

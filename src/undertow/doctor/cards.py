@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
+from undertow.core.decoding import Decoder, Seconds
 from undertow.doctor.findings import Finding
-from undertow.errors import MismatchError
+from undertow.errors import Garbled, MismatchError
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}  # those that must be the same everywhere, by variable
     findings: list[Finding] = []
     hosts: int = 0  # how many it was told of
-    timeout_s: float = 0.0  # how long the first host waits for the others
+    timeout_s: Seconds = 0.0  # how long the first host waits for the others
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -54,8 +55,8 @@ T = TypeVar("T")
 def decode(payload: bytes, kind: type[T]) -> T:
     """Raises `MismatchError` at what another version may have meant."""
     try:
-        return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.MsgspecError as error:
+        return Decoder[T](kind).decode(payload)
+    except Garbled as error:
         raise MismatchError(
             f"another host's doctor cannot be understood ({error}): install the same undertow"
         ) from None

@@ -12,9 +12,8 @@ import threading
 import time
 from contextlib import suppress
 
-import msgspec
-
 from undertow.coordinator.meeting_point import format_address
+from undertow.core.decoding import Decoder
 from undertow.doctor.bulk import STALL_S, pump, receive
 from undertow.doctor.letters import STAMP, Echo, Give, Request, Take, read_exactly, read_letter, send_letter
 from undertow.errors import Refused
@@ -23,7 +22,7 @@ from undertow.wire.auth import Role, shake_hands
 MOST_GUESTS = 64
 GUEST_S = 5.0  # for the handshake, and between two messages
 POLL_S = 0.2
-_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_REQUESTS: Decoder[Request] = Decoder(Request)
 
 
 class Door:

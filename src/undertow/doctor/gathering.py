@@ -82,6 +82,13 @@ def _read_card(payload: bytes, appointment: Appointment) -> Card:
     return card
 
 
+def _read_roster(payload: bytes, appointment: Appointment) -> Roster:
+    roster = decode(payload, Roster)
+    if len(roster.cards) != len(appointment.names) or roster.cards[appointment.rank] is None:
+        raise MismatchError(f"the list of hosts that came has {len(roster.cards)} places, or not this host's card")
+    return roster
+
+
 def _call(names: Iterable[str]) -> str:
     return f"waiting for {', '.join(names)}: type the same command there" if names else "all hosts came"
 
@@ -110,7 +117,7 @@ def join(appointment: Appointment, card: Card, say: Callable[[str], None]) -> tu
 
     def hear(patience_s: float) -> Roster:
         heard = appointment.attend(f"doctor: roster for host {rank}", rank=1, payload=b"", timeout_s=patience_s)
-        return decode(heard[0], Roster)
+        return _read_roster(heard[0], appointment)
 
     try:
         say(_call([first]))

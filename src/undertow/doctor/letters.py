@@ -12,8 +12,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from undertow.core.decoding import Decoder
 from undertow.doctor.bulk import LONGEST_S
-from undertow.errors import Refused
+from undertow.errors import Garbled, Refused
 
 LONGEST_LETTER = 256
 MOST_ECHOES = 1000
@@ -50,14 +51,14 @@ def send_letter(sock: socket.socket, letter: msgspec.Struct) -> None:
     sock.sendall(LENGTH.pack(len(body)) + body)
 
 
-def read_letter(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
+def read_letter(sock: socket.socket, decoder: Decoder[T]) -> T:
     """Raises `Refused` at what is no such letter."""
     (length,) = LENGTH.unpack(read_exactly(sock, LENGTH.size))
     if not 0 < length <= LONGEST_LETTER:
         raise Refused(f"a letter of {length} bytes is not possible (at most {LONGEST_LETTER})")
     try:
         return decoder.decode(read_exactly(sock, length))
-    except msgspec.MsgspecError as error:
+    except Garbled as error:
         raise Refused(f"a letter makes no sense ({error}): install the same undertow on all hosts") from None
 
 

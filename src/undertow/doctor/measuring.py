@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
+from undertow.core.decoding import Decoder, Finite, Rank, Seconds
 from undertow.doctor.bulk import STALL_S, Received, drop_the_rest, pump, receive
 from undertow.doctor.letters import STAMP, Echo, Give, Take, read_exactly, read_letter, send_letter
 from undertow.doctor.reach import CONNECT_S, Reach, classify
@@ -21,7 +22,8 @@ from undertow.wire.auth import Role, shake_hands
 
 ECHOES = 50
 ANSWER_S = 5.0
-_RECEIVED = msgspec.msgpack.Decoder(Received)
+LATEST_S = 1e12  # no clock shows more
+_RECEIVED: Decoder[Received] = Decoder(Received)
 
 
 class Trip(msgspec.Struct, frozen=True):
@@ -33,11 +35,11 @@ class Trip(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    dialer: int
-    listener: int
-    least_s: float = 0.0  # of all round trips
-    median_s: float = 0.0
-    offset_s: float = 0.0  # by how much the listener's clock is ahead of the dialer's
+    dialer: Rank
+    listener: Rank
+    least_s: Seconds = 0.0  # of all round trips
+    median_s: Seconds = 0.0
+    offset_s: Finite = 0.0  # by how much the listener's clock is ahead of the dialer's
     outward: Received | None = None  # from dialer to listener
     inward: Received | None = None
     error: str = ""  # what ended the measurement early
@@ -99,6 +101,8 @@ def _send_echo(sock: socket.socket) -> Trip:
     sent_s, start_s = time.time(), time.perf_counter()
     sock.sendall(STAMP.pack(0.0))
     (there_s,) = STAMP.unpack(read_exactly(sock, STAMP.size))
+    if not abs(there_s) < LATEST_S:
+        raise Refused(f"the other host says that its clock shows {there_s} s")
     return Trip(sent_s, there_s, time.perf_counter() - start_s)
 
 

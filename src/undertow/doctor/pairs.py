@@ -17,7 +17,7 @@ from undertow.doctor.cards import Circle, decode
 from undertow.doctor.measuring import Measured, measure, try_door
 from undertow.doctor.patience import run_all, run_one
 from undertow.doctor.reach import CONNECT_S, Reach
-from undertow.errors import UndertowError
+from undertow.errors import MismatchError, UndertowError
 
 if TYPE_CHECKING:
     from undertow.watch import Watch
@@ -40,7 +40,7 @@ def survey(circle: Circle, *, duration_s: float, watch: Watch) -> Survey:
     own: list[Measured] = []
     try:
         rows = _exchange(circle, "reach", msgspec.msgpack.encode(_try_doors(circle)), CONNECT_S + SLACK_S)
-        reach = [decode(row, list[Reach]) for row in rows]
+        reach = [_read_row(row, size) for row in rows]
         turns = list_turns(reach)
         watch.expect(len(turns))
         for number, (dialer, listener) in enumerate(turns):
@@ -51,11 +51,26 @@ def survey(circle: Circle, *, duration_s: float, watch: Watch) -> Survey:
             if dialer == circle.rank:
                 own.append(_measure(circle, listener, duration_s))
         results = _exchange(circle, "results", msgspec.msgpack.encode(own), 2 * (duration_s + 3 * STALL_S) + SLACK_S)
-        return Survey(reach, [one for result in results for one in decode(result, list[Measured])])
+        return Survey(reach, [one for result in results for one in _read_results(result, size)])
     except UndertowError as error:
         # Whoever waits at a meeting is told of ranks, and of an option that the doctor does not have.
         text = str(error).partition(";")[0]
         return Survey(reach, own, f"{text} (ranks count the hosts from 0)")
+
+
+def _read_row(payload: bytes, size: int) -> list[Reach]:
+    row = decode(payload, list[Reach])
+    if len(row) != size:
+        raise MismatchError(f"a host has tried {len(row)} hosts of {size}: install the same undertow on all")
+    return row
+
+
+def _read_results(payload: bytes, size: int) -> list[Measured]:
+    results = decode(payload, list[Measured])
+    for one in results:
+        if max(one.dialer, one.listener) >= size:
+            raise MismatchError(f"a host has measured hosts {one.dialer} and {one.listener} of {size}")
+    return results
 
 
 def list_turns(reach: Sequence[Sequence[Reach]]) -> list[tuple[int, int]]:

@@ -14,7 +14,9 @@ from types import TracebackType
 
 import msgspec
 
+from undertow.core.decoding import Decoder, Format
 from undertow.doctor.facts import Package, Torch
+from undertow.errors import Garbled
 
 PROBE = Path(__file__).with_name("torch_probe.py")
 LIMIT_S = 90.0  # from a cold network file system torch may take half a minute
@@ -25,6 +27,9 @@ class _Answer(msgspec.Struct):
     threads: int
     devices: list[str]
     build: str
+
+
+_answers: Decoder[_Answer] = Decoder(_Answer, format=Format.JSON)
 
 
 class TorchChild:
@@ -70,8 +75,8 @@ def read_answer(package: Package, code: int, out: str, err: str) -> Torch:
     lines = out.strip().splitlines()
     if code == 0 and lines:
         try:
-            answer = msgspec.json.decode(lines[-1].encode(), type=_Answer)
-        except msgspec.MsgspecError as error:
+            answer = _answers.decode(lines[-1].encode())
+        except Garbled as error:
             return Torch(package, f"the child that imports it says nonsense ({error})")
         return Torch(package, "", answer.threads, answer.devices, answer.build)
     reason = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "it said nothing")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from undertow.coordinator.agreement import decode_latest
 from undertow.faults.cluster import Cluster
 from undertow.faults.pieces import Gatherer, Publisher, draw_gathered, draw_published
 from undertow.faults.sums import Summer
@@ -93,7 +94,7 @@ def join(summer: Summer, tables: list[Table], first: int, rounds: list[int]) -> 
         worker.group.join(table.slices, divide_by_active=summer.by_active)
     own = [worker.group.rounds_done(table.slices) for table in tables]
     payload = yield from worker.agree("join", msgspec.msgpack.encode(own))
-    _, steps, _ = msgspec.msgpack.decode(payload, type=tuple[int, list[int], bool])
+    _, steps, _ = decode_latest(payload)
     for table, step in zip(tables, steps, strict=True):
         worker.group.resume(table.slices, step)
     yield from worker.agree("barrier")

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from undertow.coordinator import messages
 from undertow.core.frames import Header, Kind
-from undertow.errors import UndertowError
+from undertow.errors import Garbled, UndertowError
 
 TOLD_EVENTS = 80  # the last ones: what led to a failure is near its end
 
@@ -75,7 +73,7 @@ def _is_routine(line: str) -> bool:
 def _read_message(body: Any) -> str:
     try:
         return repr(messages.decode(body))
-    except msgspec.MsgspecError:
+    except Garbled:
         return f"a message that makes no sense, {len(body)} bytes"
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from undertow.coordinator import messages
+from undertow.core.decoding import Decoder
 from undertow.core.flow import Contribution
 from undertow.core.outbox import Outbox
 from undertow.core.rounds import Op
@@ -149,7 +150,7 @@ class Worker:
         """As `Group.register`, but for the barrier at its end."""
         table = messages.Table("the table", list(tensors), op, keep)
         payload = yield from self.agree("tensors", msgspec.msgpack.encode(table))
-        how = msgspec.msgpack.decode(payload, type=Cut)
+        how: Cut = Decoder[Cut](Cut).decode(payload)
         slices = cut(tensors, how, op=op, keep=keep, placement=self.group._placement)
         self.group.learn(slices)
         return slices

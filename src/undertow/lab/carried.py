@@ -10,8 +10,21 @@ import json
 import os
 import traceback
 
+import msgspec
+
 import undertow.errors
+from undertow.core.decoding import Decoder, Format
 from undertow.errors import UndertowError
+
+
+class _Carried(msgspec.Struct, frozen=True):
+    kind: str
+    text: str
+    system: list[int | str | None]  # number, reason and file of an error of the system
+    story: str
+
+
+_errors: Decoder[_Carried] = Decoder(_Carried, "an error of the isolated process", format=Format.JSON)
 
 
 def carry_error(error: UndertowError | OSError, fd: int) -> None:
@@ -27,14 +40,13 @@ def raise_carried(fd: int) -> None:
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     if not text:
         return
-    found = json.loads(text)
+    found = _errors.decode(text)
     error: UndertowError | OSError
-    if found["kind"]:
-        error = getattr(undertow.errors, found["kind"])(found["text"])
+    if found.kind:
+        error = getattr(undertow.errors, found.kind, UndertowError)(found.text)
     else:
-        number, reason, file = found["system"]
-        error = OSError(found["text"]) if number is None else OSError(number, reason, file)
-    error.add_note(f"Where it happened:\n{found['story']}")
+        error = OSError(*found.system) if found.system and found.system[0] is not None else OSError(found.text)
+    error.add_note(f"Where it happened:\n{found.story}")
     raise error
 
 

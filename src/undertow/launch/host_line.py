@@ -25,7 +25,8 @@ import msgspec
 from undertow.coordinator.meeting_point import LENGTH_BYTES, format_address, open_listener
 from undertow.coordinator.rendezvous import parse_address
 from undertow.coordinator.start_marks import Mark, StartMarks
-from undertow.errors import PeerLost, Refused
+from undertow.core.decoding import Decoder, Rank
+from undertow.errors import Garbled, PeerLost, Refused
 from undertow.launch.host_watch import (
     BEAT_EVERY_S,
     HUB,
@@ -46,7 +47,8 @@ MAX_STRANGERS = 128
 STRANGER_TIMEOUT_S = 5.0
 # How long the last messages may take to leave.
 FLUSH_S = 1.0
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: Decoder[Message] = Decoder(Message, "a message of another launcher")
+_numbers: Decoder[int] = Decoder(Rank, "the number of a host")
 
 
 @dataclass(eq=False)
@@ -234,7 +236,7 @@ class HostLine:
             connection.send()
             for body in connection.take_messages():
                 self._take(connection, body, watch)
-        except (OSError, Refused, msgspec.MsgspecError) as error:
+        except (OSError, Refused, Garbled) as error:
             self._drop(connection)
             if connection.host is not None and not connection.is_unreachable and not _is_unreachable(error):
                 self._obey(watch.note_closed(connection.host))
@@ -243,10 +245,16 @@ class HostLine:
         if connection.host is not None:
             self._obey(watch.hear(connection.host, _decoder.decode(body), time.monotonic()))
             return
-        connection.host = msgspec.msgpack.decode(body, type=int)
+        connection.host = self._read_number(body, watch)
         if watch.is_over:  # it was told to the others before
             self._send(connection, Met() if watch.has_met else Lost(watch.cause))
         self._obey(watch.note_arrived(connection.host, time.monotonic()))
+
+    def _read_number(self, body: bytes, watch: HostWatch) -> int:
+        number = _numbers.decode(body)
+        if not watch.awaits(number) or any(each.host == number for each in self._connections):
+            raise Refused(f"host {number} is not awaited here")
+        return number
 
     def _obey(self, instructions: Instructions) -> None:
         for instruction in instructions:

@@ -147,6 +147,10 @@ class HostWatch:
         """Whether nothing can be decided any more."""
         return self.has_met or bool(self.cause)
 
+    def awaits(self, host: int) -> bool:
+        """Whether that number is of another launcher that connects to this one."""
+        return self._node_rank == HUB and 0 < host < len(self._hosts)
+
     def note_arrived(self, host: int, now_s: float) -> Instructions:
         """Another launcher has connected to this one, which is the hub."""
         if host not in self._missing or self.is_over:
@@ -168,7 +172,7 @@ class HostWatch:
                 self._waits[host] = waits
             case Goodbye():
                 self._forget(host)
-            case Go():
+            case Go() if self._node_rank != HUB and not self.may_start:
                 self.may_start = True
                 return [StartWorkers()]
             case Met():

@@ -25,8 +25,9 @@ import msgspec
 from msgspec import Meta
 
 from undertow import bounds
+from undertow.core.decoding import Decoder, Format, WrongSchema
 from undertow.crossover.office import MOST_JOBS
-from undertow.errors import ConfigError
+from undertow.errors import ConfigError, Garbled
 from undertow.launch.job import choose_master, read_job_settings
 
 # What a command line and an environment can hold.
@@ -48,6 +49,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float | None = None
     urgent: bool = False
     env: dict[_Variable, _Text] = {}
+
+
+_files: Decoder[_File] = Decoder(_File, format=Format.TOML)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +102,13 @@ def read_jobs(paths: Sequence[Path], environ: Mapping[str, str]) -> list[SharedJ
 
 def _read(path: Path) -> SharedJob:
     try:
-        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+        file = _files.decode(path.read_bytes())
         _check(file, path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no TOML: it is not text in UTF-8") from None
-    except msgspec.ValidationError as error:
+    except WrongSchema as error:
         raise ConfigError(f"{path}: {_name_the_key(str(error))}") from None
-    except msgspec.DecodeError as error:
+    except Garbled as error:
         raise ConfigError(f"{path}: is no TOML: {error}") from None
     return SharedJob(path.absolute(), file)
 

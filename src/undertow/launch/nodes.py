@@ -15,12 +15,14 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
-from undertow.coordinator.meeting import WORKERS_MET
+from undertow.coordinator.meeting import MAX_SIZE, WORKERS_MET
 from undertow.coordinator.meeting_point import format_address
 from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
+from undertow.core.decoding import Decoder
 from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine
 from undertow.launch.host_watch import SILENCE_S, HostPlace, describe_cut, describe_silence
@@ -46,12 +48,15 @@ class Seat:
 class NodeCard(msgspec.Struct, frozen=True, array_like=True):
     """What a host tells the others; only the first one fills `rendezvous`, `token` and `line`."""
 
-    nproc: int
+    nproc: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
     rendezvous: str = ""
     token: str = ""
     is_checked: bool = False
     host: str = ""
     line: str = ""  # where the first launcher listens to the others
+
+
+_cards: Decoder[NodeCard] = Decoder(NodeCard, "what another host says of itself")
 
 
 @contextmanager
@@ -88,7 +93,7 @@ def _exchange(job: Job, card: NodeCard, *, notify: Callable[[str], None]) -> lis
             card = NodeCard(job.nproc, is_checked=job.is_checked, host=card.host)
         master = format_address(job.master_addr, job.master_port)
         payloads = _attend(job, master, guard, meeting="hosts", payload=msgspec.msgpack.encode(card))
-    return [msgspec.msgpack.decode(payload, type=NodeCard) for payload in payloads]
+    return [_cards.decode(payload) for payload in payloads]
 
 
 def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine, hub: str) -> None:

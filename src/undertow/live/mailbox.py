@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
+from undertow.errors import Garbled
 from undertow.live.pulse import Pulse, decode
 
 LONGEST_DATAGRAM = 1 << 16
@@ -48,6 +47,6 @@ class Mailbox:
         while data := self._socket.recv(LONGEST_DATAGRAM):
             try:
                 pulse = decode(data)
-            except msgspec.MsgspecError:
+            except Garbled:
                 continue
             self._hear(pulse)

@@ -7,12 +7,17 @@ Whoever reads one must not trust its words: they are the script's own.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
+
+from undertow.core.decoding import Count, Decoder, Rank
 
 EVERY_S = 1.0
 # A datagram, and a control message, must hold it whatever a script calls its layers.
 LONGEST_NAME = 200
+# Views add figures up: the sum of all ranks' must be finite, too.
+Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 
 
 class State(enum.Enum):
@@ -27,31 +32,31 @@ class State(enum.Enum):
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rates and shares are of the last seconds; counts are since the start."""
 
-    rank: int
+    rank: Rank
     host: str
-    sequence: int
-    uptime_s: float
+    sequence: Count
+    uptime_s: Figure
     state: State
     stands_for: str = ""  # what it waits for right now
-    stands_s: float = 0.0
-    steps: int = 0  # 0 for ever where nobody knows what a step is
-    steps_per_s: float = 0.0
-    waited_s: float = 0.0
-    wait_share: float = 0.0
+    stands_s: Figure = 0.0
+    steps: Count = 0  # stays 0 where steps are not known
+    steps_per_s: Figure = 0.0
+    waited_s: Figure = 0.0
+    wait_share: Figure = 0.0
     waits_for: str = ""  # most of the time
-    wait_ms_per_step: float = 0.0
-    turn_share: float = 0.0  # of the time that the device belonged to another job
+    wait_ms_per_step: Figure = 0.0
+    turn_share: Figure = 0.0  # of the time that the device belonged to another job
     layer: str = ""  # the slowest
-    layer_ms_per_step: float = 0.0
-    bytes_out: int = 0
-    bytes_in: int = 0
-    out_bytes_per_s: float = 0.0
-    in_bytes_per_s: float = 0.0
-    link_bytes_per_s: float = 0.0  # each way, as measured; 0: not known
+    layer_ms_per_step: Figure = 0.0
+    bytes_out: Count = 0
+    bytes_in: Count = 0
+    out_bytes_per_s: Figure = 0.0
+    in_bytes_per_s: Figure = 0.0
+    link_bytes_per_s: Figure = 0.0  # each way, as measured; 0: not known
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Pulse)
+_decoder: Decoder[Pulse] = Decoder(Pulse, "a pulse")
 
 
 def encode(pulse: Pulse) -> bytes:
@@ -59,6 +64,5 @@ def encode(pulse: Pulse) -> bytes:
 
 
 def decode(data: bytes) -> Pulse:
-    """Raises `msgspec.MsgspecError` on anything else."""
-    pulse: Pulse = _decoder.decode(data)
-    return pulse
+    """Raises `Garbled` on anything else."""
+    return _decoder.decode(data)

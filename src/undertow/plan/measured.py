@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from undertow.errors import PlanError
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled, PlanError
 from undertow.plan.profile import Profile
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -29,14 +30,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError(f"cannot write the profile {os.fspath(path)}: {error.strerror}") from None
 
 
+_files: Decoder[Measured] = Decoder(Measured, format=Format.JSON)
+
+
 def read_measured(path: str | os.PathLike[str]) -> Measured:
     """A profile that was written before; `PlanError` says what is wrong with the file."""
     name = os.fspath(path)
     try:
-        measured = msgspec.json.decode(Path(path).read_bytes(), type=Measured)
+        measured = _files.decode(Path(path).read_bytes())
     except OSError as error:
         raise PlanError(f"cannot read the profile {name}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Garbled as error:
         raise PlanError(f"{name} is no profile of undertow: {error}") from None
     if measured.format != FORMAT:
         raise PlanError(f"the profile {name} has format {measured.format}, not {FORMAT}: measure it again")

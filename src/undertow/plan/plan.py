@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from undertow.errors import PlanError
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled, PlanError
 from undertow.plan.scheme import Scheme
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -60,13 +61,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
+PLANS: Decoder[Plan] = Decoder(Plan, format=Format.JSON)
+
+
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """A plan that was written before; `PlanError` says what is wrong with the file."""
     try:
-        plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+        plan = PLANS.decode(Path(path).read_bytes())
     except OSError as error:
         raise PlanError(f"cannot read the plan {os.fspath(path)}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except Garbled as error:
         raise PlanError(f"{os.fspath(path)} is no plan of undertow: {error}") from None
     if plan.format != FORMAT:
         raise PlanError(f"the plan {os.fspath(path)} has format {plan.format}, not {FORMAT}: make it again")

@@ -6,7 +6,11 @@ Pure; the same on all ranks, because rank 0's limits are everyone's.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from undertow.core.decoding import Seconds
 
 # Priority wants small slices: an urgent one waits for those in flight.  A message costs the same
 # whatever its size, and wants large ones.  P3 (MLSys 2019) found the best near 200 KB on 4 Gbit/s, 0.4 ms;
@@ -22,10 +26,14 @@ UNSLICED_BYTES = 1 << 36  # larger than any tensor: every tensor travels whole
 class Sizes(msgspec.Struct, frozen=True):
     """What slices may be, in bytes."""
 
-    fixed: int = 0  # given by the user: no other is ever chosen; 0 if not
-    smallest: int = 64 << 10  # below this a message costs more than it carries
-    largest: int = 4 << 20
-    time_s: float = TIME_S
+    fixed: Annotated[int, msgspec.Meta(ge=0, le=UNSLICED_BYTES)] = (
+        0  # given by the user: no other is ever chosen; 0 if not
+    )
+    smallest: Annotated[int, msgspec.Meta(ge=ALIGNMENT, le=UNSLICED_BYTES)] = (
+        64 << 10
+    )  # below this a message costs more than it carries
+    largest: Annotated[int, msgspec.Meta(ge=4 * ALIGNMENT, le=UNSLICED_BYTES)] = 4 << 20
+    time_s: Seconds = TIME_S
 
     @property
     def least(self) -> int:

@@ -17,19 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from undertow.core.decoding import Count
 from undertow.core.dtypes import DType
 from undertow.core.rounds import EVERYONE, KeySpec, Op
 from undertow.plan.placement import Placement
+from undertow.plan.sizing import ALIGNMENT
 
 # A fused slice has one bit per tensor in the frame's `present` field.
 MAX_FUSED_TENSORS = 64
 # Fused slices stay below a whole one: their last tensor holds up all the others.
 FUSED_SHARE = 4
 MOST_FUSED_BYTES = 256 << 10
+MOST_KEYS = 1 << 32  # a frame has four bytes for a key
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -38,7 +41,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     dtype: DType
-    elements: int  # of `dtype`: the tensor's bytes where it travels as BYTES
+    elements: Count  # of `dtype`: the tensor's bytes where it travels as BYTES
     label: str = ""  # the framework's own name of the type, for messages
 
     def __str__(self) -> str:
@@ -68,8 +71,8 @@ class Slice:
 class Cut(msgspec.Struct, frozen=True):
     """How to cut; the same on all ranks, given by the coordinator."""
 
-    first_key: int
-    slice_bytes: int
+    first_key: Annotated[int, msgspec.Meta(ge=0, lt=MOST_KEYS)]
+    slice_bytes: Annotated[int, msgspec.Meta(ge=ALIGNMENT)]
 
 
 class Way(NamedTuple):

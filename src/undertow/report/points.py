@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from undertow.errors import ConfigError
+from undertow.core.decoding import Decoder, Format, WrongSchema
+from undertow.errors import ConfigError, Garbled
 from undertow.report.machine import describe_machine, list_versions
 
 __all__ = [
@@ -110,6 +111,10 @@ class _Head(msgspec.Struct):
     format: int
 
 
+_heads: Decoder[_Head] = Decoder(_Head, format=Format.JSON)
+_files: Decoder[Results] = Decoder(Results, format=Format.JSON)
+
+
 def find_notch(low_s: float, high_s: float, *, steps: int) -> float:
     """How uncertain the median of so many steps is, by their quartiles: medians whose notches overlap may be the same.
 
@@ -132,17 +137,17 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     name = os.fspath(path)
     try:
         data = Path(path).read_bytes()
-        head = msgspec.json.decode(data, type=_Head)
+        head = _heads.decode(data)
         if head.format > FORMAT:
             raise ConfigError(
                 f"{name} has format {head.format}, this undertow reads up to {FORMAT}: update undertow to read it"
             )
-        return msgspec.json.decode(data, type=Results)
+        return _files.decode(data)
     except OSError as error:
         raise ConfigError(f"results cannot be read from {name}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # A ValidationError is a DecodeError too; it ends with the path of the field, as in `$.points[2].hosts`.
-        kind = "a results file of undertow" if isinstance(error, msgspec.ValidationError) else "JSON"
+    except Garbled as error:
+        # One of a wrong schema ends with the path of the field, as in `$.points[2].hosts`.
+        kind = "a results file of undertow" if isinstance(error, WrongSchema) else "JSON"
         raise ConfigError(f"{name} is not {kind}: {error}") from None
 
 

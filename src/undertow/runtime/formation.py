@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
+from undertow.core.decoding import Count, Decoder
 from undertow.errors import PeerLost, Refused
 from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
@@ -46,7 +47,10 @@ class Card(msgspec.Struct, frozen=True):
     host: str
     token: str
     sizes: Sizes
-    credit_bytes: int
+    credit_bytes: Count
+
+
+_cards: Decoder[Card] = Decoder(Card, "what another worker says of itself")
 
 
 def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loop: Loop, address: str) -> Group:
@@ -59,7 +63,7 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     group: Group | None = None
     try:
         card = _own_card(transport, settings)
-        cards = [msgspec.msgpack.decode(data, type=Card) for data in meet(msgspec.msgpack.encode(card))]
+        cards = [_cards.decode(data) for data in meet(msgspec.msgpack.encode(card))]
         token = (settings.token or cards[0].token).encode()
         job = zlib.crc32(name.encode(), zlib.crc32(token))
         shape = Shape(

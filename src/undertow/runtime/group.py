@@ -20,11 +20,12 @@ import msgspec
 
 from undertow.coordinator import messages
 from undertow.core import frames
+from undertow.core.decoding import Decoder
 from undertow.core.flow import Contribution
 from undertow.core.frames import SLICE_KINDS, Header, Kind
 from undertow.core.rate import Rate
 from undertow.core.rounds import Op
-from undertow.errors import ConfigError, MismatchError, UndertowError
+from undertow.errors import ConfigError, Garbled, MismatchError, UndertowError
 from undertow.plan.placement import Placement
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
@@ -43,6 +44,7 @@ from undertow.wire.loop import Loop
 from undertow.wire.transport import Transport
 
 log = logging.getLogger("undertow")
+_cuts: Decoder[Cut] = Decoder(Cut, "the agreement on tensors")
 
 DEVICE_POLL_S = 0.0002
 SUSPICION_S = 2.0
@@ -101,7 +103,7 @@ class Group:
                 raise ConfigError(f"{tensor} in {label}: there is no exact mean of whole numbers")
         table = messages.Table(label, list(tensors), op, keep, keys)
         with self._agreement_lock:  # all ranks place their slices in the order of the agreements
-            how = msgspec.msgpack.decode(self.agree("tensors", msgspec.msgpack.encode(table)), type=Cut)
+            how = _cuts.decode(self.agree("tensors", msgspec.msgpack.encode(table)))
             slices = cut(tensors, how, op=op, keep=keep, placement=self._placement)
             self.note_names(label, tensors, slices)
         self._call(lambda: self._exchange.learn(slices))
@@ -369,8 +371,8 @@ class Group:
             if header.kind is Kind.CONTROL and header.length <= frames.MAX_CONTROL_BYTES:
                 return bytearray(header.length)
             raise Unexpected(f"a {header.kind.name} of {header.length} bytes")
-        except Unexpected as error:
-            self._drop(peer, header, str(error))
+        except (Unexpected, MemoryError) as error:
+            self._drop(peer, header, str(error) or f"there is no memory for its {header.length} bytes")
             return None
 
     @guarded
@@ -385,7 +387,7 @@ class Group:
             else:
                 self._exchange.handle(peer, header, body)
                 self._steward.check_departed()
-        except (Unexpected, msgspec.MsgspecError) as error:
+        except (Unexpected, Garbled) as error:
             self._drop(peer, header, str(error))
 
     def _check_sender(self, peer: int, header: Header) -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from undertow.core.decoding import Decoder
 from undertow.runtime import process
 from undertow.runtime.group import Group
 from undertow.script.adoption import Adopted, Buffers, Loose, find_holder, find_models
@@ -34,6 +35,8 @@ from undertow.settings import Batch, Settings
 from undertow.torch.data.randomness import OwnNumbers, State, capture, diverge, restore
 from undertow.torch.data.sharing import Sharing, copy_from_first
 from undertow.torch.replicas import compare_tensors
+
+_numbers: Decoder[float] = Decoder(float, "a number of rank 0")
 
 
 class Plain(Sharing):
@@ -347,7 +350,7 @@ class Plain(Sharing):
 
     def choose(self, value: float) -> float:
         """Rank 0's, on all ranks."""
-        return msgspec.msgpack.decode(self._joined.agree("copy", msgspec.msgpack.encode(value)), type=float)
+        return _numbers.decode(self._joined.agree("copy", msgspec.msgpack.encode(value)))
 
     @property
     def _joined(self) -> Group:

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from undertow.bounds import HOSTS, SIMULATED, show
-from undertow.errors import ConfigError
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import ConfigError, Garbled
 from undertow.lab.bandwidth import parse_bandwidth
 from undertow.sim.topology import LATENCY_S, Host, Topology
 
@@ -41,13 +42,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_us: float = LATENCY_S * 1e6
 
 
+_files: Decoder[_File] = Decoder(_File, format=Format.JSON)
+
+
 def read_topology(path: str | os.PathLike[str]) -> Topology:
     name = os.fspath(path)
     try:
-        read = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+        read = _files.decode(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"the cluster {name} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Garbled as error:
         raise ConfigError(f"{name} describes no cluster: {error}") from None
     try:
         return _make(read)

@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled
+
 
 class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank": "from"}):
     """Whatever an event may carry; what it does not carry has a value that says so."""
@@ -55,14 +58,14 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_decoder = msgspec.json.Decoder(Event)
+_decoder: Decoder[Event] = Decoder(Event, format=Format.JSON)
 
 
 def decode(line: bytes) -> Event | None:
     """None: this is no event, or only half of one."""
     try:
         return _decoder.decode(line.strip().rstrip(b","))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except Garbled:
         return None
 
 

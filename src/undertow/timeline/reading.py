@@ -12,8 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled
 from undertow.plan.cluster import Cluster
-from undertow.plan.plan import Plan
+from undertow.plan.plan import PLANS
 from undertow.plan.profile import Profile
 from undertow.timeline.events import Args, Event, decode, to_ns
 from undertow.timeline.model import Header, Lane, Planned, RankTrace, Span, Trace, Wire
@@ -207,8 +209,8 @@ def _learn_table(trace: RankTrace, args: Args) -> None:
 
 def _make_plan(event: Event, args: Args) -> list[Planned]:
     try:
-        plan = msgspec.json.decode(args.plan, type=Plan)
-    except (msgspec.DecodeError, ValueError):
+        plan = PLANS.decode(args.plan)
+    except Garbled:
         return []
     if plan.workers < 1:
         return []
@@ -219,8 +221,8 @@ def _make_plan(event: Event, args: Args) -> list[Planned]:
 
 def _decode_optional(raw: msgspec.Raw, wanted: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(raw, type=wanted)
-    except (msgspec.DecodeError, ValueError):
+        return Decoder[T](wanted, format=Format.JSON).decode(raw)
+    except Garbled:
         return None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from undertow.core.decoding import decode_text
 from undertow.errors import PeerLost
 from undertow.runtime import formation
 from undertow.runtime.group import Group
@@ -73,7 +74,7 @@ def _choose_address(meet: Any, host: str | None) -> str:
         return "127.0.0.1"
     # Without a host to route to (a file store), the default route tells; nothing is sent there.
     own = formation.route_to(host or "192.0.2.1")
-    owns = [data.decode() for data in meet("addresses", own.encode())]
+    owns = [decode_text(data, "the address of another worker") for data in meet("addresses", own.encode())]
     if own.startswith("127.") or own == "::1":
         # On the store's own host its name may well mean loopback: route to a peer elsewhere.
         return next((formation.route_to(peer) for peer in owns if not peer.startswith("127.")), own)

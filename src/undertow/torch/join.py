@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 from torch.distributed.algorithms.join import JoinHook
 
+from undertow.coordinator.agreement import decode_latest
 from undertow.torch.synchroniser import Synchroniser
 
 
@@ -43,7 +44,7 @@ class Joining:
         group, tables = self._synchroniser.group, self._synchroniser.slices()
         own = [group.rounds_done(slices) for slices in tables]
         reply = group.agree("join", msgspec.msgpack.encode(own))
-        last, steps, is_even = msgspec.msgpack.decode(reply, type=tuple[int, list[int], bool])
+        last, steps, is_even = decode_latest(reply)
         for slices, step in zip(tables, steps, strict=True):
             group.resume(slices, step)
         group.barrier()

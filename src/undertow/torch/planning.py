@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
+from undertow.core.decoding import Decoder
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
@@ -53,6 +54,7 @@ from undertow.trace import notes
 from undertow.trace.recorder import here
 
 log = logging.getLogger("undertow")
+_reports: Decoder[Report] = Decoder(Report, "the measurements of another rank")
 
 PASSES = 4
 # In so many passes at the start inputs are compared even if an accelerator has to be waited for.
@@ -241,7 +243,7 @@ class Planning:
 
     def _read(self, report: Contribution) -> list[Report]:
         self._report = None
-        reports = [msgspec.msgpack.decode(piece.array.data, type=Report) for piece in report.pieces]
+        reports = [_reports.decode(b"" if piece.array is None else piece.array.data) for piece in report.pieces]
         self._group.release([piece for rank, piece in enumerate(report.pieces) if rank != self._group.rank])
         return reports
 

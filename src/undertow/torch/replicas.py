@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from undertow.coordinator.agreement import decode_difference
 from undertow.core.dtypes import DType
 from undertow.errors import DriftError
 from undertow.runtime.group import Group
@@ -33,7 +34,7 @@ def compare_tensors(named: Iterable[tuple[str, torch.Tensor]], group: Group) -> 
     digests = [(name, _digest(tensor)) for name, tensor in named]
     reply = group.agree("digest", msgspec.msgpack.encode(digests))
     if reply:
-        name, ranks = msgspec.msgpack.decode(reply, type=tuple[str, list[int]])
+        name, ranks = decode_difference(reply)
         names = ", ".join(map(str, ranks))
         raise DriftError(f"replicas differ: {name!r} on rank {names} is not the same as on the other ranks")
     return hashlib.blake2b(b"".join(digest for _, digest in digests), digest_size=8).hexdigest()

@@ -12,9 +12,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled
 
 MERGED = "trace.json"
+_anything: Decoder[object] = Decoder(object, format=Format.JSON)
 
 
 def find_files(folder: Path) -> dict[int, Path]:
@@ -61,7 +63,7 @@ def _read_events(path: Path) -> Iterator[bytes]:
 
 def _is_whole(text: bytes) -> bool:
     try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        _anything.decode(text)
+    except Garbled:
         return False
     return True

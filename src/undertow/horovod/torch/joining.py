@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from undertow.coordinator.agreement import decode_latest
 from undertow.horovod.errors import translated
 from undertow.horovod.torch import basics, handles
 from undertow.plan.slicing import Slice
@@ -46,7 +47,7 @@ def _settle() -> None:
     group = basics.group()
     own = [group.rounds_done(slices) for slices in _tables]
     reply = group.agree("join", msgspec.msgpack.encode(own))
-    _, steps, _ = msgspec.msgpack.decode(reply, type=tuple[int, list[int], bool])
+    _, steps, _ = decode_latest(reply)
     for slices, step in zip(_tables, steps, strict=True):
         group.resume(slices, step)
     group.barrier()

@@ -19,7 +19,8 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from undertow.errors import LabError
+from undertow.core.decoding import Decoder, Format
+from undertow.errors import Garbled, LabError
 from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
 from undertow.lab.meeting import open_meeting
 from undertow.lab.network import Host, Network
@@ -210,8 +211,8 @@ class Fleet:
 
     def _understand(self, seat: _Seat, line: bytes, kind: type[Message]) -> Message:
         try:
-            return msgspec.json.decode(line, type=kind)
-        except msgspec.DecodeError:
+            return Decoder[Message](kind, format=Format.JSON).decode(line)
+        except Garbled:
             said = line[:80].decode(errors="replace")
             raise self._fail(f"{self._title}: the worker on {seat.host.name} said {said!r} instead of a lap") from None
 

@@ -17,12 +17,16 @@ from typing import BinaryIO
 import msgspec
 import torch
 
+from undertow.core.decoding import Decoder, Format
 from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
 from undertow.lab.bench.workload import Workload, count_gradient_bytes, digest, make_workload
 from undertow.lab.real.names import REAL_NAMES
 from undertow.lab.replay.device import Occupancy
 from undertow.lab.sharing.occupancy import SharedOccupancy, place_device
 from undertow.lab.systems import System, find_system
+
+_assignments: Decoder[Assignment] = Decoder(Assignment, "the assignment", format=Format.JSON)
+_orders: Decoder[Order] = Decoder(Order, "an order", format=Format.JSON)
 
 
 class Trainer:
@@ -58,7 +62,7 @@ class Trainer:
 
 def main() -> None:
     orders, replies = sys.stdin.buffer, _take_stdout()
-    assignment = msgspec.json.decode(orders.readline(), type=Assignment)
+    assignment = _assignments.decode(orders.readline())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     system = find_system(assignment.system)
     rank = int(os.environ["RANK"])
@@ -75,7 +79,7 @@ def main() -> None:
     size = count_gradient_bytes(workload.model)
     _tell(replies, Ready(batch=workload.batch, gradient_bytes=size, compute_s=workload.compute_s))
     for line in orders:
-        _tell(replies, trainer.run(msgspec.json.decode(line, type=Order).steps))
+        _tell(replies, trainer.run(_orders.decode(line).steps))
     system.leave()
 
 

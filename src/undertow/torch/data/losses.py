@@ -30,8 +30,8 @@ class Verdict:
 
 def weigh(reports: Sequence[Report], *, batch: int | None) -> Verdict:
     """Decide about all terms.  `batch` is the size of the batches that are split, if they are."""
-    terms = len(reports[0].terms)
     counting = [report for report in reports if report.samples]
+    terms = len((counting or reports)[0].terms)  # one that counts for nothing may have others
     doubt = _find_doubt(counting)
     if doubt or not counting:
         return Verdict([None] * terms, [doubt] if doubt else [])

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from undertow.errors import Garbled
 from undertow.torch.device import seed_accelerator
 
 # Far apart: neighbouring seeds of a script are its own business.
@@ -39,10 +40,14 @@ def capture() -> State:
 
 
 def restore(state: State) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
-    random.setstate(state.python)
+    """Raises `Garbled` if a generator does not take it, as where rank 0 has another version of it."""
     name, keys, place, has_gauss, gauss = state.numpy
-    np.random.set_state((name, np.frombuffer(keys, np.uint32), place, has_gauss, gauss))
+    try:
+        torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
+        random.setstate(state.python)
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), place, has_gauss, gauss))
+    except (ValueError, RuntimeError, TypeError, OverflowError, IndexError) as error:
+        raise Garbled(f"the random state of rank 0 cannot be used here: {error}") from None
 
 
 def diverge(rank: int) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from undertow.core.decoding import Count
+
 MATCHING = 1e-6  # relative; what a script computes in float32 is no closer
 
 
@@ -25,22 +27,26 @@ class Scales(msgspec.Struct, frozen=True):
     factors: tuple[float, ...] = ()  # inverted
     computed: tuple[bool, ...] = ()  # of each divisor whether it is a tensor, not a number of Python's
 
+    def __post_init__(self) -> None:
+        if len(self.computed) != len(self.divisors):
+            raise ValueError(f"{len(self.divisors)} divisors, of which {len(self.computed)} are known")
+
 
 class Stage(msgspec.Struct, frozen=True):
     """One reduction of several.  Its kind is OTHER if what is made of it is not linear."""
 
     kind: Kind
-    sizes: tuple[int, ...]  # of the dimensions that it goes over; none: whatever they are, the batch is among them
+    sizes: tuple[Count, ...]  # of the dimensions that it goes over; none: whatever they are, the batch is among them
     is_first: bool = False  # the first dimension is among them
-    elements: int = 0
+    elements: Count = 0
 
 
 class Term(msgspec.Struct, frozen=True):
     """One term of the loss of one rank."""
 
     kind: Kind
-    elements: int = 0
-    sizes: tuple[int, ...] = ()  # of what it is a sum or mean of
+    elements: Count = 0
+    sizes: tuple[Count, ...] = ()  # of what it is a sum or mean of
     amount: float = 0.0
     scales: Scales = Scales()
     stages: tuple[Stage, ...] = ()  # reductions below it
@@ -50,7 +56,7 @@ class Term(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The loss of one rank.  A rank without samples of its own has 0 of them, and counts for nothing."""
 
-    samples: int
+    samples: Count
     terms: tuple[Term, ...]
 
 

@@ -14,8 +14,11 @@ from typing import Any
 
 import msgspec
 
+from undertow.core.decoding import Decoder
 from undertow.runtime.group import Group
 from undertow.torch.data.randomness import OwnNumbers, State, Stream, restore
+
+_states: Decoder[State] = Decoder(State, "the random state of rank 0")
 
 
 class Sharing(ABC):
@@ -96,4 +99,4 @@ class Sharing(ABC):
 def copy_from_first(group: Group, state: State) -> State:
     """Returns rank 0's state on all ranks."""
     payload = msgspec.msgpack.encode(state) if group.rank == 0 else b""
-    return msgspec.msgpack.decode(group.agree("copy", payload), type=State)
+    return _states.decode(group.agree("copy", payload))

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
+from undertow.core.decoding import Decoder
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.rounds import Op
@@ -34,6 +35,7 @@ from undertow.torch.reaching import reaches_wrapped
 from undertow.torch.table import Table
 
 Gradients = tuple[torch.Tensor | None, ...]
+_reports: Decoder[Report] = Decoder(Report, "the loss of another rank")
 _SUMMED = (
     "the loss is a sum over the batch: it is summed over all workers, as in one process with the larger batch, so "
     "gradients grow with their number (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
@@ -141,7 +143,7 @@ class _Exchange:
         contribution = Contribution(self._key, body, None, 1, ticket.answer, URGENT)
         self._group.contribute([contribution])
         self._wait_for(ticket)
-        reports = [msgspec.msgpack.decode(piece.array.data, type=Report) for piece in contribution.pieces]
+        reports = [_reports.decode(b"" if piece.array is None else piece.array.data) for piece in contribution.pieces]
         self._group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank])
         return reports
 
