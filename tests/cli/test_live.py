@@ -6,10 +6,11 @@ import json
 import re
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli
+from tests.cli.command import HANG_S, Cli, wait_until
 from tests.cli.live import FAIL, LATE, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
 from tests.unit.test_live_views import read_metrics
 
@@ -49,6 +50,19 @@ def test_the_page_has_all_ranks_while_they_train(cli: Cli) -> None:
     # Without --live the output is what it always is.
     assert sorted(result.stdout.splitlines()) == ["[rank 0] loss 0.5 of rank 0", "[rank 1] loss 0.5 of rank 1"]
     assert result.returncode == 0
+
+
+def test_a_launcher_that_was_killed_leaves_no_folder_behind(cli: Cli) -> None:
+    process = cli.start(
+        "run", "--live-port", 0, "-n", 1, cli.write(TRAIN + "    print(os.environ['UNDERTOW_LIVE'])" + UNTIL_TOLD)
+    )
+    page = find_page(process)
+    lines = wait_for_state(page, lambda state: any("undertow-live-" in line for line in state["lines"]))["lines"]
+    folder = Path(next(line for line in lines if "undertow-live-" in line)).parent
+    assert folder.is_dir()
+    process.kill()
+    wait_until(lambda: not folder.exists())
+    process.communicate()
 
 
 def _steps(row: dict[str, dict[str, int] | None]) -> int:

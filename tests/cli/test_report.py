@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -126,8 +127,13 @@ def test_the_page_can_be_opened(report: Report, folder: Path, monkeypatch: pytes
     assert opened == [(folder / "report.html").as_uri()]
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_traceback(report: Report, folder: Path) -> None:
-    (folder / ".report.html").mkdir()
+def test_a_folder_that_cannot_be_written_to_is_no_traceback(
+    report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+
+    monkeypatch.setattr("undertow.cli.report.write_whole", refuse)
     ended = report(folder)
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == f"undertow report: cannot write the page {folder / 'report.html'}: Is a directory\n"

@@ -124,7 +124,8 @@ def test_who_leaves_the_group_says_so_while_it_can_and_not_afterwards() -> None:
 
 def test_a_launcher_that_is_gone_or_full_holds_nobody_up() -> None:
     heard: list[Pulse] = []
-    mailbox = Mailbox(heard.append)  # not started: nobody reads
+    mailbox = Mailbox(heard.append)
+    mailbox.open()  # not started: nobody reads
     letterbox = Letterbox(str(mailbox.path))
     for _ in range(10_000):
         letterbox.send(bytes(1000))
@@ -151,6 +152,7 @@ def test_the_mailbox_takes_pulses_and_drops_the_rest() -> None:
 
 def test_no_other_user_can_reach_the_mailbox() -> None:
     mailbox = Mailbox(lambda pulse: None)
+    mailbox.open()
     try:
         folder = mailbox.path.parent.lstat()
         assert stat.S_IMODE(folder.st_mode) == 0o700
@@ -166,6 +168,7 @@ def test_a_long_tmpdir_does_not_matter(
     deep = tmp_path_factory.mktemp("x" * 100)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))  # what TMPDIR becomes
     mailbox = Mailbox(lambda pulse: None)
+    mailbox.open()
     mailbox.close()
     with pytest.raises(OSError, match="too long"), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(deep / ("y" * 30)))

@@ -252,7 +252,7 @@ def test_a_thread_may_save_while_what_was_kept_is_written(path: Path, monkeypatc
         with ThreadPoolExecutor(1) as pool:
             pool.submit(files.save, save, "more", f"{path}.more").result()
 
-    monkeypatch.setattr(module, "_replace", replace)
+    monkeypatch.setattr(module, "write_whole", replace)
     names = [f"{path}.{number}" for number in range(2)]
     for name in names:
         files.save(save, "weights", name)

@@ -14,6 +14,7 @@ from undertow.cli.errors import one_line_errors
 from undertow.cli.figures import figure
 from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError, UndertowError
+from undertow.files import write_whole
 from undertow.launch.speech import notify
 from undertow.report.step_page import make_step_page
 from undertow.timeline.analysis import Analysis, Study, study
@@ -100,10 +101,8 @@ def _study(folder: Path, step: int | None, watch: Watch) -> Study:
 
 def _write(page: Path, text: str) -> None:
     """Whole or not at all: a page that is cut off would look like a broken one."""
-    draft = page.with_name(f".{page.name}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(page)
+        write_whole(page, text.encode())
     except OSError as error:
         raise UndertowError(f"cannot write the page {page}: {error.strerror}") from None
 

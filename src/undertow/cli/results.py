@@ -7,6 +7,7 @@ from pathlib import Path
 from undertow.bounds import HOSTS
 from undertow.cli.progress import open_console
 from undertow.errors import ConfigError
+from undertow.files import write_file
 from undertow.launch.speech import notify
 from undertow.report.page import make_page
 from undertow.report.picture import draw_png
@@ -27,7 +28,7 @@ def show_results(results: Results, out: Path | None) -> None:
         return
     write_results(results, out)
     written = [out, out.with_suffix(".html")]
-    written[1].write_text(make_page(results))
+    write_file(written[1], make_page(results).encode())
     try:
         draw_png(results.points, out.with_suffix(".png"))
         written.append(out.with_suffix(".png"))

@@ -19,6 +19,7 @@ from undertow.cli.progress import open_console, open_watch
 from undertow.cli.quantities import parse_numbers
 from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.errors import ConfigError
+from undertow.files import write_file
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.launch.speech import notify
 from undertow.report.columns import ABSENT, show_ms
@@ -134,7 +135,7 @@ def _write(cases: Sequence[Sharing], out: Path) -> None:
         }
     )
     try:
-        out.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        write_file(out, msgspec.json.format(data, indent=2) + b"\n")
     except OSError as error:
         raise ConfigError(f"results cannot be written to {out}: {error.strerror}") from None
     notify(f"written: {out}")

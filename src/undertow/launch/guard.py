@@ -1,7 +1,7 @@
-"""The guard: ends the workers when the launcher itself was killed.
+"""The guard: ends the workers and removes temporary folders when the launcher itself was killed.
 
-In: lines `+pid` and `-pid` on stdin, one for each worker group that starts or ends.
-Out: nothing; when stdin closes, every group that is still listed gets SIGKILL.
+In: lines `+pid` and `-pid` on stdin, one for each worker group that starts or ends, and paths of folders.
+Out: nothing; when stdin closes, every group that is still listed gets SIGKILL, and then every folder is removed.
 A process of its own, because prctl(PR_SET_PDEATHSIG) would need code between fork and
 exec (unsafe in a process with threads) and would not reach the workers' own children.
 Started by path in isolated mode, so it must import the standard library only.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,10 @@ class Guard:
 
     def forget(self, pid: int) -> None:
         self._tell(f"-{pid}")
+
+    def remove(self, folder: Path) -> None:
+        """Remove this folder, an absolute path, at the latest when the launcher is gone."""
+        self._tell(str(folder))
 
     def close(self) -> None:
         assert self._process.stdin
@@ -114,12 +119,17 @@ def _read_stat(path: Path) -> tuple[str, int]:
 
 def main() -> None:
     groups: set[int] = set()
+    folders: list[str] = []
     for line in sys.stdin:
-        pid = int(line[1:])
-        (groups.add if line[0] == "+" else groups.discard)(pid)
+        if line.startswith("/"):
+            folders.append(line.rstrip("\n"))
+        else:
+            (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     kill_descendants(groups)
     for pid in groups:
         signal_group(pid, signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

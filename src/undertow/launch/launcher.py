@@ -78,9 +78,14 @@ def supervise(
             supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR), line=line)
             audible = Audible.FIRST if quiet_ranks else Audible.ALL
             if show is not None:
+                guard.remove(show.folder)
                 show.start(to_fill, supervisor.endings)
                 audible = show.audible or audible
-            _run(supervisor, signals, posts=to_fill, relay=relay, audible=audible)
+            try:
+                _run(supervisor, signals, posts=to_fill, relay=relay, audible=audible)
+            finally:
+                if show is not None:
+                    show.collect()  # before the guard ends, which removes its folder
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
         relay.finish(None if supervisor.went_well else LAST_WORDS_S)
         conclude()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from undertow.launch.failure import Ending, describe_code
@@ -135,6 +136,15 @@ class Show:
         """Where pulses go."""
         return str(self._mailbox.path)
 
+    @property
+    def folder(self) -> Path:
+        """The temporary folder that is there from `start` to `collect`."""
+        return self._mailbox.folder
+
+    def collect(self) -> None:
+        """All workers have ended: hear what they have said so far, and listen no more."""
+        self._mailbox.close()
+
     def hear(self, pulse: Pulse) -> None:
         with self._lock:
             self._board.hear(pulse, time.monotonic())
@@ -159,7 +169,7 @@ class Show:
         """Show how it ended, and give the terminal back.  A second call does nothing."""
         if self._ending.is_set():
             return
-        self._mailbox.close()  # first: the workers' last words are in it
+        self.collect()  # first: the workers' last words are in it
         with self._lock:
             self._board.conclude(verdict)
         self._ending.set()

@@ -9,6 +9,7 @@ import msgspec
 
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError
+from undertow.files import write_file
 from undertow.plan.profile import Profile
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -25,7 +26,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         try:
-            Path(path).write_bytes(msgspec.json.encode(self) + b"\n")
+            write_file(path, msgspec.json.encode(self) + b"\n")
         except OSError as error:
             raise PlanError(f"cannot write the profile {os.fspath(path)}: {error.strerror}") from None
 

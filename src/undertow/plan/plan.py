@@ -13,6 +13,7 @@ import msgspec
 
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError
+from undertow.files import write_file
 from undertow.plan.scheme import Scheme
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -53,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         try:
-            Path(path).write_bytes(self.to_json() + b"\n")
+            write_file(path, self.to_json() + b"\n")
         except OSError as error:
             raise PlanError(f"cannot write the plan {os.fspath(path)}: {error.strerror}") from None
 

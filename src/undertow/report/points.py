@@ -15,6 +15,7 @@ import msgspec
 
 from undertow.core.decoding import Decoder, Format, WrongSchema
 from undertow.errors import ConfigError, Garbled
+from undertow.files import write_file
 from undertow.report.machine import describe_machine, list_versions
 
 __all__ = [
@@ -127,7 +128,7 @@ def write_results(results: Results, path: str | os.PathLike[str]) -> None:
     """Keep results in a file of JSON, for people and for `read_results`."""
     data = msgspec.json.encode({"format": FORMAT, **msgspec.structs.asdict(results)})
     try:
-        Path(path).write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        write_file(path, msgspec.json.format(data, indent=2) + b"\n")
     except OSError as error:
         raise ConfigError(f"results cannot be written to {os.fspath(path)}: {error.strerror}") from None
 

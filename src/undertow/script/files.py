@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from undertow.files import write_whole
+
 # The last, the best, and a temporary that becomes one of them; a script that numbers its files reads no old ones back.
 LEAST_KEPT = 3
 # Others as well, as long as they are small: a script that joins after all has meant each rank to write its own.
@@ -112,7 +114,7 @@ class Files:
             lost, self._lost = self._lost, {}
             self._dropped.clear()
         for path, data in kept.items():
-            _replace(path, data)
+            write_whole(path, data)  # other ranks may write the same path now
         if lost:
             print(
                 f"undertow: rank {rank} has not kept what it saved to {', '.join(lost)}: more than "
@@ -127,14 +129,6 @@ class Files:
         path = _find_path(f)
         kept = None if path is None else self._kept.get(path)
         return f if kept is None else io.BytesIO(kept)
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Whole or not at all: other ranks may write the same path now."""
-    part = f"{path}.{os.getpid()}.part"
-    with open(part, "wb") as file:
-        file.write(data)
-    os.replace(part, path)
 
 
 def _find_path(f: Any) -> str | None:

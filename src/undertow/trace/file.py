@@ -7,8 +7,10 @@ Only the steps that were asked for are written, with everything that is needed t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
+from undertow.files import create_private
 from undertow.trace import notes
 from undertow.trace.chrome import About, Composer
 from undertow.trace.clocks import Clocks
@@ -34,7 +36,7 @@ class TraceFile:
         self._on_full = on_full
         self._is_full = False
         self._separator = "[\n"
-        self._file = (folder / name_file(about.rank)).open("w", encoding="utf-8")
+        self._file = TextIOWrapper(create_private(folder / name_file(about.rank)), encoding="utf-8")
         self._write(self._composer.open())
 
     def take(self, taken: Sequence[Note]) -> None:

@@ -6,14 +6,13 @@ the other as they are; a last line that was cut off is left out.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled
+from undertow.files import replace_file
 
 MERGED = "trace.json"
 _anything: Decoder[object] = Decoder(object, format=Format.JSON)
@@ -35,18 +34,13 @@ def merge(folder: Path) -> Path | None:
     if not files:
         return None
     target = folder / MERGED
-    draft = folder / f".{MERGED}.{socket.gethostname()}.{os.getpid()}"  # hosts may share the folder
-    try:
-        with draft.open("wb") as out:
-            separator = b"[\n"
-            for path in files.values():
-                for line in _read_events(path):
-                    out.write(separator + line)
-                    separator = b",\n"
-            out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replace_file(target) as out:
+        separator = b"[\n"
+        for path in files.values():
+            for line in _read_events(path):
+                out.write(separator + line)
+                separator = b",\n"
+        out.write(b"\n]\n" if separator == b",\n" else b"[]\n")
     return target
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from undertow.errors import ConfigError
+from undertow.files import write_file
 
 FORMAT = 1
 
@@ -75,6 +76,6 @@ class ShareResults(msgspec.Struct, frozen=True, kw_only=True):
 def write_share_results(results: ShareResults, path: Path) -> None:
     data = msgspec.json.encode({"format": FORMAT, **msgspec.structs.asdict(results)})
     try:
-        path.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        write_file(path, msgspec.json.format(data, indent=2) + b"\n")
     except OSError as error:
         raise ConfigError(f"results cannot be written to {path}: {error.strerror}") from None
