@@ -8,7 +8,8 @@ from tests.unit.live_samples import make_board, make_pulse
 from undertow.live.board import DONE, HISTORY, SILENT_S, Board
 from undertow.live.lines import KEPT_LINES, LastLines
 from undertow.live.pulse import State
-from undertow.live.wording import clean, format_ms, format_rate, format_share, format_speed, format_time
+from undertow.live.wording import format_ms, format_rate, format_share, format_speed, format_time
+from undertow.plain_text import clean
 
 
 def test_a_rank_that_was_started_and_not_heard_of_is_starting() -> None:

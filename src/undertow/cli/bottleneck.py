@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
@@ -17,6 +16,7 @@ from undertow.cli.quantities import format_count, parse_count, parse_time
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.plan.bottleneck import Bottleneck, Flow, Grade, Job, Verdict, find_bottleneck
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 from undertow.zoo import find_model
 

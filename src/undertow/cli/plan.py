@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
@@ -25,6 +24,7 @@ from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
 from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 from undertow.sim.subject import find_subject, read_subject, take_measured
 

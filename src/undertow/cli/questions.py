@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from undertow.cli.progress import open_console, open_watch
 from undertow.lab.bandwidth import format_bandwidth
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 from undertow.sim.schedules import Schedule
 from undertow.sim.subject import Subject

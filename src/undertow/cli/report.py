@@ -16,6 +16,7 @@ from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError, UndertowError
 from undertow.files import write_whole
 from undertow.launch.speech import notify
+from undertow.plain_text import clean_lines
 from undertow.report.step_page import make_step_page
 from undertow.timeline.analysis import Analysis, Study, study
 from undertow.timeline.reading import read_trace
@@ -56,7 +57,7 @@ def report(
         if is_json:
             print(found.analysis.to_json().decode())
         else:
-            print("\n".join(describe(found.analysis)))
+            print(clean_lines("\n".join(describe(found.analysis))))
         sys.stdout.flush()
         notify(f"written: {page}")
         if is_open:

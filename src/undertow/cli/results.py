@@ -12,6 +12,7 @@ from undertow.launch.speech import notify
 from undertow.report.page import make_page
 from undertow.report.picture import draw_png
 from undertow.report.points import Results, write_results
+from undertow.report.safe_text import Text
 from undertow.report.table import make_table
 
 
@@ -20,7 +21,7 @@ def show_results(results: Results, out: Path | None) -> None:
     if results.points:
         console.print(make_table(results.points))
     for note in results.notes:
-        console.print(note, markup=False)
+        console.print(Text(note))
     noisy = [point for point in results.points if point.is_noisy]
     if noisy:
         notify(f"this machine was too noisy for {len(noisy)} of {len(results.points)} points: do not trust those")

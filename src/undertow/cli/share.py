@@ -26,6 +26,7 @@ from undertow.launch.job import read_job_settings
 from undertow.launch.job_file import read_jobs
 from undertow.launch.shared_jobs import run_together
 from undertow.launch.speech import say
+from undertow.plain_text import clean_lines
 from undertow.report.sharing import describe_arbiter, make_summary
 
 share = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -75,12 +76,12 @@ def up(
             words = f"an arbiter is up already: {describe_arbiter(status, path)}{other}"
             if foreground:
                 raise UndertowError(words)
-            print(words)
+            print(clean_lines(words))
             return 0
         if foreground:
             return _be_the_arbiter(path, lease)
         started = start_arbiter(path, lease)
-        print(f"the arbiter is up: {describe_arbiter(started.status, path)}; log: {find_log(path)}")
+        print(clean_lines(f"the arbiter is up: {describe_arbiter(started.status, path)}; log: {find_log(path)}"))
         return 0
     raise AssertionError("one_line_errors ends the command")
 
@@ -125,7 +126,7 @@ def down(socket: _Socket = None, debug: _Debug = False) -> int:
             return 0
         names = sorted({job.name for device in stopped.devices for job in device.jobs})
         left = f"; without turns go on: {', '.join(names)}" if names else ""
-        print(f"the arbiter, pid {stopped.pid}, is down{left}")
+        print(clean_lines(f"the arbiter, pid {stopped.pid}, is down{left}"))
         return 0
     raise AssertionError("one_line_errors ends the command")
 

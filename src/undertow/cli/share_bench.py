@@ -23,6 +23,7 @@ from undertow.lab.sharing.plan import GIGA, Job, Mode, SharePlan
 from undertow.lab.sharing.results import ShareResults, write_share_results
 from undertow.lab.sharing.table import make_share_table
 from undertow.launch.speech import notify
+from undertow.report.safe_text import Text
 
 
 def bench(
@@ -147,7 +148,7 @@ def _show(results: ShareResults, out: Path | None) -> None:
     for case in results.cases:
         console.print(make_share_table(case))
     for note in results.notes:
-        console.print(note, markup=False)
+        console.print(Text(note))
     if out is not None and results.cases:
         write_share_results(results, out)
         notify(f"written: {out}")

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
@@ -26,6 +25,7 @@ from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidths
 from undertow.report.columns import show_bandwidth, show_ms
 from undertow.report.points import Point, Results, describe_machine, list_versions, read_results
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 from undertow.sim.against import Pair, can_predict, describe, predict_points
 from undertow.sim.cluster_file import read_topology

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 from rich.table import Table
-from rich.text import Text
 
 from undertow.bounds import WEIGHT
 from undertow.cli.progress import open_console, open_watch
@@ -24,6 +23,7 @@ from undertow.lab.bandwidth import format_bandwidth
 from undertow.launch.speech import notify
 from undertow.report.columns import ABSENT, show_ms
 from undertow.report.points import describe_machine, list_versions
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 from undertow.sim.schedules import Schedule
 from undertow.sim.sharing import Arrangement, JobFigures, Row, Sharing, check_tenants, share, weigh_sharing

@@ -12,7 +12,6 @@ import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from undertow.doctor.cards import Card
 from undertow.doctor.facts import Host, Setting
@@ -20,6 +19,7 @@ from undertow.doctor.findings import Finding, Level, conclude, pick
 from undertow.doctor.pairs import Survey
 from undertow.doctor.variables import SETTINGS
 from undertow.doctor.ways import list_rates
+from undertow.report.safe_text import Text
 from undertow.settings import Origin
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.FAILURE: "bold red"}

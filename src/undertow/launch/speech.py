@@ -15,6 +15,8 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
+from undertow.plain_text import clean_lines
+
 STDERR = 2
 PIECE_BYTES = 4096
 # How long a reader of our stderr may take for one piece.
@@ -45,6 +47,7 @@ def divert(take: Callable[[Sequence[str]], None] | None) -> None:
 
 def say(*lines: str) -> None:
     """Write lines to stderr; returns as soon as it is done or nobody reads any more."""
+    lines = tuple(map(clean_lines, lines))  # they may quote a worker, a peer or a file
     if _divert is not None:
         return _divert(lines)
     speech = _Speech("".join(line + "\n" for line in lines).encode(errors="replace"))

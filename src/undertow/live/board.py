@@ -14,7 +14,7 @@ import msgspec
 
 from undertow.live.lines import LastLines
 from undertow.live.pulse import LONGEST_NAME, Pulse, State
-from undertow.live.wording import clean
+from undertow.plain_text import clean
 
 # A worker whose interpreter is busy elsewhere misses a pulse or two.
 SILENT_S = 5.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from undertow.live.wording import clean
+from undertow.plain_text import clean
 
 KEPT_LINES = 50
 KEPT_BYTES = 8192

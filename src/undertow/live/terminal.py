@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from undertow.live.board import Picture, Row
 from undertow.live.pulse import Pulse
-from undertow.live.wording import clean, format_ms, format_rate, format_share, format_speed, format_time
+from undertow.live.wording import format_ms, format_rate, format_share, format_speed, format_time
+from undertow.plain_text import clean
+from undertow.report.safe_text import Text
 
 MOST_ROWS = 20
 FEWEST_LINES = 3  # of rank 0, if it has as many

@@ -1,21 +1,9 @@
-"""How figures and other people's words look, the same in every view.
+"""How figures look, the same in every view.
 
-In: numbers, and text that a script may have made.  Out: short text that is safe on a terminal.
+In: numbers.  Out: short text.
 """
 
 from __future__ import annotations
-
-import re
-
-# Colours, cursor movements, window titles: the sequences of ECMA-48, and those that end with a bell.
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\-_]")
-LONGEST_LINE = 500
-
-
-def clean(text: str, longest: int = LONGEST_LINE) -> str:
-    """Without anything that moves a cursor, rings, or turns the direction of writing."""
-    plain = _ESCAPES.sub("", text[: 4 * longest].replace("\t", "    "))
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in plain)[:longest]
 
 
 def format_rate(bytes_per_s: float) -> str:

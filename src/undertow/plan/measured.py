@@ -10,6 +10,7 @@ import msgspec
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError
 from undertow.files import write_file
+from undertow.plan.checks import check_measured
 from undertow.plan.profile import Profile
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -45,6 +46,8 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
         raise PlanError(f"{name} is no profile of undertow: {error}") from None
     if measured.format != FORMAT:
         raise PlanError(f"the profile {name} has format {measured.format}, not {FORMAT}: measure it again")
-    if not measured.profile.compute_s > 0:
-        raise PlanError(f"{name} is no profile of undertow: its layers take no time")
+    try:
+        check_measured(measured)
+    except PlanError as error:
+        raise PlanError(f"{name} is no profile of undertow: {error}") from None
     return measured

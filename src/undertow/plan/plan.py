@@ -14,6 +14,7 @@ import msgspec
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError
 from undertow.files import write_file
+from undertow.plan.checks import check_plan
 from undertow.plan.scheme import Scheme
 
 # Raised when an older undertow would misread the file, not when a field is added.
@@ -75,6 +76,10 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanError(f"{os.fspath(path)} is no plan of undertow: {error}") from None
     if plan.format != FORMAT:
         raise PlanError(f"the plan {os.fspath(path)} has format {plan.format}, not {FORMAT}: make it again")
+    try:
+        check_plan(plan)
+    except PlanError as error:
+        raise PlanError(f"{os.fspath(path)} is no plan of undertow: {error}") from None
     return plan
 
 

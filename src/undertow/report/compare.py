@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.table import Table
-from rich.text import Text
 
 from undertow.report.columns import ABSENT, COLUMNS, Shown, choose_columns, describe_common, show_ms
 from undertow.report.points import NOISE, Point, Results, find_notch
+from undertow.report.safe_text import Text
 from undertow.report.table import add_column, start_table
 
 _RESOLUTION = 0.001

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from undertow.bounds import show
 from undertow.core.decoding import Decoder, Format, WrongSchema
 from undertow.errors import ConfigError, Garbled
 from undertow.files import write_file
@@ -32,6 +33,7 @@ __all__ = [
 
 # Where two runs of the same point may be further apart than this, nothing can be concluded from one.
 NOISE = 0.05
+LARGEST = 1e15  # of any figure: more would overflow in a picture
 ORIGINS = ("measured", "simulated")
 # Raised when an older undertow would misread the file, not when a field is added.
 FORMAT = 1
@@ -156,6 +158,8 @@ def _check(name: str, value: object) -> None:
     """Refuse what no run can have and what would break the arithmetic later."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} of a point is {value}: give a finite number")
+    if isinstance(value, int | float) and abs(value) > LARGEST:
+        raise ConfigError(f"{name} of a point is {show(value)}: give a number of at most {LARGEST:g}")
     if isinstance(value, int | float) and value <= 0 and name in (*_POSITIVE, "bandwidth_gbit"):
         raise ConfigError(f"{name} of a point is {value}: give a number above 0")
     if name == "origin" and value not in ORIGINS:

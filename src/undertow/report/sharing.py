@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from undertow.crossover.gain import Load, explain_no_gain
 from undertow.crossover.messages import DeviceStatus, JobStatus, Status
 from undertow.launch.shared_jobs import JobEnd, Story
 from undertow.launch.tally import find_shares
 from undertow.report.columns import ABSENT, show_figure, show_ms
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 
 LATEST = 5  # notices

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from undertow.report.columns import NOISY, NOISY_MEANS, Column, choose_columns, describe_common, group_rows
 from undertow.report.points import Point
+from undertow.report.safe_text import Text
 
 
 def make_table(points: Sequence[Point], *, title: str = "") -> Table:

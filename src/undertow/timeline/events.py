@@ -6,12 +6,15 @@ One structure for all kinds of events: deciding which kind it is before it is de
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from undertow.core.decoding import Decoder, Format
+from undertow.core.decoding import Decoder, Format, Seconds
 from undertow.errors import Garbled
+
+# Before or after these no clock of a worker shows anything; sums and nanoseconds of them are whole numbers.
+Microseconds = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
 
 
 class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank": "from"}):
@@ -27,12 +30,12 @@ class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank
     size_bytes: int = 0
     to: int = -1
     source_rank: int = -1
-    sent: float = -1.0
-    queued: float = -1.0
+    sent: Microseconds = -1.0
+    queued: Microseconds = -1.0
     # Metadata
     format: int = 1
     rank: int = -1
-    world_size: int = 0
+    world_size: Annotated[int, msgspec.Meta(le=1 << 16)] = 0
     host: str = ""
     version: str = ""
     source: str = "worker"
@@ -43,7 +46,7 @@ class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank
     profile: msgspec.Raw = msgspec.Raw()
     cluster: msgspec.Raw = msgspec.Raw()
     bytes_per_s: float | None = None
-    round_trip_s: float = 0.0
+    round_trip_s: Seconds = 0.0
 
 
 class Event(msgspec.Struct, gc=False):
@@ -52,8 +55,8 @@ class Event(msgspec.Struct, gc=False):
     ph: str
     name: str = ""
     cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: Microseconds = 0.0
+    dur: Microseconds = 0.0
     pid: int = -1
     args: Args | None = None
 

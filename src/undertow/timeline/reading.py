@@ -13,7 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from undertow.core.decoding import Decoder, Format
-from undertow.errors import Garbled
+from undertow.errors import Garbled, PlanError
+from undertow.plain_text import clean
+from undertow.plan.checks import check_plan, check_profile
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import PLANS
 from undertow.plan.profile import Profile
@@ -21,6 +23,7 @@ from undertow.timeline.events import Args, Event, decode, to_ns
 from undertow.timeline.model import Header, Lane, Planned, RankTrace, Span, Trace, Wire
 from undertow.timeline.model import Step as StepSpan
 from undertow.timeline.runs import choose_run
+from undertow.timeline.sanity import is_possible
 from undertow.timeline.words import capitalise, name_ranks
 from undertow.trace.chrome import FORMAT
 from undertow.trace.merging import MERGED, find_files
@@ -58,6 +61,8 @@ def read_trace(folder: Path, watch: Watch = NOBODY) -> Trace | None:
 
 
 def _read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a FIFO would have us wait for a writer
+        return [], [f"{path.name}: cannot be read (no regular file)."]
     try:
         with path.open("rb") as lines:
             book = _Book()
@@ -82,6 +87,8 @@ class _Book:
         if line.strip() in (b"", b"[", b"]"):
             return
         event = decode(line)
+        if event is not None and not is_possible(event):
+            event = None
         self._is_last_broken = event is None
         if event is None:
             self._broken += 1
@@ -146,18 +153,18 @@ class _Book:
             error_ns = round(args.round_trip_s * 1e9 / 2)
             trace.clock_error_ns = min(trace.clock_error_ns or error_ns, error_ns)
         elif event.name == "undertow.end":
-            trace.ended = args.reason
+            trace.ended = clean(args.reason)
 
     def _make_span(self, event: Event, args: Args, begin_ns: int, end_ns: int) -> Span:
         tensors = (args.tensor,) if args.tensor else args.tensors
         return Span(
             cat=event.cat,
-            name=event.name,
+            name=clean(event.name),
             begin_ns=begin_ns,
             end_ns=end_ns,
             step=args.step,
             tensors=self._share(tensors),
-            reason=args.reason,
+            reason=clean(args.reason),
             key=args.key,
             round=args.round,
             size_bytes=args.size_bytes,
@@ -165,7 +172,7 @@ class _Book:
 
     def _make_wire(self, args: Args, peer: int, begin_ns: int, end_ns: int) -> Wire:
         return Wire(
-            kind=args.kind,
+            kind=clean(args.kind),
             key=args.key,
             round=args.round,
             step=args.step,
@@ -179,8 +186,11 @@ class _Book:
         )
 
     def _share(self, tensors: object) -> tuple[str, ...]:
-        names = tuple(map(str, tensors)) if isinstance(tensors, (list, tuple)) else ()
-        return self._names.setdefault(names, names)
+        given = tuple(map(str, tensors)) if isinstance(tensors, (list, tuple)) else ()
+        names = self._names.get(given)
+        if names is None:
+            names = self._names[given] = tuple(map(clean, given))
+        return names
 
 
 _TO_LANE = frozenset(lane.value for lane in Lane)
@@ -190,11 +200,11 @@ def _make_header(args: Args) -> Header:
     return Header(
         rank=args.rank,
         world_size=args.world_size,
-        host=args.host,
-        version=args.version,
-        source=args.source,
-        script=args.script,
-        started=str(args.started),
+        host=clean(args.host),
+        version=clean(args.version),
+        source=clean(args.source),
+        script=clean(args.script),
+        started=clean(str(args.started)),
     )
 
 
@@ -212,11 +222,14 @@ def _make_plan(event: Event, args: Args) -> list[Planned]:
         plan = PLANS.decode(args.plan)
     except Garbled:
         return []
-    if plan.workers < 1:
+    profile, cluster = _decode_optional(args.profile, Profile), _decode_optional(args.cluster, Cluster)
+    try:
+        check_plan(plan)
+        if profile is not None:
+            check_profile(profile)
+    except PlanError:
         return []
-    return [
-        Planned(to_ns(event.ts), plan, _decode_optional(args.profile, Profile), _decode_optional(args.cluster, Cluster))
-    ]
+    return [Planned(to_ns(event.ts), plan, profile, cluster)]
 
 
 def _decode_optional(raw: msgspec.Raw, wanted: type[T]) -> T | None:

@@ -115,9 +115,10 @@ def _tell_prediction(analysis: Analysis) -> Iterator[str]:
     found = analysis.prediction
     if found is not None:
         taken = "simulated" if analysis.is_simulated else "measured"
+        ratio = found.measured_step_s / found.predicted_step_s
         yield (
             f"The plan predicted {show_ms(found.predicted_step_s * 1e9)} per step; {taken} were "
-            f"{show_ms(found.measured_step_s * 1e9)}, {1 / (1 + found.step_error):.2f} times as long."
+            f"{show_ms(found.measured_step_s * 1e9)}, {ratio:.2f} times as long."
         )
 
 

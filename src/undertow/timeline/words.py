@@ -37,7 +37,7 @@ def capitalise(sentence: str) -> str:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 1 and 3`, `ranks 1, 3, 4 and 12 more`."""
-    names = [str(rank) for rank in sorted(set(ranks))]
+    names = [str(rank) for rank in sorted(set(ranks))] or ["none"]
     if len(names) == 1:
         return f"rank {names[0]}"
     if len(names) > 8:

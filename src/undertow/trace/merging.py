@@ -30,7 +30,7 @@ def find_files(folder: Path) -> dict[int, Path]:
 
 def merge(folder: Path) -> Path | None:
     """Returns the file, or None if there is nothing to put into it."""
-    files = find_files(folder)
+    files = {rank: path for rank, path in find_files(folder).items() if path.is_file()}
     if not files:
         return None
     target = folder / MERGED

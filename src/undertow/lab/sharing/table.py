@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.table import Table
-from rich.text import Text
 
 from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.lab.bandwidth import format_bandwidth
 from undertow.lab.sharing.results import Case, Row
 from undertow.report.columns import ABSENT, UNSHAPED, show_figure, show_ms
+from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 
 _GIGA = 1e9

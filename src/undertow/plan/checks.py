@@ -1,0 +1,114 @@
+"""Which profiles and plans can be true: what a file says is checked before anything is computed with it.
+
+In: a `Profile` or a `Plan` that was decoded.  Out: nothing, or `PlanError` with the field and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from undertow.bounds import RATE, WORLD_SIZE, Bounds, show
+from undertow.errors import ConfigError, PlanError
+from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
+
+if TYPE_CHECKING:
+    from undertow.plan.measured import Measured
+    from undertow.plan.plan import Plan
+
+_TIME_S = Bounds(least=0, most=1e6, unit="seconds", is_whole=False)
+_STEP_S = Bounds(least=0, most=1e12, unit="seconds", is_whole=False)
+_LENGTH = Bounds(least=0, most=1 << 40)
+_ELEMENTS = Bounds(least=0, most=1 << 36)
+_ITEM_BYTES = Bounds(least=1, most=16, unit="bytes")
+_ROWS = Bounds(least=0, most=1e12, is_whole=False)
+_BYTES = Bounds(least=0, most=1e18, unit="bytes", is_whole=False)
+MOST_TENSORS = 1_000_000
+SHORTEST_STEP_S = 1e-9
+MATRIX = 2  # dimensions
+
+
+def check_measured(measured: Measured) -> None:
+    """`PlanError` if no script can have shown this."""
+    for name in ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s"):
+        _check(name, getattr(measured, name), RATE)
+    check_profile(measured.profile)
+    if not measured.profile.compute_s > 0:
+        raise PlanError("its layers take no time")
+
+
+def check_profile(profile: Profile) -> None:
+    """`PlanError` if no model can be like this."""
+    for layer in profile.layers:
+        _check_layer(layer)
+    _check_names([tensor.name for tensor in profile.tensors])
+
+
+def check_plan(plan: Plan) -> None:
+    """`PlanError` if no planner can have made this."""
+    _check("workers", plan.workers, WORLD_SIZE)
+    for name, value in (("step_s", plan.step_s), ("compute_s", plan.compute_s), *plan.alone.items()):
+        _check(name, value, _STEP_S)
+    for name, value in (("step_s", plan.step_s), ("compute_s", plan.compute_s)):
+        if value < SHORTEST_STEP_S:
+            raise PlanError(f"{name} is {value:g}: no step takes no time")
+    for choice in plan.choices:
+        _check_shape(choice.tensor, choice.shape)
+        _check(f"bytes_out of {choice.tensor!r}", choice.bytes_out, _BYTES)
+        _check(f"push_bytes of {choice.tensor!r}", choice.push_bytes, _BYTES)
+        _check(f"alone_s of {choice.tensor!r}", choice.alone_s, _STEP_S)
+        if choice.break_even is not None:
+            _check(f"break_even of {choice.tensor!r}", choice.break_even, _ROWS)
+    _check_names([choice.tensor for choice in plan.choices])
+
+
+def _check_layer(layer: LayerProfile) -> None:
+    _check(f"forward_s of {layer.name!r}", layer.forward_s, _TIME_S)
+    _check(f"backward_s of {layer.name!r}", layer.backward_s, _TIME_S)
+    for tensor in layer.tensors:
+        _check_tensor(tensor)
+
+
+def _check_tensor(tensor: TensorProfile) -> None:
+    _check_shape(tensor.name, tensor.shape)
+    if (
+        tensor.rows
+        and tensor.kind in (Kind.LINEAR, Kind.EMBEDDING)
+        and (len(tensor.shape) != MATRIX or 0 in tensor.shape)
+    ):
+        raise PlanError(f"{tensor.name!r} has rows, but is no matrix: its shape is {list(tensor.shape)}")
+    _check(f"rows of {tensor.name!r}", tensor.rows, _ROWS)
+    _check(f"itemsize of {tensor.name!r}", tensor.itemsize, _ITEM_BYTES)
+    _check(f"row_itemsize of {tensor.name!r}", tensor.row_itemsize, _ITEM_BYTES)
+    if tensor.product_s is not None:
+        _check(f"product_s of {tensor.name!r}", tensor.product_s, _TIME_S)
+
+
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    for length in shape:
+        _check(f"a length of {name!r}", length, _LENGTH)
+    _check(f"the number of elements of {name!r}", math.prod(shape), _ELEMENTS)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(names) > MOST_TENSORS:
+        raise PlanError(f"it has {len(names)} tensors, and at most {MOST_TENSORS} are possible")
+    if twin := _find_twin(names):
+        raise PlanError(f"it has the tensor {twin!r} twice")
+
+
+def _find_twin(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _check(name: str, value: float, limits: Bounds) -> None:
+    try:
+        limits.check_range(f"{name} is {show(value)}, which", value)
+    except ConfigError as error:
+        raise PlanError(str(error)) from None

@@ -1,0 +1,58 @@
+"""Words of others are shown as words: nothing that they hold reaches the terminal as a command."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import undertow
+from undertow.launch.speech import say
+from undertow.plain_text import clean, clean_lines
+from undertow.report.safe_text import Text
+from undertow.report.table import start_table
+
+EVIL = "\x1b]0;title\x07\x1b[31mred\x1b[2J\r\b\u202eab\x9b1m"
+COMMANDS = set("\x1b\x07\r\b\u202e\x9b")
+
+
+def print_all(*shown: Any) -> str:
+    console = Console(width=80, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        for one in shown:
+            console.print(one)
+    return captured.get()
+
+
+def test_words_stay_and_commands_go() -> None:
+    assert clean("weiß  0.5 ms") == "weiß  0.5 ms"
+    assert clean(EVIL).startswith("red")
+    assert not COMMANDS & set(clean(EVIL))
+    assert clean_lines(f"one\ntwo {EVIL}").startswith("one\ntwo red")
+
+
+def test_tables_and_lines_are_safe() -> None:
+    table = start_table(EVIL, EVIL)
+    table.add_column(Text(EVIL))
+    table.add_row(Text(EVIL, "bold"))
+    shown = print_all(table, Text(EVIL), Text.assemble(("x", "bold"), EVIL), Text("x").append(EVIL))
+    assert not COMMANDS & set(shown)
+    assert shown.count("red") == 7
+
+
+def test_every_text_of_rich_is_the_safe_one() -> None:
+    folder = Path(undertow.__file__).parent
+    users = [path for path in folder.rglob("*.py") if re.search(r"\brich\.text\b", path.read_text())]
+    assert users == [folder / "report" / "safe_text.py"]
+
+
+def test_what_the_launcher_says_is_safe(capfd: pytest.CaptureFixture[str]) -> None:
+    say(f"undertow: rank 1 failed: {EVIL}", "second\nthird")
+    said = capfd.readouterr().err
+    assert said.splitlines()[1:] == ["second", "third"]
+    assert not COMMANDS & set(said)
+    assert said.endswith(os.linesep)
