@@ -13,7 +13,8 @@ from tests.contract.wires import HANG_S, HOST, JOB, TOKEN, SocketWires, send
 from undertow.core.frames import MAGIC, VERSION
 from undertow.wire.auth import Role, shake_hands
 from undertow.wire.loop import Loop
-from undertow.wire.sockets import INTRODUCTION, MAX_STRANGERS, STRANGER_TIMEOUT_S, SocketTransport
+from undertow.wire.sockets import INTRODUCTION, SocketTransport
+from undertow.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S
 
 NO_PLACE = "it knows the token but has no place in this group"
 

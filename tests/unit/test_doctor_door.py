@@ -23,6 +23,7 @@ from undertow.doctor.reach import Reach
 from undertow.errors import Refused
 from undertow.watch import NOBODY
 from undertow.wire.auth import Role, shake_hands
+from undertow.wire.strangers import MAX_STRANGERS
 
 TOKEN = b"secret"
 
@@ -67,6 +68,16 @@ def test_what_a_door_says_to_those_who_try_it(door: Door) -> None:
     assert try_door(door.address, b"wrong") is Reach.STRANGER
     door.close()
     assert try_door(door.address, TOKEN) is Reach.REFUSED
+
+
+def test_strangers_who_say_nothing_keep_no_doctor_out(door: Door) -> None:
+    strangers = [socket.create_connection(parse_address(door.address), timeout=10) for _ in range(2 * MAX_STRANGERS)]
+    assert try_door(door.address, TOKEN) is Reach.REACHED
+    assert measure((1, 0), door.address, TOKEN, duration_s=0.02).error == ""
+    while strangers[0].recv(64):
+        pass  # the listener's part of the handshake; then the end: it has made room
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_nonsense_after_the_handshake_ends_that_guest_only(door: Door) -> None:

@@ -8,12 +8,14 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from tests.unit.live_samples import make_board, make_picture
 from undertow.errors import ConfigError
 from undertow.live.show import Web
+from undertow.live.web import MOST_VIEWERS
 
 HANG_S = 30.0
 
@@ -117,6 +119,49 @@ def test_events_bring_every_picture_and_end_with_the_last(web: Web) -> None:
     assert answer.read() == b"\n"
     ending.join(HANG_S)
     assert not ending.is_alive()
+
+
+def send(web: Web, text: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", web.port), timeout=HANG_S)
+    connection.sendall(text.encode())
+    return connection
+
+
+def test_viewers_beyond_the_limit_are_told_so_and_others_are_answered(web: Web) -> None:
+    viewers = [ask(web, "/events") for _ in range(MOST_VIEWERS)]
+    refused = ask(web, "/events")
+    assert refused.status == 503
+    assert refused.read() == b"64 viewers are connected, and there is no room for more: close one of them\n"
+    assert [ask(web, path).status for path in ("/", "/state.json", "/metrics")] == [200, 200, 200]
+    assert read_event(viewers[-1])["steps"] == 1240
+    web.finish(make_picture(2))
+    for viewer in viewers:
+        viewer.read()
+    assert ask(web, "/events").status == 200
+
+
+def test_connections_that_ask_nothing_make_room_for_those_that_do(web: Web) -> None:
+    idle = [send(web, "GET /state") for _ in range(2 * MOST_VIEWERS)]
+    assert ask(web, "/state.json").status == 200
+    assert idle[0].recv(1) == b""
+    for connection in idle:
+        connection.close()
+
+
+def test_a_request_that_takes_too_long_is_ended(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    with send(web, "GET /state") as slow:
+        monkeypatch.setattr("undertow.live.web.REQUEST_S", -1.0)
+        assert slow.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "head", ["GET /" + "x" * 30000, "GET / HTTP/1.0\r\n" + ("Cookie: " + "x" * 1000 + "\r\n") * 20 + "\r\n"]
+)
+def test_a_request_that_is_too_long_is_not_read(web: Web, head: str) -> None:
+    with send(web, head) as connection, suppress(ConnectionResetError):
+        answer = connection.makefile("rb").read()
+        assert answer == b"" or answer.startswith(b"HTTP/1.0 431 ")
+    assert ask(web, "/state.json").status == 200
 
 
 def test_it_listens_on_loopback_only(web: Web) -> None:

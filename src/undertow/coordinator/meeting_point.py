@@ -27,11 +27,10 @@ from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES, Join, Meetings, Repl
 from undertow.core.decoding import Decoder
 from undertow.errors import ConfigError, Garbled, Refused
 from undertow.wire.auth import Handshake, Role
+from undertow.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
 
 LENGTH_BYTES = 4
 MAX_REQUEST_BYTES = MAX_PAYLOAD_BYTES + 1024
-# A friend needs two round trips for the handshake; both limits are far above that.
-STRANGER_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
 # How long a friend may take to send its request, or to read its reply.
 TRANSFER_TIMEOUT_S = 30.0
@@ -123,9 +122,9 @@ class MeetingPoint:
 
     def _accept(self) -> None:
         strangers = [guest for guest in self._guests.values() if not guest.handshake.done]
-        if len(strangers) >= MAX_STRANGERS:
-            # The oldest: a friend's handshake takes milliseconds, so it is among the youngest.
-            self._refuse(strangers[0], "too many strangers at once")
+        oldest = find_surplus(strangers, MAX_STRANGERS)
+        if oldest is not None:
+            self._refuse(oldest, "too many strangers at once")
         try:
             sock, _ = self._listener.accept()
         except OSError:

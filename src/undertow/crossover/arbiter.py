@@ -29,6 +29,7 @@ from undertow.crossover.office import Letters, Office
 from undertow.crossover.place import prepare_folder
 from undertow.crossover.turns import LEASE_S
 from undertow.errors import ConfigError, Garbled
+from undertow.wire.strangers import find_surplus
 
 log = logging.getLogger("undertow.share")
 
@@ -46,6 +47,7 @@ class Visitor:
         self.connection = connection
         self.lines = Lines()
         self.unsent = b""
+        self.has_spoken = False
 
     def send(self, message: FromArbiter) -> None:
         """Now, or when there is room; raises OSError for one that has not listened for long."""
@@ -115,13 +117,22 @@ class Arbiter:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away()
             return  # else it has gone again
-        if len(self._visitors) >= MOST_CONNECTIONS or _user_of(connection) != os.getuid():
+        if _user_of(connection) != os.getuid() or not self._make_room():
             connection.close()
             return
         connection.setblocking(False)
         self._numbers += 1
         visitor = self._visitors[self._numbers] = Visitor(self._numbers, connection)
         self._selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more: the oldest visitor that has never said anything makes some."""
+        if len(self._visitors) < MOST_CONNECTIONS:
+            return True
+        silent = find_surplus([each for each in self._visitors.values() if not each.has_spoken], most=1)
+        if silent is not None:
+            self._dismiss(silent)
+        return silent is not None
 
     def _turn_away(self) -> None:
         """Whoever is at the door: left there it would wait for ever, and we would look up all the time."""
@@ -148,6 +159,7 @@ class Arbiter:
         if not data:
             self._dismiss(visitor)
             return
+        visitor.has_spoken = True
         for line in visitor.lines.feed(data):
             if visitor.number not in self._visitors:
                 return  # dismissed for what came before: a Hello now would be of nobody

@@ -2,7 +2,8 @@
 
 In: connections that know the token.  Out: answers to one request each.
 Listens on the interface in use only, on a port that the system gives, as workers do: what stops them stops
-this too.  Strangers are refused before anything of theirs is parsed; each guest has a thread and a deadline.
+this too.  Strangers are refused before anything of theirs is parsed, and the oldest makes room for the next one
+(see wire.strangers); each guest has a thread and a deadline.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from undertow.doctor.bulk import STALL_S, pump, receive
 from undertow.doctor.letters import STAMP, Echo, Give, Request, Take, read_exactly, read_letter, send_letter
 from undertow.errors import Refused
 from undertow.wire.auth import Role, shake_hands
+from undertow.wire.strangers import find_surplus
 
 MOST_GUESTS = 64
 GUEST_S = 5.0  # for the handshake, and between two messages
@@ -33,7 +35,9 @@ class Door:
         self._listener = socket.create_server((address, 0), family=family, backlog=MOST_GUESTS)
         self._listener.settimeout(POLL_S)
         self.address = format_address(address, self._listener.getsockname()[1])
-        self._places = threading.Semaphore(MOST_GUESTS)
+        self._places = threading.Semaphore(MOST_GUESTS)  # for those who have shown the token
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -56,19 +60,35 @@ class Door:
             except OSError:
                 time.sleep(POLL_S)  # out of file descriptors perhaps: not in a busy loop
                 continue
-            if not self._places.acquire(blocking=False):
-                sock.close()  # a crowd: who belongs here tries again, or says so
-                continue
+            self._take_in(sock)
             threading.Thread(target=self._welcome, args=[sock, token], daemon=True).start()
+
+    def _take_in(self, sock: socket.socket) -> None:
+        with self._lock:
+            oldest = find_surplus(self._strangers)
+            if oldest is not None:
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+            self._strangers[sock] = None
 
     def _welcome(self, sock: socket.socket, token: bytes) -> None:
         # A guest that leaves or talks nonsense is its own doctor's business: that one says so.
-        try:
-            with sock, suppress(OSError, Refused):
+        with sock, suppress(OSError, Refused):
+            try:
                 sock.settimeout(GUEST_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 shake_hands(sock, Role.LISTENER, token)
-                _answer(sock, read_letter(sock, _REQUESTS))
+            finally:
+                with self._lock:
+                    self._strangers.pop(sock, None)
+            self._serve(sock)
+
+    def _serve(self, sock: socket.socket) -> None:
+        if not self._places.acquire(blocking=False):
+            return  # a crowd: who belongs here tries again, or says so
+        try:
+            _answer(sock, read_letter(sock, _REQUESTS))
         finally:
             self._places.release()
 

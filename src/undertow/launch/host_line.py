@@ -41,10 +41,10 @@ from undertow.launch.host_watch import (
     Tell,
 )
 from undertow.wire.auth import Handshake, Role, shake_hands
+from undertow.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_STRANGERS = 128
-STRANGER_TIMEOUT_S = 5.0
 # How long the last messages may take to leave.
 FLUSH_S = 1.0
 _decoder: Decoder[Message] = Decoder(Message, "a message of another launcher")
@@ -221,8 +221,9 @@ class HostLine:
             time.sleep(0.01)  # out of file descriptors perhaps: try again, but not in a busy loop
             return
         strangers = [connection for connection in self._connections if connection.host is None]
-        if len(strangers) >= MAX_STRANGERS:
-            self._drop(strangers[0])  # the oldest: a launcher's handshake takes milliseconds
+        oldest = find_surplus(strangers, MAX_STRANGERS)
+        if oldest is not None:
+            self._drop(oldest)
         sock.setblocking(False)
         connection = _Connection(sock, Handshake(Role.LISTENER, self._token))
         self._connections.append(connection)

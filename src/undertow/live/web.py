@@ -2,17 +2,22 @@
 
 In: pictures of the job, one after the other.  Out: answers to GET and HEAD.
 A name that a stranger's site may have pointed at this host is refused: its scripts shall not read a job's output.
+Connections, viewers and the size of a request are limited: those who look on must not take the launcher's memory.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -20,12 +25,16 @@ from undertow.errors import ConfigError
 from undertow.live.board import Picture
 from undertow.live.metrics import CONTENT_TYPE, write_metrics
 from undertow.live.page import read_page
+from undertow.wire.strangers import find_surplus
 
 ADDRESS = "127.0.0.1"
 KEEP_ALIVE_S = 5.0
 # How long browsers may take for the last picture.
 FAREWELL_S = 1.0
 POLL_S = 0.1
+MOST_VIEWERS = 64  # who follow the events; as many may be answered at once, and as many may be about to ask
+REQUEST_S = 10.0  # a browser that neither asks nor reads
+MOST_REQUEST_BYTES = 16 << 10
 _OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -88,9 +97,14 @@ class Gallery:
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 2 * MOST_VIEWERS  # else the kernel lets those who come together wait for seconds
 
     def __init__(self, port: int, gallery: Gallery) -> None:
         self.gallery = gallery
+        self.viewers = threading.Semaphore(MOST_VIEWERS)
+        self.answers = threading.Semaphore(MOST_VIEWERS)
+        self._asking: dict[socket.socket, float] = {}  # since when; oldest first
+        self._lock = threading.Lock()
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
@@ -110,14 +124,52 @@ class Server(ThreadingHTTPServer):
             self.shutdown()
         self.server_close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = find_surplus(self._asking, MOST_VIEWERS)
+            if oldest is not None:
+                self._end(oldest)
+            self._asking[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def has_asked(self, request: Any) -> None:
+        """This connection has sent its request."""
+        with self._lock:
+            self._asking.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.has_asked(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that send their request too slowly; called every `POLL_S`."""
+        with self._lock:
+            late_s = time.monotonic() - REQUEST_S
+            for request in [each for each, since_s in self._asking.items() if since_s < late_s]:
+                self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        del self._asking[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # a browser that went away; nobody wants to read of it in the job's output
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = 10.0  # a browser that neither asks nor reads
+    timeout = REQUEST_S
     server_version, sys_version = "undertow", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = _Limited(self.rfile, MOST_REQUEST_BYTES)
+
+    def parse_request(self) -> bool:
+        is_parsed = super().parse_request()
+        self.server.has_asked(self.connection)
+        return is_parsed
 
     def do_GET(self) -> None:  # http.server's name
         answer = _ANSWERS.get(self.path.partition("?")[0])
@@ -126,7 +178,18 @@ class Handler(BaseHTTPRequestHandler):
         elif answer is None:
             self.send_error(HTTPStatus.NOT_FOUND, "there are /, /events, /state.json and /metrics")
         else:
+            self._answer(answer)
+
+    def _answer(self, answer: Callable[[Handler], None]) -> None:
+        places = self.server.viewers if answer is Handler.stream else self.server.answers
+        if not places.acquire(blocking=False):
+            words = f"{MOST_VIEWERS} viewers are connected, and there is no room for more: close one of them"
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, words)
+            return
+        try:
             answer(self)
+        finally:
+            places.release()
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -157,6 +220,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+class _Limited:
+    """The request of one connection, up to a number of bytes."""
+
+    def __init__(self, file: BinaryIO, most_bytes: int) -> None:
+        self._file = file
+        self._left_bytes = most_bytes
+
+    def readline(self, size: int = -1) -> bytes:
+        most_bytes = self._left_bytes + 1
+        line = self._file.readline(most_bytes if size < 0 else min(size, most_bytes))
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            raise LineTooLong("request")  # answered by http.server
+        return line
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _show_page(handler: Handler) -> None:

@@ -26,14 +26,13 @@ from undertow.trace.recorder import Recorder
 from undertow.wire.auth import Handshake, Role, shake_hands
 from undertow.wire.link import Link
 from undertow.wire.loop import Loop
+from undertow.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, find_surplus
 from undertow.wire.transport import Receiver
 
 log = logging.getLogger("undertow")
 
 INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
 LOCAL = "unix:"  # how an address on this host begins
-STRANGER_TIMEOUT_S = 5.0
-MAX_STRANGERS = 64  # more in a group of more workers, which may all come at once
 BACKLOG = 128
 ACCEPT_PAUSE_S = 0.1
 
@@ -150,9 +149,9 @@ class SocketTransport:
             self._unwatch(listener)
             self._loop.later(ACCEPT_PAUSE_S, lambda: self._watch(listener))
             return
-        if len(self._strangers) >= max(MAX_STRANGERS, 2 * self._size):
-            # A peer needs milliseconds to show the token: the one that has not for longest is none.
-            oldest = next(iter(self._strangers))
+        # More in a group of more workers, which may all come at once.
+        oldest = find_surplus(self._strangers, max(MAX_STRANGERS, 2 * self._size))
+        if oldest is not None:
             self._forget(oldest)
             self._refuse("too many connections without a token", oldest.address)
         sock.setblocking(False)
