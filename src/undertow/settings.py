@@ -53,18 +53,29 @@ class Batch(enum.Enum):
     SPLIT = "split"  # all together have the script's: results are those of a single process
 
 
-class Horovod(enum.Enum):
+class _Switch(enum.Enum):
+    """A choice with the members ON and OFF, which accepts the other words of a switch as well."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        word = _WORDS.get(str(value))
+        return None if word is None else cls["ON" if word else "OFF"]
+
+
+class Horovod(_Switch):
     """What `import horovod.torch` finds."""
 
     AUTO = "auto"  # undertow's, unless Horovod is installed
     ON = "on"  # undertow's
     OFF = "off"  # what it finds without undertow
 
-    @classmethod
-    def _missing_(cls, value: object) -> Horovod | None:
-        """Accept the other words of a switch as well."""
-        word = _WORDS.get(str(value))
-        return None if word is None else cls.ON if word else cls.OFF
+
+class Checksum(_Switch):
+    """Which frames carry a checksum of their body; those that do are always checked."""
+
+    AUTO = "auto"  # frames between hosts: Unix sockets on one host cannot damage anything
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +153,13 @@ class Settings:
         metadata={
             "env": "UNDERTOW_CREDIT",
             "help": "bytes in flight at most; default: four slices per peer, but 8 to 16",
+        },
+    )
+    checksum: Checksum = field(
+        default=Checksum.AUTO,
+        metadata={
+            "env": "UNDERTOW_CHECKSUM",
+            "help": "a checksum for the bytes of each frame: auto (between hosts), on (on one host too), off",
         },
     )
     wait_free: bool = field(

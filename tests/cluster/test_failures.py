@@ -20,13 +20,14 @@ import undertow.torch
 from tests.workers import DIED, HANG_S, RETURNED, hear, on_workers, outcomes_of, run_workers, say, start_workers
 from undertow.runtime import formation
 from undertow.torch import DistributedDataParallel
+from undertow.wire.link import Link
 
 HOST = socket.gethostname()
 
 
-def train(model: nn.Module, steps: int) -> None:
+def train(model: nn.Module, steps: int, width: int = 4) -> None:
     for _ in range(steps):
-        model(torch.ones(1, 4)).sum().backward()
+        model(torch.ones(1, width)).sum().backward()
 
 
 def train_for_ever(rank: int) -> None:
@@ -67,6 +68,38 @@ def test_all_others_name_a_worker_that_was_stopped() -> None:
     stopped = crew.outcome(1)
     assert stopped.kind == "PeerLost", stopped
     crew.end()
+
+
+def flip_a_bit(rank: int) -> None:
+    """A bit of rank 1's third gradient flips, as a faulty network card would have it."""
+    model = DistributedDataParallel(nn.Linear(100, 100, bias=False))
+    train(model, 2, width=100)
+    if rank == 1:
+        send = Link.send
+
+        def send_damaged(link: Link, header: bytes, body: Any) -> None:
+            if body is not None:
+                body = bytearray(memoryview(body).cast("B"))
+                body[len(body) // 2] ^= 1
+            send(link, header, body)
+
+        Link.send = send_damaged  # type: ignore[method-assign]
+    train(model, 1, width=100)
+
+
+def test_a_flipped_bit_is_named_and_no_wrong_sum() -> None:
+    outcomes = outcomes_of(2, flip_a_bit, over_tcp=True, environment={"UNDERTOW_PLAN": "dense"})
+    assert [outcome.kind for outcome in outcomes] == ["PeerLost"] * 2
+    reason = "bytes from it were damaged on the way (a PUSH frame's body of 40000 bytes does not match its checksum)"
+    assert f"rank 1 on host {HOST} was lost: {reason}" in outcomes[0].text
+
+
+def test_without_checksums_a_flipped_bit_is_not_noticed() -> None:
+    """What the checksum is for, and that UNDERTOW_CHECKSUM turns it off."""
+    outcomes = outcomes_of(
+        2, flip_a_bit, over_tcp=True, environment={"UNDERTOW_PLAN": "dense", "UNDERTOW_CHECKSUM": "off"}
+    )
+    assert [outcome.kind for outcome in outcomes] == [RETURNED] * 2
 
 
 def be_stopped_and_go_on(rank: int) -> None:

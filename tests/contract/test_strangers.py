@@ -69,7 +69,7 @@ def turn_until(wires: SocketWires, condition: Callable[[], bool]) -> None:
         (b"\0" * 1000, "not an undertow peer: its first bytes are not ours"),
         (
             MAGIC + (VERSION + 1).to_bytes(2, "little") + bytes(16),
-            "the peer does not speak version 1: install the same undertow on all hosts",
+            "the peer does not speak version 2: install the same undertow on all hosts",
         ),
         (
             MAGIC + VERSION.to_bytes(2, "little") + bytes(16) + bytes(32),

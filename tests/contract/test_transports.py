@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.contract.wires import MemoryWires, SocketWires, Wires, send
-from undertow.core.frames import HEADER_BYTES
+from tests.contract.wires import JOB, MemoryWires, SocketWires, Wires, send
+from undertow.core.frames import HEADER_BYTES, Header, Kind, pack
+from undertow.settings import Checksum
 from undertow.wire.transport import Transport
 
 MakeWires = Callable[[int], Wires]
@@ -154,3 +155,45 @@ def test_bytes_that_are_no_frame_end_the_link_with_a_reason(wires_of: MakeWires)
     assert peer == 0
     assert reason.startswith("it sent bytes that are no frame: a frame starts with b'this'")
     assert [peer for peer, _ in wires.recorders[0].losses] == [1]
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000, 5_000_000])
+def test_a_body_that_was_damaged_on_the_way_ends_the_link_with_a_reason(wires_of: MakeWires, size: int) -> None:
+    wires = wires_of(2)
+    sent = bytes(size)
+    header = pack(Header(Kind.PUSH, key=1, length=size, job=JOB), checked_body=sent)
+    damaged = bytearray(sent)
+    damaged[size // 2] ^= 1
+    wires.run(lambda: wires.transports[0].send(1, header, damaged))
+    wires.until(lambda: all(recorder.losses for recorder in wires.recorders))
+    [(peer, reason)] = wires.recorders[1].losses
+    assert peer == 0
+    assert reason.startswith(f"bytes from it were damaged on the way (a PUSH frame's body of {size} bytes does not")
+    assert wires.recorders[1].frames == []
+
+
+def test_a_body_without_a_checksum_is_taken_as_it_is(wires_of: MakeWires) -> None:
+    wires = wires_of(2)
+    header = pack(Header(Kind.PUSH, key=1, length=4, job=JOB))
+    wires.run(lambda: wires.transports[0].send(1, header, b"body"))
+    wires.until(lambda: bool(wires.recorders[1].frames))
+    assert wires.recorders[1].frames == [(0, 1, b"body")]
+
+
+@pytest.mark.parametrize(
+    ("checksum", "local", "expected"),
+    [
+        (Checksum.AUTO, False, True),
+        (Checksum.AUTO, True, False),
+        (Checksum.ON, True, True),
+        (Checksum.OFF, False, False),
+    ],
+)
+def test_bodies_are_checked_between_hosts_unless_told_otherwise(
+    checksum: Checksum, local: bool, expected: bool
+) -> None:
+    wires = SocketWires(2, local=local, checksum=checksum).connect()
+    try:
+        assert [wires.transports[rank].checks_bodies(1 - rank) for rank in (0, 1)] == [expected] * 2
+    finally:
+        wires.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from undertow.core.frames import Header, Kind, pack
+from undertow.settings import Checksum
 from undertow.wire.loop import Loop
 from undertow.wire.memory import MemoryNetwork
 from undertow.wire.sockets import SocketTransport
@@ -79,13 +80,14 @@ class MemoryWires:
 class SocketWires:
     """Real links on this host: TCP over loopback, or Unix sockets."""
 
-    def __init__(self, size: int, *, local: bool = False) -> None:
+    def __init__(self, size: int, *, local: bool = False, checksum: Checksum = Checksum.AUTO) -> None:
         self._local = local
         self._heard = threading.Condition()
         self.loop = Loop()
         self.loop.start()
         self.transports = [
-            SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0) for rank in range(size)
+            SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0, checksum=checksum)
+            for rank in range(size)
         ]
         self.recorders = [Recorder(self._heard) for _ in range(size)]
         for transport, recorder in zip(self.transports, self.recorders, strict=True):
@@ -124,5 +126,5 @@ class SocketWires:
 
 def send(wires: Wires, sender: int, receiver: int, key: int, body: Any = None) -> None:
     length = 0 if body is None else memoryview(body).nbytes
-    header = pack(Header(Kind.PUSH, key=key, rank=sender, length=length, job=JOB))
-    wires.run(lambda: wires.transports[sender].send(receiver, header, body))
+    header = Header(Kind.PUSH, key=key, rank=sender, length=length, job=JOB)
+    wires.run(lambda: wires.transports[sender].send(receiver, pack(header, checked_body=body), body))

@@ -10,7 +10,7 @@ import pytest
 
 from undertow.coordinator import agreement
 from undertow.coordinator.agreement import Agreements
-from undertow.core import rounds
+from undertow.core import frames, rounds
 from undertow.core.frames import Kind
 from undertow.core.membership import Loss, Membership
 from undertow.core.outbox import Outbox, Parcel
@@ -302,6 +302,10 @@ def believe_every_job(patch: Patch) -> None:
     patch.setattr(Group, "_check_sender", lambda self, peer, header: None)
 
 
+def check_no_bodies(patch: Patch) -> None:
+    patch.setattr(frames, "check_body", lambda header, body: None)
+
+
 def come_twice_to_an_agreement(patch: Patch) -> None:
     patch.setattr(Agreements, "expects", lambda self, rank, sequence: True)
 
@@ -414,6 +418,7 @@ def have_no_patience(patch: Patch) -> None:
         (count_no_drops, "nonsense", r"^nonsense: \d+ frames were said, 0 dropped"),
         (count_no_drops, "restart", r"^late frames: \d+ came, 0 were dropped"),
         (believe_every_job, "restart", "^sum: |^pieces: "),
+        (check_no_bodies, "damaged", "^sum: |^pieces: "),
         (come_twice_to_an_agreement, "repeats", "which has done nothing"),
         (lose_the_wrong_one, "nonsense-and-death", "which has done nothing"),
         (fail_in_the_engine, "schedule", "failed by itself: the engine failed: KeyError"),

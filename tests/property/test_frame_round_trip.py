@@ -21,6 +21,8 @@ HEADERS = st.builds(
     dtype=st.sampled_from(DType),
     flags=U8,
     job=U32,
+    received=U64,
+    body_checksum=st.just(0),
 )
 
 

@@ -194,7 +194,7 @@ def test_the_urgent_slice_goes_first_in_both_directions() -> None:
 def test_no_more_than_the_credit_leaves_before_it_is_received() -> None:
     bench = Bench(credit_slices=2)
     give(bench, 0, *[Share(key) for key in MORE])
-    assert bench.network.transports[0].bytes_sent == 2 * (SLICE_BYTES + 52)
+    assert bench.network.transports[0].bytes_sent == 2 * (SLICE_BYTES + frames.HEADER_BYTES)
     bench.settle()
     assert bench.keys_delivered(Kind.PUSH) == MORE
 

@@ -84,6 +84,9 @@ class Wire:
     def is_connected(self, peer: int) -> bool:
         return False
 
+    def checks_bodies(self, peer: int) -> bool:
+        return False
+
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...

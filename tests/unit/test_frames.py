@@ -8,7 +8,20 @@ import zlib
 import pytest
 
 from undertow.core.dtypes import DType
-from undertow.core.frames import HEADER_BYTES, MAGIC, VERSION, WANTS, Garbled, Header, Kind, pack, peek, unpack
+from undertow.core.frames import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    WANTS,
+    Damaged,
+    Garbled,
+    Header,
+    Kind,
+    check_body,
+    pack,
+    peek,
+    unpack,
+)
 
 FULL = Header(
     Kind.RESULT,
@@ -27,6 +40,22 @@ def with_checksum(fields: bytes) -> bytes:
     return fields + struct.pack("<I", zlib.crc32(fields))
 
 
+@pytest.mark.parametrize("size", [1, 8, 300])
+def test_one_flipped_bit_of_a_body_is_noticed(size: int) -> None:
+    body = bytes(range(256))[:size].ljust(size)
+    header = unpack(pack(Header(Kind.PUSH, length=size), checked_body=body))
+    check_body(header, body)
+    for bit in range(8 * size):
+        damaged = bytearray(body)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged, match=f"a PUSH frame's body of {size} bytes does not match its checksum"):
+            check_body(header, damaged)
+
+
+def test_a_body_without_a_checksum_is_not_checked() -> None:
+    check_body(unpack(pack(Header(Kind.PUSH, length=4))), b"body")
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_comes_back_as_it_was_packed(kind: Kind) -> None:
     header = FULL._replace(kind=kind)
@@ -39,13 +68,14 @@ def test_every_type_comes_back_as_it_was_packed(dtype: DType) -> None:
 
 
 def test_a_header_has_always_the_same_size() -> None:
-    assert len(pack(Header(Kind.HEARTBEAT))) == len(pack(FULL)) == HEADER_BYTES == 52
+    assert len(pack(Header(Kind.HEARTBEAT))) == len(pack(FULL)) == HEADER_BYTES == 60
 
 
 def test_the_example_of_the_module_is_what_is_sent() -> None:
     header = Header(Kind.PUSH, key=3, step=1, rank=2, present=1, length=8, dtype=DType.FLOAT32, flags=WANTS)
     expected = (
-        "55544f57 01 01 02 01 00000000 03000000 01000000 02000000 0100000000000000 0800000000000000 0000000000000000"
+        "55544f57 02 01 02 01 00000000 03000000 01000000 02000000 0100000000000000 0800000000000000 0000000000000000"
+        "0000000000000000"
     )
     assert pack(header)[:-4] == bytes.fromhex(expected)
     assert pack(header) == with_checksum(bytes.fromhex(expected))
@@ -70,7 +100,7 @@ def test_a_wrong_checksum_is_garbled() -> None:
 def test_another_version_is_garbled_and_named() -> None:
     fields = bytearray(pack(FULL)[:-4])
     fields[4] = VERSION + 1
-    with pytest.raises(Garbled, match="of version 2, expected 1"):
+    with pytest.raises(Garbled, match="of version 3, expected 2"):
         unpack(with_checksum(bytes(fields)))
 
 

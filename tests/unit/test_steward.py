@@ -55,6 +55,9 @@ class Outgoing:
     def is_connected(self, peer: int) -> bool:
         return peer in self.connected
 
+    def checks_bodies(self, peer: int) -> bool:
+        return True
+
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...

@@ -2,10 +2,10 @@
 
     offset  size  field
          0     4  magic    "UTOW"
-         4     1  version  1
+         4     1  version  2
          5     1  kind     see Kind
          6     1  dtype    see DType
-         7     1  flags    1 WANTS, 2 ABSENT, 4 RECEIPT
+         7     1  flags    1 WANTS, 2 ABSENT, 4 RECEIPT, 8 CHECKED
          8     4  job      which job and group, so that frames never cross over
         12     4  key      which slice
         16     4  step     which round of that key
@@ -13,15 +13,17 @@
         24     8  present  which of the slice's tensors hold a value, bit 0 the first
         32     8  length   bytes that follow the header
         40     8  received slice bytes that the sender has received on this link so far: credit
-        48     4  checksum CRC-32 of the 48 bytes before
+        48     8  body     XXH3 checksum of the body, with the flag CHECKED; else 0
+        56     4  checksum CRC-32 of the 56 bytes before
 
 All numbers are little-endian.  A push of the 8 bytes of key 3 at step 1 by rank 2:
 
-    55544f57 01 01 02 01 00000000 03000000 01000000 02000000
-    0100000000000000 0800000000000000 0000000000000000 <crc> <8 bytes>
+    55544f57 02 01 02 01 00000000 03000000 01000000 02000000
+    0100000000000000 0800000000000000 0000000000000000 0000000000000000 <crc> <8 bytes>
 
-The body is covered by TCP's own checksum; the header's makes sure that a stream
-that went astray is noticed before a length is believed.
+The header's checksum makes sure that a stream that went astray is noticed before a length is believed.
+The body's is for what TCP's 16-bit checksum lets through, and for damage between the network card and
+memory: without it one flipped bit is a wrong sum on all ranks.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import xxhash
 
 from undertow.core.dtypes import DType
 from undertow.core.version import MAGIC, VERSION
 from undertow.errors import Garbled as Garbled
 
-_FIELDS = struct.Struct("<4sBBBBIIIIQQQ")
+_FIELDS = struct.Struct("<4sBBBBIIIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _PEEK = struct.Struct("<5xB6xII")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 MAX_CONTROL_BYTES = 64 << 20
+_compute_checksum = xxhash.xxh3_64_intdigest
 
 
 class Kind(enum.IntEnum):
@@ -59,6 +64,7 @@ SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
 WANTS = 1  # push: answer with the result, not only with "done"
 ABSENT = 2  # result: a worker had joined (ran out of input) and took no part
 RECEIPT = 4  # the sender is short of credit: tell it at once what has been received
+CHECKED = 8  # the body must match its checksum
 
 
 class Header(NamedTuple):
@@ -72,14 +78,26 @@ class Header(NamedTuple):
     flags: int = 0
     job: int = 0
     received: int = 0
+    body_checksum: int = 0
+
+
+class Damaged(Garbled):
+    """A frame of ours whose body is not what was sent."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 _DTYPES = {int(dtype): dtype for dtype in DType}
 
 
-def pack(header: Header, received: int = 0, flags: int = 0) -> bytes:
-    """The header's bytes.  What was received, and further flags, are filled in last, when the frame leaves."""
+def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Any = None) -> bytes:
+    """The header's bytes.  What was received, and further flags, are filled in last, when the frame leaves.
+
+    With a `checked_body` the receiver notices if even one of its bits was flipped on the way.
+    """
+    body_checksum = 0
+    if checked_body is not None:
+        flags |= CHECKED
+        body_checksum = _compute_checksum(checked_body)
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -93,6 +111,7 @@ def pack(header: Header, received: int = 0, flags: int = 0) -> bytes:
         header.present,
         header.length,
         received,
+        body_checksum,
     )
     return fields + _CHECKSUM.pack(zlib.crc32(fields))
 
@@ -105,7 +124,8 @@ def peek(data: bytes) -> tuple[int, int, int]:
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:
     """Read a header; `Garbled` says what is wrong with it."""
-    magic, version, kind, dtype, flags, job, key, step, rank, present, length, received = _FIELDS.unpack_from(data)
+    fields = _FIELDS.unpack_from(data)
+    magic, version, kind, dtype, flags, job, key, step, rank, present, length, received, body_checksum = fields
     if magic != MAGIC:
         raise Garbled(f"a frame starts with {magic!r}, not {MAGIC!r}")
     if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(data[: _FIELDS.size]):
@@ -114,4 +134,10 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
         raise Garbled(f"a frame of version {version}, expected {VERSION}")
     if kind not in _KINDS or dtype not in _DTYPES:
         raise Garbled(f"a frame of unknown kind {kind} or type {dtype}")
-    return Header(_KINDS[kind], key, step, rank, present, length, _DTYPES[dtype], flags, job, received)
+    return Header(_KINDS[kind], key, step, rank, present, length, _DTYPES[dtype], flags, job, received, body_checksum)
+
+
+def check_body(header: Header, body: Any) -> None:
+    """`Damaged` if the body has a checksum and does not match it."""
+    if header.flags & CHECKED and _compute_checksum(body) != header.body_checksum:
+        raise Damaged(f"a {header.kind.name} frame's body of {header.length} bytes does not match its checksum")

@@ -184,3 +184,8 @@ def fold(terms: list[Array], total: Array, *, divisor: int = 1, into: Array | No
             np.divide(target, divisor, out=target)
         if copies:
             into[block] = target  # type: ignore[index]
+
+
+def view_bytes(array: Array) -> Array:
+    """The array's bytes, whatever its type: bfloat16 has no buffer format of its own."""
+    return array.view(np.uint8)

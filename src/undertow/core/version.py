@@ -6,4 +6,4 @@ Apart from `frames`, so that the launcher can shake hands without numpy.
 from __future__ import annotations
 
 MAGIC = b"UTOW"
-VERSION = 1
+VERSION = 2

@@ -65,6 +65,20 @@ class FaultyNetwork(MemoryNetwork):
     def frames_on(self, link: Link) -> int:
         return len(self._links[link])
 
+    def links_with_bodies(self) -> list[Link]:
+        """Links on which a frame with a body is on its way."""
+        return [link for link, on_the_way in self._links.items() if any(map(_has_body, on_the_way))]
+
+    def damage(self, link: Link, dice: random.Random) -> None:
+        """Flip a bit of one of the bodies on their way; there must be one."""
+        on_the_way = self._links[link]
+        index = dice.choice([index for index, item in enumerate(on_the_way) if _has_body(item)])
+        frame = on_the_way[index]
+        assert not isinstance(frame, str)
+        damaged = bytearray(memoryview(frame[1]).cast("B"))
+        damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+        on_the_way[index] = (frame[0], damaged)
+
     def lose_tail(self, link: Link, kept: int) -> None:
         """All but the first so many frames on their way are lost."""
         while len(self._links[link]) > kept:
@@ -75,6 +89,10 @@ class FaultyNetwork(MemoryNetwork):
         """The link breaks in this direction: after the first so many frames its receiver hears of the end."""
         self.lose_tail(link, kept)
         self.put(*link, reason)
+
+
+def _has_body(item: Any) -> bool:
+    return not isinstance(item, str) and item[1] is not None and memoryview(item[1]).nbytes > 0
 
 
 def draw_prefix(dice: random.Random) -> Callable[[int], int]:

@@ -18,14 +18,14 @@ from undertow.core.flow import Contribution, Flow
 from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
 from undertow.core.outbox import Outbox, Parcel, count_for
 from undertow.core.rate import Rate
-from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round
+from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round, view_bytes
 from undertow.plan.slicing import Slice
 from undertow.runtime.helper import Owed
 from undertow.runtime.pool import Memory, Pool
 from undertow.runtime.shape import Shape
 from undertow.settings import Priority
 from undertow.store.gathering import Gathering, Piece
-from undertow.store.shard import Answer, MakeRound, Shard, Unexpected
+from undertow.store.shard import Answer, MakeRound, Shard, Unexpected, check_body
 from undertow.trace import notes
 from undertow.trace.recorder import Recorder, here
 from undertow.wire.transport import Transport
@@ -46,7 +46,7 @@ class Exchange:
         clock: Callable[[], float] = time.monotonic,
         memory: Memory | None = None,
         make_round: MakeRound = Round,
-        pack: Callable[[Header, int, int], Any] = frames.pack,
+        pack: Callable[[Header, int, int, Any], Any] = frames.pack,
         recorder: Recorder = here,
     ) -> None:
         self.owed = Owed()
@@ -132,13 +132,13 @@ class Exchange:
             return self._memory.take(header.length)
         if header.kind is Kind.PUSH:
             spec = self._shard.expects(peer, header.key, header.step)
-            _check_body(header, spec)
+            check_body(header, spec)
             return self._memory.take(spec.size_bytes)
         item = self._awaited(peer, header)
-        _check_body(header, self._flow.spec(header.key))
+        check_body(header, self._flow.spec(header.key))
         if item.target is None:
             raise Unexpected(f"a result of key {header.key} that was not wanted")
-        return _raw(item.target)
+        return view_bytes(item.target)
 
     def handle(self, peer: int, header: Header, body: Array | None) -> None:
         """A frame of a slice, or about one, is complete."""
@@ -181,7 +181,8 @@ class Exchange:
 
     def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
-        self._transport.send(peer, self._pack(header, received, flags), body)
+        checked_body = body if self._transport.checks_bodies(peer) else None
+        self._transport.send(peer, self._pack(header, received, flags, checked_body), body)
 
     # Questions
 
@@ -354,7 +355,7 @@ class Exchange:
 
     def _make_parcel(self, peer: int, header: Header, body: Array | None) -> Parcel:
         queued_s = self._recorder.clock() if self._recorder.is_on else 0.0
-        return Parcel(peer, header, None if body is None else _raw(body), header.length, queued_s)
+        return Parcel(peer, header, None if body is None else view_bytes(body), header.length, queued_s)
 
     # What is noted of it
 
@@ -383,16 +384,3 @@ class Exchange:
     def _note_sum(self, since_s: float, answers: Sequence[Answer]) -> None:
         if since_s and answers:
             self._recorder.note(notes.Summed(since_s, self._recorder.clock(), answers[0].key, answers[0].step))
-
-
-def _raw(array: Array) -> Array:
-    """The array's bytes, whatever its type: bfloat16 has no buffer format of its own."""
-    return array.view(np.uint8)
-
-
-def _check_body(header: Header, spec: KeySpec) -> None:
-    if header.length != spec.size_bytes or header.dtype is not spec.dtype:
-        raise Unexpected(
-            f"a {header.kind.name} of {header.length} bytes of {header.dtype.name} for key {header.key}, "
-            f"which has {spec.size_bytes} of {spec.dtype.name}"
-        )

@@ -58,7 +58,13 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
     deadline = time.monotonic() + settings.start_timeout_s
     recorder = here.lend()
     transport = SocketTransport(
-        loop, rank=rank, size=size, host=address, silence_s=settings.silence_timeout_s, recorder=recorder
+        loop,
+        rank=rank,
+        size=size,
+        host=address,
+        silence_s=settings.silence_timeout_s,
+        checksum=settings.checksum,
+        recorder=recorder,
     )
     group: Group | None = None
     try:

@@ -83,6 +83,9 @@ class Engine:
     def is_connected(self, peer: int) -> bool:
         return True
 
+    def checks_bodies(self, peer: int) -> bool:
+        return False
+
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...
@@ -136,7 +139,7 @@ class Engine:
         self._busy_until_s = (self._busy_until_s if self._busy_until_s > now_s else now_s) + seconds
 
 
-def keep_header(header: Header, received: int, flags: int) -> Header:
+def keep_header(header: Header, received: int, flags: int, checked_body: Any) -> Header:
     """In place of `frames.pack`: what leaves is the header itself."""
-    kind, key, step, rank, present, length, dtype, own_flags, job, _ = header
+    kind, key, step, rank, present, length, dtype, own_flags, job, *_ = header
     return Header(kind, key, step, rank, present, length, dtype, own_flags | flags, job, received)

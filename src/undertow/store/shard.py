@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from undertow.core.frames import Header
 from undertow.core.rounds import Array, KeySpec, Round
 from undertow.errors import UndertowError
 
@@ -182,3 +183,12 @@ class Shard:
             Answer(rank, key, step, outcome.present, outcome.absent, outcome.array if opened.wants[rank] else None)
             for rank in sorted(opened.contributors)
         ]
+
+
+def check_body(header: Header, spec: KeySpec) -> None:
+    """`Unexpected` if the body of this frame cannot be that of the key."""
+    if header.length != spec.size_bytes or header.dtype is not spec.dtype:
+        raise Unexpected(
+            f"a {header.kind.name} of {header.length} bytes of {header.dtype.name} for key {header.key}, "
+            f"which has {spec.size_bytes} of {spec.dtype.name}"
+        )

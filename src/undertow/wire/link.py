@@ -18,7 +18,7 @@ from undertow.core.frames import HEADER_BYTES, Garbled, Header, Kind
 from undertow.trace import notes
 from undertow.trace.recorder import Recorder
 from undertow.wire.loop import Loop
-from undertow.wire.transport import Receiver
+from undertow.wire.transport import Receiver, explain
 
 # Small frames come out of this buffer, several at a time; the rest of a large body is
 # received straight into its place.
@@ -133,7 +133,7 @@ class Link:
         except BlockingIOError:
             pass
         except Garbled as error:
-            self.close(f"it sent bytes that are no frame: {error}")
+            self.close(explain(error))
         except OSError as error:
             self.close(_describe(error))
 
@@ -199,6 +199,7 @@ class Link:
         if not missing:
             header, body = self._header, self._body
             self._header = self._body = self._rest = None
+            frames.check_body(header, body)
             self._receiver.arrived(self.peer, header, body)
 
     def _set_low_water(self, low_water: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from undertow.core import frames
 from undertow.core.frames import Garbled, Header
-from undertow.wire.transport import Receiver
+from undertow.wire.transport import Receiver, explain
 
 _Frame = tuple[bytes, Any]
 
@@ -84,6 +84,9 @@ class MemoryTransport:
     def is_connected(self, peer: int) -> bool:
         return peer in self._peers
 
+    def checks_bodies(self, peer: int) -> bool:
+        return True
+
     def close(self) -> None:
         for peer in sorted(self._peers):
             self._hang_up(peer)
@@ -97,12 +100,13 @@ class MemoryTransport:
         assert self._receiver is not None
         try:
             header = frames.unpack(packed)
+            sink = self._receiver.sink(sender, header) if header.length else None
+            if sink is not None:
+                memoryview(sink).cast("B")[:] = memoryview(body).cast("B")
+                frames.check_body(header, sink)
         except Garbled as error:
-            self.lose(sender, f"it sent bytes that are no frame: {error}")
+            self.lose(sender, explain(error))
             return None
-        sink = self._receiver.sink(sender, header) if header.length else None
-        if sink is not None:
-            memoryview(sink).cast("B")[:] = memoryview(body).cast("B")
         if sink is not None or not header.length:
             self._receiver.arrived(sender, header, sink)
         return header

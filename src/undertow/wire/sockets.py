@@ -22,6 +22,7 @@ from collections import Counter
 from typing import Any
 
 from undertow.errors import ConfigError, Refused
+from undertow.settings import Checksum
 from undertow.trace.recorder import Recorder
 from undertow.wire.auth import Handshake, Role, shake_hands
 from undertow.wire.link import Link
@@ -41,17 +42,27 @@ class SocketTransport:
     """All links of one group.  Made and closed in any thread, used in the engine's."""
 
     def __init__(
-        self, loop: Loop, *, rank: int, size: int, host: str, silence_s: float, recorder: Recorder | None = None
+        self,
+        loop: Loop,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        silence_s: float,
+        checksum: Checksum = Checksum.AUTO,
+        recorder: Recorder | None = None,
     ) -> None:
         self.refused: Counter[str] = Counter()  # why, how often
         self._loop = loop
         self._rank = rank
         self._size = size
         self._silence_s = silence_s
+        self._checksum = checksum
         self._recorder = recorder
         self._job = 0
         self._token = b""
         self._links: dict[int, Link] = {}
+        self._checked_peers: set[int] = set()  # whose frames carry checksums of their bodies
         self._strangers: dict[_Stranger, None] = {}  # in the order they came
         self._listener = _listen(host, max(BACKLOG, 2 * size))
         self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
@@ -99,6 +110,9 @@ class SocketTransport:
 
     def is_connected(self, peer: int) -> bool:
         return peer in self._links and self._links[peer].is_open
+
+    def checks_bodies(self, peer: int) -> bool:
+        return peer in self._checked_peers
 
     @property
     def bytes_sent(self) -> int:
@@ -186,6 +200,8 @@ class SocketTransport:
             sock.close()
             return
         tune(sock, self._silence_s)
+        if self._checksum is Checksum.ON or (self._checksum is Checksum.AUTO and sock.family != socket.AF_UNIX):
+            self._checked_peers.add(peer)
         receiver = self._receiver
         self._links[peer] = Link(
             sock,

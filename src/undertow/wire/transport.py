@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from undertow.core.frames import Header
+from undertow.core.frames import Damaged, Garbled, Header
 
 
 class Receiver(Protocol):
@@ -35,6 +35,9 @@ class Transport(Protocol):
     def is_connected(self, peer: int) -> bool:
         """Whether there is a link to this peer now."""
 
+    def checks_bodies(self, peer: int) -> bool:
+        """Whether frames for this peer carry a checksum of their body."""
+
     @property
     def bytes_sent(self) -> int:
         """Bytes written so far, headers included."""
@@ -44,3 +47,10 @@ class Transport(Protocol):
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the sockets, leave the parent's alone."""
+
+
+def explain(error: Garbled) -> str:
+    """Why the link is lost on which this came."""
+    if isinstance(error, Damaged):
+        return f"bytes from it were damaged on the way ({error}): look at cables, network cards and memory"
+    return f"it sent bytes that are no frame: {error}"

@@ -11,7 +11,7 @@ from undertow.faults.scenarios.departures import run_early, run_endless, run_ord
 from undertow.faults.scenarios.disagreements import run_disagree
 from undertow.faults.scenarios.endings import run_ending, run_late_leaving
 from undertow.faults.scenarios.gates import run_gates
-from undertow.faults.scenarios.losses import run_cut, run_killed, run_slow, run_slow_goodbye, run_stopped
+from undertow.faults.scenarios.losses import run_cut, run_damaged, run_killed, run_slow, run_slow_goodbye, run_stopped
 from undertow.faults.scenarios.nonsense import run_babble_and_death, run_nonsense, run_repeats
 from undertow.faults.scenarios.restarts import run_restart
 from undertow.faults.scenarios.schedules import run_credit, run_gathering, run_join, run_schedule
@@ -60,6 +60,7 @@ SCENARIOS = [
     Scenario("ending", 5, run_ending),
     Scenario("late-leaving", 4, run_late_leaving),
     Scenario("start-losses", 5, run_start_losses),
+    Scenario("damaged", 6, run_damaged),
 ]
 
 

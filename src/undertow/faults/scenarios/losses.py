@@ -41,6 +41,22 @@ def run_cut(case: Case) -> None:
     _strike(case, cut)
 
 
+def run_damaged(case: Case) -> None:
+    """A flipped bit on any link ends the job and names an end of that link, unless the frame was not needed."""
+
+    def damage(cluster: Cluster) -> set[int]:
+        links = cluster.network.links_with_bodies()
+        if not links:
+            return set()
+        link = case.dice.choice(links)
+        cluster.tell(f"a bit flips on the way from {link[0]} to {link[1]}")
+        cluster.invariants.may_be_named |= set(link)
+        cluster.network.damage(link, case.dice)
+        return set(link)
+
+    _strike(case, damage)
+
+
 def run_stopped(case: Case) -> None:
     """A worker that stops for good, its links open, is named by all who still needed it, after the timeout."""
 
