@@ -5,9 +5,10 @@ In: a wrapper.  Out: gradients, weights and buffers that are the same on all ran
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,16 +20,21 @@ from undertow.plan.planner import AUTO, choose_policy
 from undertow.plan.scheme import Scheme
 from undertow.plan.slicing import Slice
 from undertow.torch.broadcast import Broadcast
-from undertow.torch.claims import Claim, claim, exempt
+from undertow.torch.claims import SHOWN, Claim, claim, exempt
+from undertow.torch.functional import find_stand_ins, is_stand_in, keeps_gradient
 from undertow.torch.gradients import Gradients
 from undertow.torch.groups import group_for
+from undertow.torch.hooks import never_compiled
 from undertow.torch.inputs import digest_inputs
+from undertow.torch.naming import name_some
 from undertow.torch.noting import note_layers
 from undertow.torch.passes import Passes
 from undertow.torch.planning import Planning, is_small
 from undertow.torch.profiling import Profiling
 from undertow.torch.reduced import find_process_group
 from undertow.torch.turns import share_device
+
+log = logging.getLogger("undertow")
 
 
 class Wrapper(Protocol):
@@ -50,6 +56,7 @@ class Synchroniser:
     """Registers the module's tensors with all ranks; raises `MismatchError` if they differ."""
 
     def __init__(self, wrapper: Wrapper) -> None:
+        _check_parameters(wrapper.module)
         self.group = group_for(wrapper.process_group)
         self._process_group = find_process_group(wrapper.process_group, self.group)
         self.taking = share_device(self.group, wrapper.module)
@@ -74,6 +81,7 @@ class Synchroniser:
             self.passes.plan_with(self.planning)
         self._states: dict[bool, Broadcast] = {}  # without and with the buffers
         self._buffers: Broadcast | None = None
+        self._has_warned = False  # of gradients that stay with the tensors of a functional call
         self._adopt([(name, parameter) for name, parameter in self._frozen if parameter.requires_grad])
         # Now, when all ranks are here: in a join one of them may never come to a forward.
         if wrapper.forward_sync_buffers:
@@ -124,18 +132,40 @@ class Synchroniser:
         self.passes.watch(gradients)
 
     def check_unchanged(self) -> None:
-        """An error if a parameter is not the one that was wrapped: its gradients would go nowhere."""
+        """An error if a parameter is not the one that was wrapped: its gradients would go nowhere.
+
+        Tensors that take a parameter's place for one call (`torch.func.functional_call`) are let in.
+        """
+        replaced = {}
         for owned, leaf, name, parameter, dtype in self._owners:
             if owned.get(leaf) is not parameter:
-                raise ConfigError(
-                    f"parameter {name!r} was replaced after the module was wrapped (by load_state_dict(assign=True), "
-                    "pruning or a parametrization?). Change the module first, then wrap it"
-                )
-            if parameter.dtype is not dtype:
+                replaced[name] = owned.get(leaf)
+            elif parameter.dtype is not dtype:
                 raise ConfigError(
                     f"parameter {name!r} was {dtype} when the module was wrapped and is {parameter.dtype} now. "
                     "Change the module first, then wrap it"
                 )
+        if replaced:
+            self._check_replaced(replaced)
+
+    @never_compiled
+    def _check_replaced(self, replaced: Mapping[str, torch.Tensor | None]) -> None:
+        stand_ins = find_stand_ins()
+        for name, found in replaced.items():
+            if not is_stand_in(found, stand_ins):
+                raise ConfigError(
+                    f"parameter {name!r} was replaced after the module was wrapped (by load_state_dict(assign=True), "
+                    "pruning or a parametrization?). Change the module first, then wrap it"
+                )
+        kept = [name for name, found in replaced.items() if found is not None and keeps_gradient(found)]
+        if kept and not self._has_warned and self.group.rank == 0 < self.group.size - 1:
+            self._has_warned = True
+            log.warning(
+                "this forward computes with other tensors in place of %s (functional_call), and their gradients do not "
+                "reach the model's parameters: each worker keeps its own. Average them before all workers train with "
+                "them, or pass tensors that are computed from the parameters without detach()",
+                name_some(kept, SHOWN),
+            )
 
     def copy_state(self, *, source: int = 0, with_buffers: bool) -> None:
         """Give everyone the source rank's parameters, and its buffers."""
@@ -170,6 +200,16 @@ class Synchroniser:
     def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         # Looked up every time: a module may assign its buffers anew.
         return [(name, buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored]
+
+
+def _check_parameters(module: torch.nn.Module) -> None:
+    """An error if other tensors are in the place of parameters now: it is the parameters that ranks share."""
+    for name, parameter in module.named_parameters():
+        if not isinstance(parameter, torch.nn.Parameter):
+            raise ConfigError(
+                f"the first call of this copy of a wrapped model is a functional_call, with another tensor in place of "
+                f"{name!r}. Call the copy itself first, or wrap a copy of the .module"
+            )
 
 
 def _find_owners(
