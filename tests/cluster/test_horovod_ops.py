@@ -362,3 +362,45 @@ def test_one_rank_alone_is_a_job_too(rank: int) -> None:
     assert torch.equal(hvd.alltoall(own), own)
     assert torch.equal(hvd.broadcast(own, 0), own)
     assert hvd.join() == 0
+
+
+@on_workers(2)
+def test_types_may_follow_each_other_at_any_offset(rank: int) -> None:
+    types = (torch.float32, torch.complex64, torch.int8, torch.bfloat16, torch.complex128, torch.float64, torch.float16)
+    for order in (types, types[::-1], (torch.float32, torch.complex64), (torch.float64, torch.complex128)):
+        own = [filled(2 * rank + 2, size, dtype=dtype) for dtype in order for size in (1, 3, 5)]
+        for results in (hvd.grouped_allreduce(own), [hvd.allreduce(one) for one in own]):
+            assert [(one.dtype, one.shape) for one in results] == [(one.dtype, one.shape) for one in own]
+            assert all((one == 3).all() for one in results)
+        gathered = hvd.grouped_allgather(own)
+        assert all(one.tolist() == [2] * (len(one) // 2) + [4] * (len(one) // 2) for one in gathered)
+        for one in own:
+            assert (hvd.broadcast(one, root_rank=1) == 4).all()
+            assert hvd.alltoall(one[:1].repeat(2)).tolist() == [2, 4]
+            assert (hvd.reducescatter(one.repeat(2), op=hvd.Sum) == 6).all()
+        hvd.broadcast_parameters([(str(place), one) for place, one in enumerate(own)], root_rank=1)
+        assert all((one == 4).all() for one in own)
+        views = [torch.cat([filled(0, 1, dtype=one.dtype), one])[1:] for one in own]  # not at the start of their memory
+        assert all((one == 8).all() for one in hvd.grouped_allreduce(views, op=hvd.Sum))
+
+
+class Phases(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.ones(3))
+        self.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+    def forward(self, factor: float) -> torch.Tensor:
+        return (self.shift * factor).sum() + torch.view_as_real(self.phase * factor).sum()
+
+
+@on_workers(2)
+def test_an_optimizer_averages_complex_gradients_behind_an_odd_number_of_floats(rank: int) -> None:
+    model = Phases()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
+    )
+    model(2.0 * (rank + 1)).backward()
+    optimizer.step()
+    assert (model.shift == -2).all()
+    assert (model.phase == -2 - 3j).all()

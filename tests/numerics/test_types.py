@@ -102,3 +102,71 @@ def test_gradients_may_be_of_another_type_than_their_parameters(shape: tuple[int
     for gradient in run_workers(2, gradient_of_another_type, shape):
         assert gradient.dtype is torch.float32
         assert gradient == 128.25  # a bfloat16 cannot hold this
+
+
+# Odd numbers of elements in front of and between the types, and buffers that are only copied.
+TYPES = (
+    torch.float32,
+    torch.complex64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex128,
+    torch.float64,
+    torch.complex64,
+    torch.float32,
+    torch.complex128,
+)
+
+
+class Mixed(nn.Module):
+    """Parameters of all types, whose gradients are numbers that every type has."""
+
+    def __init__(self, types: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.numbers = nn.ParameterList()
+        for place, dtype in enumerate(types):
+            for elements in (1, 3, 2 * place + 1):
+                self.numbers.append(nn.Parameter(torch.ones(elements, dtype=dtype)))
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("flags", torch.ones(5, dtype=torch.int8))
+        self.register_buffer("phase", torch.ones(3, dtype=torch.complex64))
+        self.register_buffer("odd", torch.ones(1, dtype=torch.int8))
+        self.register_buffer("wave", torch.ones(1, dtype=torch.complex128))
+
+    def forward(self, factor: float) -> torch.Tensor:
+        total = self.linear(torch.ones(1, 3) * factor).sum().double()
+        for place, number in enumerate(self.numbers):
+            if number.is_complex():
+                pairs = torch.view_as_real(number * (factor * (place % 7)))
+                total = total + pairs[:, 0].sum() + 2 * pairs[:, 1].sum()
+            else:
+                total = total + (number * (factor * (place % 7))).sum().double()
+        return total
+
+
+def check_mixed(rank: int, types: tuple[torch.dtype, ...]) -> None:
+    for plan in ("dense", "factors", "factors-to-shard", "auto"):
+        for overlaps in (False, True):
+            module = Mixed(types)
+            if rank:
+                for buffer in module.buffers():
+                    buffer.zero_()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+            if overlaps:
+                model, optimizer = undertow.torch.parallelize(module, optimizer, plan=plan)
+            else:
+                model = undertow.torch.DistributedDataParallel(module, plan=plan)
+            assert all((buffer == 1).all() for buffer in module.buffers())
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(2.0 * (rank + 1)).backward()
+                for place, number in enumerate(module.numbers):
+                    mean = 3.0 * (place % 7) * (1 + 2j if number.is_complex() else 1)
+                    assert number.grad.dtype is number.dtype
+                    assert (number.grad == mean).all(), (plan, overlaps, place, number.dtype, number.grad, mean)
+                optimizer.step()
+
+
+def test_types_may_follow_each_other_at_any_offset() -> None:
+    run_workers(2, check_mixed, TYPES)
+    run_workers(2, check_mixed, TYPES[::-1])

@@ -19,7 +19,7 @@ from undertow.runtime.group import Group
 from undertow.runtime.waiting import Ticket
 from undertow.torch.device import Copier, host_memory
 from undertow.torch.holders import is_received_alone
-from undertow.torch.tensors import as_array, gradient_dtype, is_plain, real
+from undertow.torch.tensors import as_array, as_complex, gradient_dtype, is_plain, real
 
 
 class Carrier(Protocol):
@@ -95,7 +95,7 @@ class Home:
 
     def put(self, host: torch.Tensor) -> None:
         """The result becomes the gradient, in the form that it has."""
-        result = torch.view_as_complex(host) if self.dtype.is_complex else host
+        result = as_complex(host) if self.dtype.is_complex else host
         gradient = self.parameter.grad
         if gradient is None and not self._is_sparse:
             gradient = self.parameter.grad = torch.empty_like(self.parameter, dtype=self.dtype)

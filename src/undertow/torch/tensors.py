@@ -67,6 +67,12 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def as_complex(pairs: torch.Tensor) -> torch.Tensor:
+    """Pairs of real numbers as complex ones, the counterpart of `real`; shares the memory where torch can."""
+    # Behind an odd number of real ones in a fused slice a complex number would begin at half its size.
+    return torch.view_as_complex(pairs.clone() if pairs.storage_offset() % 2 else pairs)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether this memory can be sent and received in place."""
     return (

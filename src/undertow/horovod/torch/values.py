@@ -16,7 +16,7 @@ from undertow.core.dtypes import DType
 from undertow.core.rounds import Array
 from undertow.horovod.errors import BadCall
 from undertow.plan.slicing import TensorSpec
-from undertow.torch.tensors import as_array, is_plain, real
+from undertow.torch.tensors import as_array, as_complex, is_plain, real
 
 _CODES = {
     torch.float64: DType.FLOAT64,
@@ -109,6 +109,6 @@ def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 @torch.no_grad()
 def put(host: torch.Tensor, output: torch.Tensor) -> None:
     """Results in host memory become the output, unless they are in its memory already."""
-    result = torch.view_as_complex(host) if output.is_complex() else host
+    result = as_complex(host) if output.is_complex() else host
     if result.data_ptr() != output.data_ptr() or not output.numel():
         output.detach().copy_(result.reshape(output.shape))
