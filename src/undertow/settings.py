@@ -7,7 +7,6 @@ Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -16,6 +15,7 @@ from typing import Any
 
 from undertow import bounds
 from undertow.errors import ConfigError
+from undertow.hidden import read_environment
 from undertow.plan.sizing import ALIGNMENT, Sizes
 from undertow.trace.window import parse_window
 
@@ -76,6 +76,20 @@ class Checksum(_Switch):
     AUTO = "auto"  # frames between hosts: Unix sockets on one host cannot damage anything
     ON = "on"
     OFF = "off"
+
+
+class PlainScripts(enum.Enum):
+    """What becomes of a single-process script."""
+
+    AUTO = "auto"  # trained on all workers; it sees RANK, unless that leads it where it cannot go
+    ON = "on"  # trained on all workers; it never sees RANK
+    OFF = "off"  # left alone: each worker runs it by itself
+
+    @classmethod
+    def _missing_(cls, value: object) -> PlainScripts | None:
+        """Accept the other words of a switch as well."""
+        word = _WORDS.get(str(value))
+        return None if word is None else cls.ON if word else cls.OFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +222,11 @@ class Settings:
         default=True,
         metadata={"env": "UNDERTOW_DDP", "help": "off: torch's DistributedDataParallel of a script stays torch's own"},
     )
-    plain: bool = field(
-        default=True,
+    plain: PlainScripts = field(
+        default=PlainScripts.AUTO,
         metadata={
             "env": "UNDERTOW_PLAIN",
-            "help": "off: a script that knows nothing of other workers is left alone: each worker runs it by itself",
+            "help": "a single-process script is trained on all workers: auto, on (RANK is hidden from it), off (never)",
         },
     )
     batch: Batch = field(
@@ -308,7 +322,7 @@ class Settings:
 
 def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
     """Merge arguments (None means not given), the environment and the defaults."""
-    environ = os.environ if environ is None else environ
+    environ = read_environment() if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(Settings):
         if arguments.get(item.name) is not None:
@@ -344,7 +358,7 @@ class Source:
 
 def list_sources(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[Source]:
     """Every setting as `read_settings` would find it, also those that it would refuse."""
-    environ = os.environ if environ is None else environ
+    environ = read_environment() if environ is None else environ
     return [_find_source(item, environ, arguments.get(item.name)) for item in fields(Settings)]
 
 

@@ -20,7 +20,7 @@ from undertow.launch.launcher import launch
 from undertow.launch.nodes import Seat
 from undertow.launch.sharing import Wishes
 from undertow.launch.speech import notify
-from undertow.settings import Batch, Horovod
+from undertow.settings import Batch, Horovod, PlainScripts
 
 # Options that are easily written after the script, where nothing would tell that they were not ours.
 _SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
@@ -78,8 +78,12 @@ def run(
         ),
     ] = False,
     plain: Annotated[
-        Switch | None,
-        typer.Option("--plain", help="off: leave scripts alone that know nothing of workers; each runs by itself."),
+        PlainScripts | None,
+        typer.Option(
+            "--plain",
+            help="on: it is a single-process script, hide RANK from it; off: leave such scripts alone, each worker "
+            "runs one by itself.",
+        ),
     ] = None,
     ddp: Annotated[Switch | None, typer.Option("--ddp", help="off: a script's torch DDP stays torch's own.")] = None,
     horovod: Annotated[

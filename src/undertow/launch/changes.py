@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.settings import Batch, Horovod
+from undertow.settings import Batch, Horovod, PlainScripts
 from undertow.trace.window import parse_window
 
 
@@ -25,7 +25,7 @@ class Changes:
     batch: Batch | None = None
     overlap: bool = False
     seed_per_rank: bool = False
-    plain: Switch | None = None
+    plain: PlainScripts | None = None
     ddp: Switch | None = None
     horovod: Horovod | None = None
     trace: Path | None = None

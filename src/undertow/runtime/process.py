@@ -20,6 +20,7 @@ from undertow.coordinator.meeting import WORKERS_MET
 from undertow.coordinator.rendezvous import MeetingPoint, attend
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, UndertowError
+from undertow.hidden import read_environment
 from undertow.launch.foreign import refuse_processes
 from undertow.runtime import formation, recording, sharing
 from undertow.runtime.group import Group
@@ -48,7 +49,7 @@ def init(**arguments: Any) -> None:
             return
         settings = read_settings(**arguments)
         if arguments.get("world_size") is None and not has_process_group():
-            refuse_processes(os.environ, script=os.path.basename(sys.argv[0]) or "train.py")
+            refuse_processes(read_environment(), script=os.path.basename(sys.argv[0]) or "train.py")
         form = functools.partial(_form_default, settings)
         add_group(_DEFAULT, lambda: form_recorded(settings, form, size=settings.world_size))
         _settings = settings
@@ -113,7 +114,7 @@ def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -
     """Form a group of all workers that train, and record from then on what this one does, if that is wished for."""
     recording.prepare(settings)
     # Not all that were started, if the script has chosen another size.
-    is_all = os.environ.get("WORLD_SIZE") == str(size)
+    is_all = read_environment().get("WORLD_SIZE") == str(size)
     mark, then = (Mark.WAITS_FOR_ALL, Mark.MET) if is_all else (Mark.WAITS, Mark.NONE)
     try:
         with waiting(settings.start_marks, settings.local_rank, mark, then=then):
@@ -188,7 +189,7 @@ def _form_default(settings: Settings) -> Group:
         meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
     elif settings.world_size == 1 and not has_process_group():
         meet, master = (lambda payload: [payload]), "127.0.0.1"
-    elif has_process_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    elif has_process_group() or read_environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The script has a process group, which knows rank and size, or torchrun started us:
         # its store carries our addresses.
         from undertow.torch import c10d

@@ -10,7 +10,7 @@ from undertow.script.deferral import defer_all
 from undertow.script.imports import when_imported
 from undertow.script.patches import DOOR, LIBRARIES, PLAIN, Patch, Patches
 from undertow.script.plain import Plain
-from undertow.settings import Settings
+from undertow.settings import PlainScripts, Settings
 from undertow.torch.device import choose_accelerator
 
 
@@ -46,7 +46,7 @@ def patch_torch(
     if settings.ddp:
         patches.apply(DOOR, plain)
     # Alone there is nothing to keep in step, but what a plan needs of a script is measured alone.
-    if settings.plain and (settings.world_size > 1 or settings.profile):
+    if settings.plain is not PlainScripts.OFF and (settings.world_size > 1 or settings.profile):
         patches.apply(PLAIN, plain)
         for patch in LIBRARIES:
             stop_waiting.append(when_imported(patch.module, functools.partial(patch_library, patch)))

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable
 
-from undertow import horovod
+from undertow import hidden, horovod
 from undertow.script.admission import check_launcher
 from undertow.script.awareness import speaks_of_ranks
 from undertow.script.imports import when_imported
 from undertow.script.seeds import Seeds
+from undertow.script.visibility import Sight, decide_sight, has_nccl
 from undertow.script.voice import Voice
-from undertow.settings import Horovod, Settings, read_settings
+from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 
 
 class Preparation:
@@ -34,7 +35,12 @@ class Preparation:
         # Without a launcher of ours the port of the meeting is what all ranks of this job, and no others, share.
         word = settings.token or f"{settings.master_addr}:{settings.master_port}"
         self._seeds = Seeds(word)
-        self._looks_plain = settings.plain and settings.world_size > 1 and not speaks_of_ranks(script)
+        self._sight = decide_sight(settings, script, sys.argv[1:], lambda: has_nccl(os.environ))
+        self._looks_plain = _looks_plain(settings, self._sight, script)
+        if self._sight.is_hidden:
+            hidden.hide()
+        if self._sight.words and settings.rank == 0:
+            print(f"undertow: {self._sight.words}", file=sys.stderr, flush=True)
         if self._looks_plain:
             self._seeds.plant()
             if settings.rank > 0:
@@ -79,6 +85,12 @@ class Preparation:
         self._leave_alone()
 
 
+def _looks_plain(settings: Settings, sight: Sight, script: str | None) -> bool:
+    """Whether nothing yet says that the script knows of ranks."""
+    is_tried = settings.plain is not PlainScripts.OFF and settings.world_size > 1
+    return is_tried and (sight.is_hidden or not speaks_of_ranks(script))
+
+
 def _provides_horovod(choice: Horovod) -> bool:
     return choice is Horovod.ON or (choice is Horovod.AUTO and importlib.util.find_spec("horovod") is None)
 
@@ -102,6 +114,7 @@ def undo() -> None:
     """As if nothing had been prepared."""
     global _current
     if _current is not None:
+        hidden.show()
         _current.undo()
         _current = None
 

@@ -13,6 +13,8 @@ import torch
 from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
+from undertow.hidden import is_hidden
+from undertow.script.branches import NCCL
 from undertow.script.plain import Plain
 from undertow.torch.ddp import DistributedDataParallel
 from undertow.torch.reaching import NO_BACKWARD
@@ -64,9 +66,26 @@ def join_others(original: Original, plain: Plain) -> Original:
         plain.leave("init_process_group")
         settings = plain.settings
         with waiting(settings.start_marks, settings.local_rank, Mark.WAITS):
-            return original(*arguments, **options)
+            try:
+                return original(*arguments, **options)
+            except Exception as error:
+                if is_hidden():
+                    error.add_note(_WITHOUT_RANKS)
+                elif not torch.cuda.is_available() and NCCL in str((arguments, options)).lower():
+                    error.add_note(_WITHOUT_NCCL)
+                raise
 
     return init_process_group
+
+
+_WITHOUT_RANKS = (
+    "undertow: RANK and the other variables of the launcher are hidden from this script, as from a single-process one; "
+    "it sees them with --plain off"
+)
+_WITHOUT_NCCL = (
+    "undertow: this host has no NCCL. If the script can train in one process, undertow run --plain on hides RANK from "
+    "it and trains it on all workers; else choose the backend gloo"
+)
 
 
 def compute_gradients(original: Original, plain: Plain) -> Original:

@@ -6,7 +6,6 @@ The store is torch's: it has no token, so ours travels through it in the clear.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from undertow.core.decoding import decode_text
 from undertow.errors import PeerLost
+from undertow.hidden import read_environment
 from undertow.runtime import formation
 from undertow.runtime.group import Group
 from undertow.settings import Settings
@@ -36,7 +36,7 @@ def form_world(name: str, settings: Settings, loop: Loop) -> Group:
     )
     # torchrun keeps its store when it starts the workers again: what the attempt before has
     # left in it, perhaps of some ranks only, must not be found.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = read_environment().get("TORCHELASTIC_RESTART_COUNT", "0")
     return _form(store, f"{name}-attempt-{attempt}", settings.rank, settings.world_size, settings, loop)
 
 
