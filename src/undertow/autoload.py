@@ -28,14 +28,16 @@ def load() -> None:
         _refuse_others(script)
         return
 
+    from undertow.script.frames import strip
     from undertow.script.preparation import prepare, speak_up
 
     prepare(script)
     shows = sys.excepthook
 
-    def show(*failure: object) -> None:
+    def show(kind: type[BaseException], error: BaseException, trace: object) -> None:
         speak_up()
-        shows(*failure)  # type: ignore[arg-type]
+        strip(error)
+        shows(kind, error, error.__traceback__)
 
     sys.excepthook = show
 

@@ -10,6 +10,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from undertow.script.frames import strip
+
 
 class Hook:
     """In place of `sys.excepthook`, once, when the script has failed; `start` is the function that has started it."""
@@ -19,9 +21,9 @@ class Hook:
         self._own: Any = getattr(sys, "excepthook", _MISSING)
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trace = self._trim(trace)
-        sys.last_traceback = trace
-        error = error.with_traceback(trace)
+        error = error.with_traceback(self._trim(trace))
+        strip(error)
+        sys.last_traceback = trace = error.__traceback__
         if self._own is _MISSING:
             del sys.excepthook
             _write("sys.excepthook is missing\n")

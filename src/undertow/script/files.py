@@ -33,17 +33,17 @@ class Files:
         self._dropped: set[str | None] = set()  # all that the first rank has written instead
         self._lost: dict[str, None] = {}  # those of them that are not kept any more
 
-    def save(self, save: Callable[..., None], thing: object, f: Any, *arguments: Any, **options: Any) -> None:
+    def save(self, original: Callable[..., None], thing: object, f: Any, *arguments: Any, **options: Any) -> None:
         """As this function of torch's, but for the file.
 
         One that the script has opened itself is written by every rank: opening it has emptied it.
         """
         path = _find_path(f)
         if path is None:
-            save(thing, f, *arguments, **options)
+            original(thing, f, *arguments, **options)
             return
         copy = io.BytesIO()
-        save(thing, copy, *arguments, **options)
+        original(thing, copy, *arguments, **options)
         with self._lock:
             self._dropped.add(path)
             self._keep(path, copy.getvalue())
@@ -55,10 +55,10 @@ class Files:
         while len(self._kept) > LEAST_KEPT and sum(map(len, self._kept.values())) > MOST_KEPT_BYTES:
             self._lost[self._kept.popitem(last=False)[0]] = None
 
-    def rename(self, rename: Callable[..., None], source: Any, target: Any, **options: Any) -> None:
+    def rename(self, original: Callable[..., None], source: Any, target: Any, **options: Any) -> None:
         """As os.replace and os.rename: the last line of who writes a checkpoint under another name first."""
         if (old := _find_path(source)) not in self._dropped:
-            rename(source, target, **options)
+            original(source, target, **options)
         elif old is not None and (new := _find_path(target)) is not None:
             with self._lock:
                 self._dropped.add(new)
@@ -69,10 +69,10 @@ class Files:
                     del self._lost[old]
                     self._lost[new] = None
 
-    def copy(self, copy: Callable[..., Any], source: Any, target: Any, **options: Any) -> Any:
+    def copy(self, original: Callable[..., Any], source: Any, target: Any, **options: Any) -> Any:
         """As shutil.copyfile, copy and copy2: `model_best.pt` of a checkpoint, which the first rank makes."""
         if not self.has(source):
-            return copy(source, target, **options)
+            return original(source, target, **options)
         if os.path.isdir(target):
             target = os.path.join(target, os.path.basename(source))
         old, new = os.path.realpath(source), os.path.realpath(target)
@@ -98,10 +98,10 @@ class Files:
         kept = self._kept.get(found)
         return None if kept is None else len(kept)
 
-    def remove(self, remove: Callable[..., None], path: Any, **options: Any) -> None:
+    def remove(self, original: Callable[..., None], path: Any, **options: Any) -> None:
         """As os.remove: the first rank does it."""
         if (found := _find_path(path)) not in self._dropped:
-            remove(path, **options)
+            original(path, **options)
         elif found is not None:
             with self._lock:
                 self._kept.pop(found, None)

@@ -27,14 +27,14 @@ class Folders:
             if len(self._absent) > MOST_ABSENT:
                 self._absent.popitem(last=False)
 
-    def make(self, mkdir: Callable[..., None], path: Any, *arguments: Any, **options: Any) -> None:
+    def make(self, original: Callable[..., None], path: Any, *arguments: Any, **options: Any) -> None:
         """As os.mkdir, but that another rank may have made the folder since the script has asked for it."""
         found = _find_path(path)
         was_absent = found in self._absent
         if found is not None:
             self._absent.pop(found, None)
         try:
-            mkdir(path, *arguments, **options)
+            original(path, *arguments, **options)
         except FileExistsError:
             if not (was_absent and os.path.isdir(path)):
                 raise
