@@ -158,6 +158,8 @@ def test_codes_are_said_in_words(code: int, words: str) -> None:
         ("PeerLost: rank 2", True),
         ("undertow.errors.PeerLost: rank 2", True),
         ("  | undertow.errors.PeerLost: rank 2", True),
+        ("[rank0]: undertow.errors.PeerLost: rank 2", True),
+        ("[rank12]:   | undertow.errors.PeerLost: rank 2", True),
         ("PeerLost", True),
         ("ValueError: not PeerLost: no", False),
         ("NotPeerLost: rank 2", False),

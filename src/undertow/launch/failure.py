@@ -16,8 +16,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# The last line of a traceback, also inside of an ExceptionGroup's frame of bars.
-_PEER_LOST = re.compile(r"^[\s|+-]*(?:[\w.]+\.)?PeerLost(?::|$)")
+# The last line of a traceback, also inside of an ExceptionGroup's frame of bars, and behind the rank that torch puts
+# before each line once there is a process group.
+_FRAME = re.compile(r"^(?:\[rank\d+\]:)?[\s|+-]*")
+_PEER_LOST = re.compile(_FRAME.pattern + r"(?:[\w.]+\.)?PeerLost(?::|$)")
 # The words of `Loss` in core/membership.py, and of the steward who adds where it was noticed.
 _LOSS = re.compile(r"PeerLost: rank (\d+) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
 # The reasons that `runtime/process.py` and `script/runner.py` give to the other ranks when a script fails.
@@ -42,7 +44,7 @@ class Ending:
     @property
     def peer_lost(self) -> str:
         """Its last PeerLost, in one line; empty if there is none."""
-        return next((line.strip(" |+-") for line in reversed(self.error) if _PEER_LOST.match(line)), "")
+        return next((_FRAME.sub("", line).rstrip() for line in reversed(self.error) if _PEER_LOST.match(line)), "")
 
     @property
     def summary(self) -> str:
