@@ -37,6 +37,10 @@ from undertow.torch.data.sharing import Sharing, copy_from_first
 from undertow.torch.replicas import compare_tensors
 
 _numbers: Decoder[float] = Decoder(float, "a number of rank 0")
+_FIGURES = (
+    "figures that the script computes of its training batches are those of rank 0's share; an evaluation of all data "
+    "is exact"
+)
 
 
 class Plain(Sharing):
@@ -116,6 +120,7 @@ class Plain(Sharing):
             self._has_diverged = True
             diverge(self.settings.rank)
             self.say("--seed-per-rank: weights are rank 0's; from now on each rank draws random numbers of its own")
+            self.say(_FIGURES)
         count = f"{len(new)} parameter{'s' if len(new) > 1 else ''}"
         self.say(f"{name}: {count} start as rank 0's; gradients are averaged over {self.settings.world_size} workers")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -275,6 +280,7 @@ class Plain(Sharing):
         """A loader is about to hand out its shares, or says how many there are."""
         self._has_shared = True
         self.say(words)
+        self.say(_FIGURES)
         if self._has_counted and not self.is_split:
             self.say(
                 "len() of a DataLoader was asked before there was an optimizer, and was that of the whole: what the "
