@@ -122,3 +122,19 @@ def test_ignored_parameters_and_buffers_stay_local(rank: int) -> None:
     assert (module.own == rank).all()
     assert (module.own.grad == rank).all()
     assert int(module.seen[0]) == rank
+
+
+@on_workers(2)
+def test_one_backward_may_follow_two_forwards_through_batch_norm(rank: int) -> None:
+    """Siamese networks, contrastive losses and discriminators do so."""
+    for overlaps in (False, True):
+        torch.manual_seed(rank)
+        inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        model = undertow.torch.parallelize(inner, optimizer)[0] if overlaps else DistributedDataParallel(inner)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 4)) - model(torch.randn(8, 4))).pow(2).sum().backward()
+            optimizer.step()
+        undertow.torch.flush(model)
+        undertow.torch.verify_replicas(inner[0])

@@ -43,7 +43,6 @@ EXPECTED = {
     "name": ["ranks 0 and 1", "'1.bias' [5] torch.float32 against 'other.bias' [5] torch.float32"],
     "frozen": ["ranks 0 and 1", "'1.bias' [5] torch.float32"],
     "buffer": ["ranks 0 and 1", "'1.extra' [2] torch.float32"],
-    "empty": ["ranks 0 and 1 hold 4 and 0 tensors", "'1.bias' [5] torch.float32"],
 }
 
 
@@ -53,6 +52,15 @@ def test_all_ranks_are_told_the_first_difference(difference: str) -> None:
         assert outcome.kind == "MismatchError", outcome
         for part in EXPECTED[difference]:
             assert part in outcome.text
+
+
+def test_a_rank_with_nothing_to_train_is_named_by_the_others() -> None:
+    outcomes = outcomes_of(3, wrap, "empty")
+    assert outcomes[1].kind == "NothingToTrain"
+    for rank in (0, 2):
+        assert outcomes[rank].kind == "PeerLost"
+        assert "rank 1 on host" in outcomes[rank].text
+        assert "its script failed with NothingToTrain" in outcomes[rank].text
 
 
 def do_different_things(rank: int) -> None:

@@ -238,6 +238,7 @@ def thaw(training: Training) -> None:
 
 def unfreeze_everything_later(rank: int) -> None:
     net = make_net().requires_grad_(False)
+    net[0].bias.requires_grad_(True)  # torch refuses a module of which nothing can be trained
     training = Training(rank, 2, net, plan="factors")
     assert training.plan is None
     thaw(training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import undertow
 import undertow.torch
@@ -160,3 +162,25 @@ def join_a_new_group(rank: int, meeting: str) -> list[float]:
 def test_a_process_group_can_be_destroyed_and_made_anew(tmp_path: Path) -> None:
     results = run_workers(2, join_a_new_group, str(tmp_path / "meeting"), init=False, environment=NOTHING)
     assert results == [[0.5, 1.5]] * 2
+
+
+def train_in_a_mesh(rank: int, init_method: str) -> tuple[float, bool]:
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    mean = mean_of(rank, process_group=mesh.get_group("dp"))
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    assert model.process_group is dist.group.WORLD  # as torch has it: its functions crash on None
+    assert copy.deepcopy(model)(torch.ones(1, 3)).shape == (1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(torch.full((1, 3), float(rank)))
+    outputs.sum().backward()
+    is_mean = model.module.weight.grad.tolist() == [[0.5, 0.5, 0.5]] and outputs.dtype is torch.bfloat16
+    dist.destroy_process_group()
+    copy.deepcopy(model)  # still possible
+    return mean, is_mean
+
+
+def test_what_is_advised_in_place_of_a_mesh_and_of_mixed_precision_works(tmp_path: Path) -> None:
+    place = f"file://{tmp_path / 'meeting'}"
+    results = run_workers(2, train_in_a_mesh, place, init=False, environment=NOTHING)
+    assert results == [(0.5, True)] * 2

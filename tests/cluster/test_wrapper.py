@@ -17,7 +17,7 @@ from torch import nn
 import undertow
 import undertow.torch
 from tests.workers import on_workers, run_workers
-from undertow.torch import DistributedDataParallel
+from undertow.torch import DistributedDataParallel, parallelize
 from undertow.torch.planning import PASSES
 
 
@@ -136,6 +136,49 @@ def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> Non
 
 
 @on_workers(1)
+def test_a_module_without_a_trainable_parameter_is_refused_as_by_torch(rank: int) -> None:
+    frozen = make_module().requires_grad_(False)
+    ignored = make_module()
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignored, list(ignored.state_dict()))
+    optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
+    for wrap in (
+        lambda: DistributedDataParallel(nn.Module()),
+        lambda: DistributedDataParallel(frozen),
+        lambda: DistributedDataParallel(ignored),
+        lambda: parallelize(frozen, optimizer),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"is not needed: .* doesn't have any parameter that requires a gradient"
+        ) as caught:
+            wrap()
+        assert isinstance(caught.value, undertow.ConfigError)
+
+
+@on_workers(2)
+def test_its_logging_data_tell_what_it_is(rank: int) -> None:
+    module = make_module()
+    module[2].bias.requires_grad_(False)
+    facts = DistributedDataParallel(module, find_unused_parameters=True)._get_ddp_logging_data()
+    assert facts == {
+        "backend_name": "undertow",
+        "world_size": 2,
+        "rank": rank,
+        "module_name": "Sequential",
+        "device_ids": "",
+        "output_device": -1,
+        "broadcast_buffers": 1,
+        "find_unused_parameters": 1,
+        "gradient_as_bucket_view": 0,
+        "static_graph": 0,
+        "has_sync_bn": 0,
+        "num_parameter_tensors": 3,
+        "total_parameter_size_bytes": 4 * (9 + 3 + 3),
+    }
+    norm = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3))
+    assert DistributedDataParallel(norm)._get_ddp_logging_data()["has_sync_bn"] == 1
+
+
+@on_workers(1)
 def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
     with pytest.raises(undertow.ConfigError, match=r"communication hooks .* --ddp off"):
         DistributedDataParallel(make_module()).register_comm_hook(None, lambda state, bucket: None)
@@ -159,6 +202,11 @@ def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> No
     _apply_optimizer_in_backward(torch.optim.SGD, module[0].parameters(), {"lr": 0.1})
     with pytest.raises(undertow.ConfigError, match=r"'0\.weight' is stepped during backward"):
         DistributedDataParallel(module)
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "0.bias"])
+    late = DistributedDataParallel(module)  # what is ignored is not averaged: it may be stepped at any time
+    _apply_optimizer_in_backward(torch.optim.SGD, module[2].parameters(), {"lr": 0.1})
+    with pytest.raises(undertow.ConfigError, match=r"'2\.weight' is stepped during backward"):
+        late(torch.ones(1, 3))
     model._set_sparse_metadata({})
     model._set_ddp_sink_clone(False)
     model._set_ddp_runtime_logging_sample_rate(10)

@@ -48,6 +48,9 @@ def train_beside_torch(rank: int, size: int, name: str, meeting: str) -> float:
     theirs = torch.nn.parallel.DistributedDataParallel(make_model())
     parameters = [train(model, rank, size, OPTIMIZERS[name]) for model in (ours, theirs)]
     undertow.barrier()
+    # Else the last wrapper takes the process group with it, and that may wait for a thread of Gloo's that waits for
+    # Python's lock.
+    del ours, theirs
     dist.destroy_process_group()
     return distance(*parameters)
 

@@ -73,11 +73,17 @@ class Broadcast:
         for item, memory in zip(self.table.first.slices, memories, strict=True):
             scatter_parts(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):
-            tensor.copy_(host)
+            _overwrite(tensor, host)
 
 
 def _forms(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Size, torch.dtype]]:
     return [(name, tensor.shape, tensor.dtype) for name, tensor in named]
+
+
+def _overwrite(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """A buffer without autograd's notice, as torch has it: batch norm's statistics may be saved in the graph of a
+    forward whose backward comes after the next forward."""
+    (tensor if isinstance(tensor, torch.nn.Parameter) else tensor.data).copy_(host)
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,12 @@ from undertow.plan.coordinator import Coordinator
 from undertow.plan.plan import Plan
 from undertow.settings import Priority
 from undertow.torch.closed import forget_gradients
+from undertow.torch.description import describe_wrapper
 from undertow.torch.hooks import never_compiled
 from undertow.torch.join import Joining, TorchJoinHook
 from undertow.torch.overlap import Overlap
 from undertow.torch.profiling import Profiling
+from undertow.torch.reduced import find_process_group
 from undertow.torch.reducer import Reducer
 from undertow.torch.synchroniser import Synchroniser
 
@@ -43,12 +45,17 @@ _WITHOUT_EFFECT = frozenset(
         "skip_all_reduce_unused_params",
     }
 )
+_BROADCAST_BUCKET_BYTES = 250 * 1024 * 1024  # torch's, for code that hands it on to torch's own functions
 _IMPOSSIBLE = {
-    "mixed_precision": "cast the model yourself, or use torch.autocast",
+    "mixed_precision": "compute under torch.autocast, or cast the module with .bfloat16() before wrapping it",
     "delay_all_reduce_named_params": "all gradients are sent as soon as they exist",
     "param_to_hook_all_reduce": "all gradients are sent as soon as they exist",
-    "device_mesh": "give the process_group of its data-parallel dimension",
+    "device_mesh": "give process_group=device_mesh.get_group(NAME), with the name of its data-parallel dimension",
 }
+
+
+class NothingToTrain(ConfigError, RuntimeError):
+    """No parameter of a module can be trained.  A RuntimeError too, because torch raises one."""
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
@@ -80,7 +87,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.device_ids = [getattr(device, "index", device) for device in device_ids] if device_ids else None
         self.output_device = output_device
         self.dim = dim
-        self.process_group = process_group
+        self.process_group = self._given_group = process_group
+        self.broadcast_bucket_size = _BROADCAST_BUCKET_BYTES
         self.plan = plan
         self.find_unused_parameters = bool(options.get("find_unused_parameters"))
         self.static_graph = bool(options.get("static_graph"))
@@ -91,6 +99,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        _check_trainable(module, self.parameters_to_ignore)
+        _check_steps(module, self.parameters_to_ignore)
+        self._has_trained = False
         self._has_buffers = any(name not in self.parameters_to_ignore for name, _ in module.named_buffers())
         self._joining: Joining | None = None
         self._overlap: Overlap | None = None
@@ -146,10 +157,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         synchroniser.passes.check_closed()
         if synchronises:
             synchroniser.check_unchanged()
+            self._check_optimizers()
             synchroniser.adopt_unfrozen()
             synchroniser.passes.start_forward()
         if self.will_sync_module_buffers():
             synchroniser.copy_buffers(from_lowest=self._joining is not None)
+
+    @never_compiled
+    def _check_optimizers(self) -> None:
+        """At the first forward that trains, because optimizers are made after the wrapper."""
+        if not self._has_trained:
+            _check_steps(self.module, self.parameters_to_ignore)
+            self._has_trained = True
 
     def overlap(self) -> None:
         """From now on backward returns before the gradients are there; see `parallelize`."""
@@ -226,8 +245,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def register_comm_hook(self, state: object, hook: Any) -> NoReturn:
         raise _refuse(
-            "communication hooks belong to torch's reducer, which is not used here; gradients travel without loss and "
-            "need none"
+            "communication hooks belong to torch's reducer, which is not used here: leave the hook out. To send fewer "
+            "bytes without loss let the plan choose (UNDERTOW_PLAN); to synchronise less often use no_sync()"
         )
 
     def _register_builtin_comm_hook(self, comm_hook_type: object) -> NoReturn:
@@ -261,6 +280,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """What runs underneath; made again after a copy or unpickling."""
         if self._synchroniser is None:
             self._synchroniser = Synchroniser(self)
+            # As torch has it, where there is one: functions of torch's crash on None.
+            self.process_group = find_process_group(self.process_group, self._synchroniser.group)
         return self._synchroniser
 
     @property
@@ -284,22 +305,20 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return moved_inputs[0], moved_kwargs[0]
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return {
-            "backend_name": "undertow",
-            "world_size": self._connect().group.size,
-            "rank": self._connect().group.rank,
-        }
+        group = self._connect().group
+        return describe_wrapper(self, rank=group.rank, size=group.size)
 
     def _set_static_graph(self) -> None:
         self.static_graph = True  # nothing to prepare: any graph works
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.process_group is not None and self.process_group is not torch.distributed.group.WORLD:
+        if self._given_group is not None and self._given_group is not torch.distributed.group.WORLD:
             raise ConfigError(
                 "a DistributedDataParallel over a part of the ranks cannot be copied or pickled: the copy would not "
                 "know its process_group. Copy its .module and wrap that"
             )
-        return {**self.__dict__, "_synchroniser": None, "_overlap": None, "_joining": None, "process_group": None}
+        left_behind = ("_synchroniser", "_overlap", "_joining", "process_group", "_given_group")
+        return {**self.__dict__, **dict.fromkeys(left_behind)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
@@ -320,15 +339,29 @@ def _check_options(options: dict[str, Any]) -> None:
             raise TypeError(f"unexpected argument {name!r}: no DistributedDataParallel has it")
 
 
-def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise _refuse("a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from")
+def _check_trainable(module: torch.nn.Module, ignored: set[str]) -> None:
+    named = [(name, parameter) for name, parameter in module.named_parameters() if name not in ignored]
+    if not any(parameter.requires_grad for _, parameter in named):
+        state = "they are all frozen" if named else "it has no parameters"
+        raise NothingToTrain(
+            f"DistributedDataParallel is not needed: {type(module).__name__} doesn't have any parameter that requires "
+            f"a gradient, {state}. Use the module itself, or unfreeze a parameter before wrapping it"
+        )
+
+
+def _check_steps(module: torch.nn.Module, ignored: set[str]) -> None:
     for name, parameter in module.named_parameters():
-        if hasattr(parameter, "_in_backward_optimizers"):
+        if name not in ignored and hasattr(parameter, "_in_backward_optimizers"):
             raise _refuse(
                 f"parameter {name!r} is stepped during backward (_apply_optimizer_in_backward), before its gradient is "
                 "averaged: use an ordinary optimizer"
             )
+
+
+def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise _refuse("a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from")
+    for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             raise ConfigError(
                 f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it"
