@@ -102,6 +102,17 @@ def test_another_model_of_the_same_shape_is_a_difference() -> None:
     assert error == "rank 0 registers Net, rank 1 registers Other"
 
 
+def test_a_part_of_the_job_names_its_ranks_as_the_job_does() -> None:
+    made = Agreements(2, sizes=Sizes(), name=(3, 5).__getitem__)
+    made.arrive(0, tables(tensor()))
+    [(_, verdict), _] = made.arrive(1, tables(tensor("v")))
+    assert verdict.error.startswith("ranks 3 and 5 hold different tensors in Net")
+    made = Agreements(2, sizes=Sizes(), name=(3, 5).__getitem__)
+    made.arrive(0, tables(tensor()))
+    [(_, verdict), _] = made.arrive(1, Arrive(1, "barrier", b""))
+    assert "rank 3 is at 'tensors', rank 5 at 'barrier'" in verdict.error
+
+
 def test_another_operation_is_a_difference() -> None:
     assert verdict_on(tables(tensor()), tables(tensor(), op=Op.SUM)).error
 

@@ -172,6 +172,19 @@ def test_who_is_waited_for_is_known() -> None:
     assert made.waits_for(0) is None
 
 
+def test_a_part_of_the_job_names_its_ranks_as_the_job_does() -> None:
+    made = Calls(2, sizes=Sizes(), keys=Keys(), name=(3, 5).__getitem__)
+    make(made, "x", summed(), 0)
+    assert made.missing() == {"x": [5]}
+    [told] = make(made, "x", summed(7), 1)
+    assert isinstance(told, Decline)
+    assert told.reason.startswith("ranks 3 and 5 differ in allreduce 'x'")
+    made.run_out(1)
+    [told] = make(made, "y", GATHER, 0)
+    assert isinstance(told, Decline)
+    assert "but rank 5 has run out of input" in told.reason
+
+
 def test_keys_are_never_given_away_twice() -> None:
     keys = Keys()
     made = Calls(3, sizes=Sizes(fixed=1040), keys=keys)

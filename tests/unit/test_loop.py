@@ -146,7 +146,9 @@ def test_a_loop_that_was_never_started_can_be_abandoned() -> None:
 
 def test_a_defect_in_a_callback_is_told_to_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
     loop, failures = Loop(), Results()
+    loop.on_failure(pytest.fail)
     loop.on_failure(failures.put)
+    loop.no_failure(pytest.fail)
     loop.start()
     loop.post(lambda: 1 // 0)
     assert isinstance(failures.next(), ZeroDivisionError)

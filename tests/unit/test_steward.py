@@ -81,7 +81,7 @@ class Timers:
 class House:
     """One rank's steward of three ranks, with everything around it."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, names: tuple[int, ...] = ()) -> None:
         self.clock = Clock()
         shape = Shape(
             rank=rank,
@@ -91,6 +91,7 @@ class House:
             credit_bytes=4096,
             silence_timeout_s=SILENCE_S,
             stall_timeout_s=STALL_S,
+            names=names,
         )
         self.out, self.timers = Outgoing(), Timers()
         self.exchange = Exchange(shape, self.out)
@@ -468,6 +469,19 @@ def test_a_late_worker_is_asked_for_at_the_shard_and_named(house: House, caplog:
     assert caplog.messages == [
         "rank 1 waits at step 1 for rank 0 on host alpha, 2 on host gamma: alive, but not there yet"
     ]
+
+
+def test_a_part_of_the_job_names_its_ranks_as_the_job_does(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(1, names=(3, 5, 8))
+    house.contribute()
+    with caplog.at_level(logging.WARNING, "undertow"):
+        house.steward.obey(2, messages.Missing(5, 1, [0, 2]))
+    assert caplog.messages == [
+        "rank 5 waits at step 1 for rank 3 on host alpha, 8 on host gamma: alive, but not there yet"
+    ]
+    house.steward.obey(0, messages.Lost(2, "it closed"))
+    assert house.error == "rank 8 on host gamma was lost: it closed (seen by rank 3); this is rank 5 at step 1"
+    assert messages.Lost(2, "it closed (seen by rank 3)") in [told for _, told in house.out.messages]
 
 
 def test_a_shard_answers_who_is_missing() -> None:

@@ -7,7 +7,7 @@ what differs between which ranks.  It runs in the coordinator, which lives with 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -45,10 +45,14 @@ class Keys:
 class Agreements:
     """All agreements of one group.  Not thread-safe."""
 
-    def __init__(self, size: int, *, sizes: Sizes, keys: Keys | None = None) -> None:
+    def __init__(
+        self, size: int, *, sizes: Sizes, keys: Keys | None = None, name: Callable[[int], int] = lambda rank: rank
+    ) -> None:
+        """`name` gives the number by which messages call a rank."""
         self._size = size
         self._sizes = sizes
         self._keys = keys or Keys()
+        self._name = name
         self._decided = 0  # the last agreement; a rank comes to the next one only after it
         self._arrivals: dict[int, dict[int, Arrive]] = {}
         self._failed: Verdict | None = None  # after a mismatch ranks are out of step for good
@@ -97,7 +101,8 @@ class Agreements:
         for rank, arrival in sorted(present.items()):
             if arrival.matter != matter:
                 raise MismatchError(
-                    f"ranks do different things: rank {first} is at {matter!r}, rank {rank} at {arrival.matter!r}. "
+                    f"ranks do different things: rank {self._name(first)} is at {matter!r}, "
+                    f"rank {self._name(rank)} at {arrival.matter!r}. "
                     "All ranks must run the same calls in the same order"
                 )
         if len(present) < self._size:
@@ -111,31 +116,31 @@ class Agreements:
 
     def _cut(self, payloads: Sequence[bytes]) -> bytes:
         tables = _decode_all(_tables, payloads)
-        compare_tables(tables)
+        compare_tables({self._name(rank): table for rank, table in enumerate(tables)})
         total = sum(tensor.elements * tensor.dtype.numpy.itemsize for tensor in tables[0].tensors)
         slice_bytes = self._sizes.choose(total, shards=self._size)
         first_key = self._keys.take(max(tables[0].keys, count_slices(tables[0].tensors, slice_bytes)))
         return msgspec.msgpack.encode(Cut(first_key, slice_bytes))
 
 
-def compare_tables(tables: Sequence[Table]) -> None:
+def compare_tables(tables: Mapping[int, Table]) -> None:
     """Raise `MismatchError` naming the first tensor that is not the same on all ranks."""
-    ours = tables[0]
-    for rank, theirs in enumerate(tables):
+    first, ours = next(iter(tables.items()))
+    for rank, theirs in tables.items():
         for mine, other in zip(ours.tensors, theirs.tensors, strict=False):
             if mine != other:
                 raise MismatchError(
-                    f"ranks 0 and {rank} hold different tensors in {ours.label}: {mine} against {other}"
+                    f"ranks {first} and {rank} hold different tensors in {ours.label}: {mine} against {other}"
                 )
         if len(ours.tensors) != len(theirs.tensors):
             longer = max(ours.tensors, theirs.tensors, key=len)
             extra = longer[min(len(ours.tensors), len(theirs.tensors))]
             raise MismatchError(
-                f"ranks 0 and {rank} hold {len(ours.tensors)} and {len(theirs.tensors)} tensors in {ours.label}; "
+                f"ranks {first} and {rank} hold {len(ours.tensors)} and {len(theirs.tensors)} tensors in {ours.label}; "
                 f"the first that is not on both is {extra}"
             )
         if (ours.label, ours.op, ours.keep) != (theirs.label, theirs.op, theirs.keep):
-            raise MismatchError(f"rank 0 registers {ours.label}, rank {rank} registers {theirs.label}")
+            raise MismatchError(f"rank {first} registers {ours.label}, rank {rank} registers {theirs.label}")
 
 
 def compare_digests(payloads: Sequence[bytes]) -> bytes:

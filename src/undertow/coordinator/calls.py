@@ -11,7 +11,7 @@ so two calls on the same keys never cross.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from undertow.coordinator.agreement import Keys
 from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message, Prepare
@@ -24,8 +24,10 @@ from undertow.plan.slicing import Cut
 class Calls:
     """All named calls of one group.  Not thread-safe."""
 
-    def __init__(self, size: int, *, sizes: Sizes, keys: Keys) -> None:
+    def __init__(self, size: int, *, sizes: Sizes, keys: Keys, name: Callable[[int], int] = lambda rank: rank) -> None:
+        """`name` gives the number by which messages call a rank."""
         self._size = size
+        self._name = name
         self._sizes = sizes
         self._keys = keys
         self._open: dict[str, dict[int, Terms]] = {}  # name -> who has made the call; never all
@@ -84,16 +86,18 @@ class Calls:
         return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
 
     def missing(self) -> dict[str, list[int]]:
-        """Of each call that waits, who has not made it."""
+        """Of each call that waits, the names of those who have not made it."""
         here = {name: {*present, *self._out} for name, present in self._open.items()}
-        return {name: [rank for rank in range(self._size) if rank not in ranks] for name, ranks in here.items()}
+        everyone = range(self._size)
+        return {name: [self._name(rank) for rank in everyone if rank not in ranks] for name, ranks in here.items()}
 
     def _settle(self, name: str) -> list[Message]:
         present = self._open[name]
         if len({*present, *self._out}) < self._size:
             return []
         del self._open[name]
-        reason = find_difference(name, present) or self._find_absence(name, present)
+        named = {self._name(rank): terms for rank, terms in present.items()}
+        reason = find_difference(name, named) or self._find_absence(name, present)
         if reason:
             return [Decline(name, reason)]
         try:
@@ -102,7 +106,7 @@ class Calls:
             return [Decline(name, str(error))]
 
     def _find_absence(self, name: str, present: dict[int, Terms]) -> str:
-        absent = [rank for rank in range(self._size) if rank not in present]
+        absent = [self._name(rank) for rank in range(self._size) if rank not in present]
         terms = present[min(present)]
         if not absent or terms.allows_absent:
             return ""

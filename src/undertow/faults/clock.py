@@ -58,6 +58,8 @@ class VirtualLoop:
     def on_failure(self, call: Callable[[Exception], None]) -> None:
         """A loop in memory has no thread that could end."""
 
+    def no_failure(self, call: Callable[[Exception], None]) -> None: ...
+
     # The driver's side
 
     @property

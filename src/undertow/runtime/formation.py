@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -53,8 +53,21 @@ class Card(msgspec.Struct, frozen=True):
 _cards: Decoder[Card] = Decoder(Card, "what another worker says of itself")
 
 
-def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loop: Loop, address: str) -> Group:
-    """Meet the others and connect to them all.  Raises `PeerLost` if one does not come."""
+def form(
+    meet: Meet,
+    *,
+    name: str,
+    rank: int,
+    size: int,
+    settings: Settings,
+    loop: Loop,
+    address: str,
+    names: Sequence[int] = (),
+) -> Group:
+    """Meet the others and connect to them all.  Raises `PeerLost` if one does not come.
+
+    `names` are the ranks in the whole job, if this group is a part of it.
+    """
     deadline = time.monotonic() + settings.start_timeout_s
     recorder = here.lend()
     transport = SocketTransport(
@@ -86,6 +99,8 @@ def form(meet: Meet, *, name: str, rank: int, size: int, settings: Settings, loo
             priority=settings.priority,
             identity=hashlib.sha256(cards[0].token.encode()).hexdigest()[:12],
             sharing=settings.sharing,
+            address=address,
+            names=tuple(names),
         )
         group = Group(shape, loop, transport, recorder=recorder)
         transport.admit(token, job)

@@ -27,7 +27,6 @@ from undertow.core.rate import Rate
 from undertow.core.rounds import Op
 from undertow.errors import ConfigError, Garbled, MismatchError, UndertowError
 from undertow.plan.placement import Placement
-from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Cut, Slice, TensorSpec, cut
 from undertow.runtime.calls import NamedCall, RunningOut
 from undertow.runtime.exchange import Exchange
@@ -62,6 +61,10 @@ class Group:
     ) -> None:
         self.rank = shape.rank
         self.size = shape.size
+        self.hosts = shape.hosts  # of every rank
+        self.sizes = shape.sizes  # what slices may be
+        self.address = shape.address
+        self.names = shape.names or tuple(range(shape.size))  # of every rank: its rank in the whole job
         self.wait_free = shape.wait_free
         self.plan = shape.plan
         self.profile = shape.profile
@@ -189,11 +192,15 @@ class Group:
         if call.refusal:
             raise MismatchError(call.refusal)
 
-    def run_out(self) -> int:
-        """This worker has no more input: calls go on without it until all have none.  Returns who was the last."""
+    def run_out(self) -> RunningOut:
+        """This worker has no more input: calls go on without it until all have none; `wait_until_out` waits for it."""
         self.waiters.check()
         waiting = RunningOut()
         self._loop.post(self._run, lambda: self._steward.calls.run_out(waiting), threading.Event())
+        return waiting
+
+    def wait_until_out(self, waiting: RunningOut) -> int:
+        """Wait until no worker has input any more; returns the last one that had some."""
         self.waiters.wait(waiting.done, "others have more input")
         return waiting.last
 
@@ -234,16 +241,6 @@ class Group:
     def resume(self, slices: Sequence[Slice], rounds_done: int) -> None:
         """All have joined: go on together after this many rounds.  A barrier must follow."""
         self._call(lambda: self._exchange.resume([item.spec.key for item in slices], rounds_done))
-
-    @property
-    def hosts(self) -> list[str]:
-        """The host of every rank."""
-        return self._shape.hosts
-
-    @property
-    def sizes(self) -> Sizes:
-        """What slices may be."""
-        return self._shape.sizes
 
     @property
     def rate(self) -> Rate:
@@ -287,7 +284,8 @@ class Group:
         self.waiters.wait(done, "the engine")
 
     def _stalled(self, waited_s: float) -> None:
-        self._loop.post(self._ask_who_is_missing, waited_s)
+        ask = functools.partial(self._steward.ask_who_is_missing, waited_s)
+        self._loop.post(self._run, ask, threading.Event())
 
     # Engine thread: what the training threads asked for
 
@@ -318,10 +316,6 @@ class Group:
         self._steward.check_departed()
 
     @guarded
-    def _ask_who_is_missing(self, waited_s: float) -> None:
-        self._steward.ask_who_is_missing(waited_s)
-
-    @guarded
     def _leave(self, error: str) -> None:
         self._steward.leave(error, self.end)
 
@@ -335,6 +329,7 @@ class Group:
     def end(self) -> None:
         """Let go of everything at once, without a word; in the engine thread."""
         self._loop.no_tick(self._tick)
+        self._loop.no_failure(self._die)
         self._transport.close()
         self.recorder.give_back()
         self._helper.stop()

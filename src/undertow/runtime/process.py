@@ -110,6 +110,18 @@ def add_group(name: object, form: Any) -> Group:
         return _groups[name]
 
 
+def find_group(name: object) -> Group:
+    """The group of this name, which was formed."""
+    return _groups[name]
+
+
+def remove_group(name: object) -> None:
+    """Leave the group of this name, in order."""
+    with _lock:
+        group = _groups.pop(name)
+    group.close()
+
+
 def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -> Group:
     """Form a group of all workers that train, and record from then on what this one does, if that is wished for."""
     recording.prepare(settings)

@@ -26,6 +26,8 @@ class Shape:
     profile: str = ""
     identity: str = ""  # of the job: no other has the same
     sharing: Sharing | None = None  # who takes turns with others
+    address: str = ""  # of the interface that this worker is reached at
+    names: tuple[int, ...] = ()  # the ranks in the whole job, if this group is a part of it
 
     @property
     def size(self) -> int:
@@ -44,6 +46,10 @@ class Shape:
     def peers(self) -> list[int]:
         """All others, in the order in which to send to them: if all begin elsewhere, no link is the target of all."""
         return sorted(set(range(self.size)) - {self.rank}, key=self.distance)
+
+    def name(self, rank: int) -> int:
+        """The number by which messages call this rank: its rank in the whole job."""
+        return self.names[rank] if self.names else rank
 
     def distance(self, rank: int) -> int:
         """How late it is this rank's turn, where all are sent to."""

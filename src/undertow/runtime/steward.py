@@ -6,6 +6,7 @@ most one `PeerLost`, which names the first cause.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -63,14 +64,14 @@ class Steward:
         self._comparing = Comparing(recorder, functools.partial(self.tell, COORDINATOR))
         self._awaiting = 0  # the agreement that this rank is at
         keys = Keys()
-        self._agreements = Agreements(shape.size, sizes=shape.sizes, keys=keys)
+        self._agreements = Agreements(shape.size, sizes=shape.sizes, keys=keys, name=shape.name)
         self.calls = Caller(
             shape.rank,
             exchange,
             tell=self.tell,
             tell_all=self.tell_all,
             size=shape.size,
-            decide=Calls(shape.size, sizes=shape.sizes, keys=keys) if shape.rank == COORDINATOR else None,
+            decide=self._make_calls(keys) if shape.rank == COORDINATOR else None,
         )
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
         self._mourned: messages.Lost | None = None  # what all were told who were connected then
@@ -78,6 +79,9 @@ class Steward:
         self._ended: dict[int, list[int]] = {}  # whose script has ended, with the keys that it still contributes to
         self._said_ended: list[int] | None = None  # what the others were told of this rank's own end
         self._leaving_because: str | None = None  # an error, or none; None while this rank stays
+
+    def _make_calls(self, keys: Keys) -> Calls:
+        return Calls(self._shape.size, sizes=self._shape.sizes, keys=keys, name=self._shape.name)
 
     # Agreements
 
@@ -123,7 +127,9 @@ class Steward:
             case messages.Farewell():
                 self._farewells.add(peer)
             case messages.Lost(rank, reason):
-                self._hear_of_loss(rank, reason if "(seen by" in reason else f"{reason} (seen by rank {peer})")
+                self._hear_of_loss(
+                    rank, reason if "(seen by" in reason else f"{reason} (seen by rank {self._shape.name(peer)})"
+                )
             case messages.Joined(keys, step, divide_by_active):
                 self._exchange.join(peer, keys, step, divide_by_active=divide_by_active)
             case messages.AskMissing(key, step):
@@ -231,7 +237,9 @@ class Steward:
             return
         self._mourned = messages.Lost(loss.rank, loss.reason)
         self.tell_all(self._mourned)
-        self._waiters.fail(PeerLost(f"{loss}; this is rank {self._shape.rank} at step {self._exchange.step}"))
+        named = dataclasses.replace(loss, rank=self._shape.name(loss.rank))
+        own = self._shape.name(self._shape.rank)
+        self._waiters.fail(PeerLost(f"{named}; this is rank {own} at step {self._exchange.step}"))
 
     # Leaving
 
@@ -269,7 +277,7 @@ class Steward:
 
     def _say_who_is_awaited(self, waited_s: float) -> None:
         text = "the script of rank %d has ended; it has waited for %.0f s to leave, because other ranks still need it"
-        log.warning(text, self._shape.rank, waited_s)
+        log.warning(text, self._shape.name(self._shape.rank), waited_s)
         self.ask_who_is_missing(waited_s)
 
     def _until(
@@ -307,7 +315,7 @@ class Steward:
             missing = self.calls.describe_missing()
             log.warning(
                 "rank %d has waited for %.0f s for the other ranks to come to the same call%s",
-                self._shape.rank,
+                self._shape.name(self._shape.rank),
                 waited_s,
                 f": {missing}" if missing else "",
             )
@@ -320,5 +328,6 @@ class Steward:
 
     def _name_missing(self, step: int, ranks: list[int]) -> None:
         if ranks and all(0 <= rank < self._shape.size for rank in ranks):
-            names = ", ".join(f"{rank} on host {self._shape.hosts[rank]}" for rank in ranks)
-            log.warning("rank %d waits at step %d for rank %s: alive, but not there yet", self._shape.rank, step, names)
+            names = ", ".join(f"{self._shape.name(rank)} on host {self._shape.hosts[rank]}" for rank in ranks)
+            own = self._shape.name(self._shape.rank)
+            log.warning("rank %d waits at step %d for rank %s: alive, but not there yet", own, step, names)

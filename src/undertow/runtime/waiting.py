@@ -68,7 +68,10 @@ class Waiters:
         return True
 
     def abandon(self, error: UndertowError) -> None:
-        """In a forked child: nothing will ever come.  The lock may be held by a thread that is not there."""
+        """For a group that is no more, or in a forked child: nothing will ever come.
+
+        The lock may be held by a thread that is not there.
+        """
         self._lock = threading.Lock()
         self._error = error
 

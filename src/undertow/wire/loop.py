@@ -82,6 +82,9 @@ class Loop:
         """Tell whoever waits for this thread if it ends by a defect of ours."""
         self._mourners.append(call)
 
+    def no_failure(self, call: Callable[[Exception], None]) -> None:
+        self._mourners.remove(call)
+
     def _run(self) -> None:
         self.later(TICK_S, self._tick)
         try:

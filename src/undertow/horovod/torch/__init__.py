@@ -1,6 +1,6 @@
 """Horovod's torch module, name by name, over our engine: `import horovod.torch as hvd` finds it.
 
-Not there, and refused in words: Adasum, elastic training, process sets other than that of all ranks.
+Not there, and refused in words: Adasum, elastic training.
 """
 
 from __future__ import annotations

@@ -18,12 +18,22 @@ _at_shutdown: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the other workers; see `undertow.init`.  A second call changes nothing."""
-    if comm is not None or process_sets:
-        raise NotThere("hvd.init() takes all ranks of the job: leave comm and process_sets out")
+    """Join the other workers; see `undertow.init`.  A second call changes nothing, unless it brings process sets."""
+    from undertow.horovod.torch.process_sets import register_static
+
+    if comm is not None:
+        raise NotThere("hvd.init() takes all ranks of the job: leave comm out, and use process_sets for some of them")
     with translated():
         process.give_way("hvd.init()")
         process.init()
+    register_static(process_sets)
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of every process set by its number, under Horovod's own name."""
+    from undertow.horovod.torch.process_sets import get_process_set_ids_and_ranks
+
+    return get_process_set_ids_and_ranks()
 
 
 def shutdown() -> None:

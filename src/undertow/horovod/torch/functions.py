@@ -17,17 +17,18 @@ from undertow.coordinator.terms import Route, Terms
 from undertow.core.rounds import Array
 from undertow.horovod.errors import BadCall
 from undertow.horovod.torch import basics, handles
-from undertow.horovod.torch.moving import check_root, start_broadcast
-from undertow.horovod.torch.process_sets import global_process_set, require_all
+from undertow.horovod.torch.moving import find_root, start_broadcast
+from undertow.horovod.torch.process_sets import global_process_set, group_of
 from undertow.horovod.torch.transfers import Gathered
 
 
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Any, root_rank: int, process_set: Any = global_process_set) -> None:
     """The root's values become everyone's: of a state_dict, or of a list of tensors or of named ones."""
+    group = group_of(process_set)
     named = _name_tensors(params)
     if named:
         tensors = [tensor for _, tensor in named]
-        handles.synchronize(start_broadcast(named, tensors, root_rank, name="parameters"))
+        handles.synchronize(start_broadcast(named, tensors, root_rank, name="parameters", group=group))
 
 
 def _name_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
@@ -47,7 +48,9 @@ class _Slot(NamedTuple):
     dtype: torch.dtype
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: Any = global_process_set
+) -> None:
     """The root's state and hyper-parameters become everyone's, whether others have any state yet or not.
 
     Unlike with Horovod no step is made to get one, so no weight ever decays here.
@@ -58,7 +61,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     own = optimizer.state_dict()
     slotted = {index: {key: _slot(value) for key, value in state.items()} for index, state in own["state"].items()}
     told = {"state": slotted, "param_groups": own["param_groups"]} if is_root else None
-    state = broadcast_object(told, root_rank, name="optimizer_state")
+    state = broadcast_object(told, root_rank, name="optimizer_state", process_set=process_set)
     named = []
     for index, entries in state["state"].items():
         for key, value in entries.items():
@@ -67,7 +70,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                 named.append((f"{key} of {index}", entries[key]))
     if named:
         tensors = [tensor for _, tensor in named]
-        handles.synchronize(start_broadcast(named, tensors, root_rank, name="optimizer_state"))
+        group = group_of(process_set)
+        handles.synchronize(start_broadcast(named, tensors, root_rank, name="optimizer_state", group=group))
     if not is_root:
         optimizer.load_state_dict(state)
 
@@ -80,24 +84,24 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
     """The root's object; a copy of it everywhere else."""
-    require_all(process_set)
-    check_root(root_rank)
-    is_root = basics.rank() == root_rank
-    transfer = Gathered(basics.group(), _dump(obj) if is_root else None)
+    group = group_of(process_set)
+    place = find_root(root_rank, group)
+    is_root = group.rank == place
+    transfer = Gathered(group, _dump(obj) if is_root else None)
 
     def end() -> Any:
-        result = obj if is_root else _load(transfer.pieces()[root_rank])
+        result = obj if is_root else _load(transfer.pieces()[place])
         transfer.release()
         return result
 
     terms = Terms("broadcast_object", Route.EVERYONE, details=f"root {root_rank}")
-    return handles.synchronize(handles.start("broadcast_object", name, terms, transfer.contribute, end))
+    return handles.synchronize(handles.start("broadcast_object", name, terms, transfer.contribute, end, group=group))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = global_process_set) -> list[Any]:
     """Everyone's object, in rank order."""
-    require_all(process_set)
-    transfer = Gathered(basics.group(), _dump(obj))
+    group = group_of(process_set)
+    transfer = Gathered(group, _dump(obj))
 
     def end() -> list[Any]:
         result = [_load(piece) for piece in transfer.pieces()]
@@ -105,7 +109,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: Any = globa
         return result
 
     terms = Terms("allgather_object", Route.EVERYONE)
-    gathered: list[Any] = handles.synchronize(handles.start("allgather_object", name, terms, transfer.contribute, end))
+    handle = handles.start("allgather_object", name, terms, transfer.contribute, end, group=group)
+    gathered: list[Any] = handles.synchronize(handle)
     return gathered
 
 

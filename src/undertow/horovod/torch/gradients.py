@@ -58,7 +58,7 @@ class StepGradients:
             op=self._op,
             compress=self._compress,
         )
-        joining.register(gradients.table.first.slices)
+        joining.register(self._group, gradients.table.first.slices)
         table = len(self._tables)
         self._tables.append(gradients)
         self._left.append([self.passes] * len(named))

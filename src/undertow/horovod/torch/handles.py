@@ -27,7 +27,7 @@ class Operation:
     """One call; `finish` puts its result in place, once, and returns it."""
 
     def __init__(self, group: Group, call: NamedCall, finish: Callable[[], Any]) -> None:
-        self.name = call.name
+        self.key = group, call.name
         self._group = group
         self._call = call
         self._finish = finish
@@ -61,26 +61,27 @@ class Operation:
 
 _lock = threading.Lock()
 _numbers = itertools.count()
-_laps = itertools.count(1)
-_unnamed: Iterator[str] = iter(())  # names for calls that have none
+_lap = 0
+_unnamed: dict[Group, Iterator[str]] = {}  # names for calls that have none
 _operations: dict[int, Operation] = {}
-_under_way: dict[str, Operation] = {}  # by name; some of them may be done
+_under_way: dict[tuple[Group, str], Operation] = {}  # by name; some of them may be done
 
 
-def start(kind: str, name: str | None, terms: Terms, contribute: Contribute, finish: Callable[[], Any]) -> int:
-    """Make this call; the result of `finish` is what `synchronize` returns.
+def start(
+    kind: str, name: str | None, terms: Terms, contribute: Contribute, finish: Callable[[], Any], *, group: Group
+) -> int:
+    """Make this call with all ranks of the group; the result of `finish` is what `synchronize` returns.
 
     Calls without a name are matched by their number, whatever they do: so ranks that are out of step learn
     of it at once.
     """
-    group = basics.group()
     with _lock:
-        title = f"{kind}.{name}" if name else next(_unnamed)
-        earlier = _under_way.get(title)
+        title = f"{kind}.{name}" if name else next(_unnamed.setdefault(group, _name_calls()))
+        earlier = _under_way.get((group, title))
         if earlier is not None and not earlier.is_done:
             raise BadCall(f"{title!r} is under way already: wait for it, or give the second one another name")
         call = NamedCall(title, terms, contribute)
-        operation = _under_way[title] = Operation(group, call, finish)
+        operation = _under_way[group, title] = Operation(group, call, finish)
     note_call()
     with translated():
         group.call(call)
@@ -116,20 +117,39 @@ def synchronize(handle: Any) -> Any:
         return operation.take()
     finally:
         with _lock:
-            if _under_way.get(operation.name) is operation:
-                del _under_way[operation.name]
+            if _under_way.get(operation.key) is operation:
+                del _under_way[operation.key]
 
 
 def count_anew() -> None:
     """All ranks are at the same point: calls without a name are matched from here on, however many there were."""
-    global _unnamed
-    lap = next(_laps)
-    _unnamed = (f"noname.{lap}.{number}" for number in itertools.count())
+    global _lap
+    _lap += 1
+    _unnamed.clear()
+
+
+def _name_calls() -> Iterator[str]:
+    lap = _lap
+    return (f"noname.{lap}.{number}" for number in itertools.count())
+
+
+def end_all(group: Group) -> None:
+    """This group is about to go: put the results of its operations in place; refused while one is under way."""
+    own = [operation for operation in _operations.values() if operation.key[0] is group]
+    late = sorted(operation.key[1] for operation in own if not operation.is_done)
+    if late:
+        raise BadCall(f"{late[0]!r} is under way in this process set: synchronize it before the set is removed")
+    for operation in own:
+        operation.land()
+    with _lock:
+        _unnamed.pop(group, None)
+        for key in [key for key in _under_way if key[0] is group]:
+            del _under_way[key]
 
 
 def _forget() -> None:
-    global _laps
-    _laps = itertools.count(1)
+    global _lap
+    _lap = 0
     count_anew()
     _operations.clear()
     _under_way.clear()

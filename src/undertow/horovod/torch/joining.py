@@ -13,42 +13,59 @@ import msgspec
 from undertow.coordinator.agreement import decode_latest
 from undertow.horovod.errors import translated
 from undertow.horovod.torch import basics, handles
+from undertow.horovod.torch.process_sets import own_groups
 from undertow.plan.slicing import Slice
+from undertow.runtime.group import Group
 
 # Of every optimizer so far, in the order in which they were made, which is the same on all ranks.  An optimizer
 # that is gone stays in it: it would not be gone on all ranks at the same time.
-_tables: list[Sequence[Slice]] = []
+_tables: list[tuple[Group, Sequence[Slice]]] = []
 
 
-def register(slices: Sequence[Slice]) -> None:
-    """Slices that go through rounds without being called by name."""
-    _tables.append(slices)
+def register(group: Group, slices: Sequence[Slice]) -> None:
+    """Slices that go through rounds of this group without being called by name."""
+    _forget_removed()
+    _tables.append((group, slices))
+
+
+def _forget_removed() -> None:
+    """Tables of process sets that were removed take part in nothing."""
+    groups = _groups()
+    _tables[:] = [(group, slices) for group, slices in _tables if group in groups]
+
+
+def _groups() -> list[Group]:
+    """All that this rank is in, in an order that is the same on all ranks of each."""
+    return [basics.group(), *own_groups()]
 
 
 def join(device: int = -1) -> int:
     """This rank has no more data.  Returns when all have none: the rank that was the last.
 
-    Until then sums and means of the others go on, as if this rank contributed zeros.
+    Until then sums and means of the others go on, as if this rank contributed zeros, in its process sets as well.
     """
-    group = basics.group()
+    groups = _groups()
+    _forget_removed()
     with translated():
-        for slices in _tables:
+        for group, slices in _tables:
             group.join(slices, divide_by_active=False)
-        last = group.run_out()
+        waiting = [(group, group.run_out()) for group in groups]
+        last, *_ = [group.wait_until_out(out) for group, out in waiting]
         handles.count_anew()
-        _settle()
+        for group in groups:
+            _settle(group)
     return last
 
 
-def _settle() -> None:
+def _settle(group: Group) -> None:
     """All have run out: steps go on together where the longest training one is."""
-    if not _tables:
+    tables = [slices for other, slices in _tables if other is group]
+    if not tables:
         return
-    group = basics.group()
-    own = [group.rounds_done(slices) for slices in _tables]
+    own = [group.rounds_done(slices) for slices in tables]
     reply = group.agree("join", msgspec.msgpack.encode(own))
     _, steps, _ = decode_latest(reply)
-    for slices, step in zip(_tables, steps, strict=True):
+    for slices, step in zip(tables, steps, strict=True):
         group.resume(slices, step)
     group.barrier()
 

@@ -14,20 +14,22 @@ from undertow.coordinator.terms import Route, Terms
 from undertow.core.rounds import Op
 from undertow.horovod.errors import BadCall
 from undertow.horovod.packing import pack, read_counts, unpack
+from undertow.horovod.rank_sets import name_ranks
 from undertow.horovod.torch import basics, handles, values
 from undertow.horovod.torch.reducing import SMALL_BYTES
 from undertow.horovod.torch.transfers import Gathered, Scattered, Sliced
+from undertow.runtime.group import Group
 from undertow.torch.tensors import byte_spec
 
 
-def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None) -> int:
+def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group) -> int:
     """A list with the rows of all ranks for each tensor, in rank order; ranks may have different numbers of them."""
     values.check_rows(tensors, "allgather")
     hosts = [values.to_host(tensor) for tensor in tensors]
     names = values.name_specs(name, len(tensors))
     specs = [values.row_spec(one, tensor) for one, tensor in zip(names, tensors, strict=True)]
     piece = pack([values.raw(host) for host in hosts], [len(host) for host in hosts])
-    transfer = Gathered(basics.group(), piece)
+    transfer = Gathered(group, piece)
 
     def end() -> Any:
         counts = [read_counts(piece, len(tensors)) for piece in transfer.pieces() if piece is not None]
@@ -48,21 +50,29 @@ def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None) -> int
             values.put(result, output)
         return outputs
 
-    return handles.start("allgather", name, Terms("allgather", Route.EVERYONE, tensors=specs), transfer.contribute, end)
+    terms = Terms("allgather", Route.EVERYONE, tensors=specs)
+    return handles.start("allgather", name, terms, transfer.contribute, end, group=group)
 
 
 def start_broadcast(
-    named: Sequence[tuple[str, torch.Tensor]], outputs: Sequence[torch.Tensor], root: int, *, name: str | None
+    named: Sequence[tuple[str, torch.Tensor]],
+    outputs: Sequence[torch.Tensor],
+    root: int,
+    *,
+    name: str | None,
+    group: Group,
 ) -> int:
-    """The root's values land in the outputs of all, which may be the tensors themselves."""
+    """The root's values land in the outputs of all, which may be the tensors themselves.
+
+    The root is given by its rank in the whole job.
+    """
     tensors = [tensor for _, tensor in named]
     values.check_tensors(tensors, "broadcast")
-    check_root(root)
-    group = basics.group()
+    place = find_root(root, group)
     hosts = [values.to_host(tensor) for tensor in tensors]
     specs = [byte_spec(one, tensor) for one, tensor in named]
     size_bytes = sum(spec.elements for spec in specs)
-    is_root = group.rank == root
+    is_root = group.rank == place
     results = hosts if is_root else [torch.empty_like(host) for host in hosts]
     details = f"root {root}"
 
@@ -76,31 +86,36 @@ def start_broadcast(
         arrays = [values.raw(host) for host in results]
         sliced = Sliced(arrays if is_root else None, None if is_root else arrays)
         terms = Terms("broadcast", Route.SLICES, Op.COPY, specs, details)
-        return handles.start("broadcast", name, terms, sliced.contribute, lambda: finish(sliced.land))
+        return handles.start("broadcast", name, terms, sliced.contribute, lambda: finish(sliced.land), group=group)
     gathered = Gathered(group, pack([values.raw(host) for host in hosts]) if is_root else None)
 
     def take_apart() -> None:
-        piece = gathered.pieces()[root]
+        piece = gathered.pieces()[place]
         assert piece is not None
         for part, result in zip(unpack(piece, [spec.elements for spec in specs]), results, strict=True):
             values.raw(result)[...] = part
         gathered.release()
 
     terms = Terms("broadcast", Route.EVERYONE, tensors=specs, details=details)
-    return handles.start("broadcast", name, terms, gathered.contribute, lambda: finish(take_apart))
+    return handles.start("broadcast", name, terms, gathered.contribute, lambda: finish(take_apart), group=group)
 
 
-def check_root(root: int) -> None:
+def find_root(root: int, group: Group) -> int:
+    """The place among the group's ranks of the one that has this rank in the whole job."""
     if not 0 <= root < basics.size():
         raise BadCall(f"root_rank {root} is not there: ranks are 0 to {basics.size() - 1}")
+    if root not in group.names:
+        raise BadCall(
+            f"root_rank {root} is not in the process set of {name_ranks(group.names)}: give the root's own hvd.rank()"
+        )
+    return group.names.index(root)
 
 
-def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None) -> int:
+def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group: Group) -> int:
     """Some rows for each rank; gives the rows that all had for this one, and how many each of them had."""
     values.check_rows([tensor], "alltoall")
-    group = basics.group()
     host = values.to_host(tensor)
-    counts = _count_rows(len(tensor), splits)
+    counts = _count_rows(len(tensor), splits, group.size)
     parts: Sequence[torch.Tensor] = host.split(counts)  # type: ignore[no-untyped-call]
     transfer = Scattered(group, [pack([values.raw(part)], [len(part)]) for part in parts])
 
@@ -119,12 +134,11 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None) -> in
         return output, torch.tensor(received, dtype=like.dtype, device=like.device)
 
     terms = Terms("alltoall", Route.EACH, tensors=[values.row_spec(name or "tensor", tensor)])
-    return handles.start("alltoall", name, terms, transfer.contribute, end)
+    return handles.start("alltoall", name, terms, transfer.contribute, end, group=group)
 
 
-def _count_rows(rows: int, splits: Any) -> list[int]:
+def _count_rows(rows: int, splits: Any, size: int) -> list[int]:
     """How many rows each rank gets."""
-    size = basics.size()
     if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
         if rows % size:
             raise BadCall(f"alltoall of {rows} rows among {size} ranks does not come out even: give splits")

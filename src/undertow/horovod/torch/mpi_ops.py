@@ -15,6 +15,7 @@ import torch
 from undertow.coordinator.terms import Route, Terms
 from undertow.horovod.errors import HorovodInternalError
 from undertow.horovod.torch import autograd, handles
+from undertow.horovod.torch import basics as _basics  # noqa: F401  # by Horovod's own name: scripts look into it
 from undertow.horovod.torch.basics import (
     ccl_built,
     cross_rank,
@@ -47,8 +48,8 @@ from undertow.horovod.torch.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    group_of,
     remove_process_set,
-    require_all,
 )
 from undertow.horovod.torch.reducing import (
     Adasum,
@@ -145,10 +146,10 @@ def allreduce(
     process_set: Any = EVERYONE,
 ) -> torch.Tensor:
     """The mean of all ranks' tensors, or what `op` says; the tensor stays as it is."""
-    require_all(process_set)
+    group = group_of(process_set)
     scales = Scales(prescale_factor, postscale_factor)
     small, context = compression.compress(tensor)
-    [result] = autograd.allreduce([small], choose_op(op, average), scales, name)
+    [result] = autograd.allreduce([small], choose_op(op, average), scales, name, group=group)
     restored: torch.Tensor = compression.decompress(result, context)
     return restored
 
@@ -162,9 +163,11 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Any = EVERYONE,
 ) -> int:
-    require_all(process_set)
+    group = group_of(process_set)
     scales = Scales(prescale_factor, postscale_factor)
-    return _first(Allreduce([tensor], [autograd.fresh(tensor)], choose_op(op, average), scales).start(name))
+    return _first(
+        Allreduce([tensor], [autograd.fresh(tensor)], choose_op(op, average), scales, group=group).start(name)
+    )
 
 
 def allreduce_(
@@ -191,9 +194,9 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Any = EVERYONE,
 ) -> int:
-    require_all(process_set)
+    group = group_of(process_set)
     scales = Scales(prescale_factor, postscale_factor)
-    return _first(Allreduce([tensor], [tensor], choose_op(op, average), scales).start(name))
+    return _first(Allreduce([tensor], [tensor], choose_op(op, average), scales, group=group).start(name))
 
 
 def grouped_allreduce(
@@ -207,10 +210,10 @@ def grouped_allreduce(
     process_set: Any = EVERYONE,
 ) -> list[torch.Tensor]:
     """Several tensors in one operation."""
-    require_all(process_set)
+    group = group_of(process_set)
     small = [compression.compress(tensor) for tensor in tensors]
     scales = Scales(prescale_factor, postscale_factor)
-    results = autograd.allreduce([tensor for tensor, _ in small], choose_op(op, average), scales, name)
+    results = autograd.allreduce([tensor for tensor, _ in small], choose_op(op, average), scales, name, group=group)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, small, strict=True)]
 
 
@@ -223,10 +226,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: Any = EVERYONE,
 ) -> int:
-    require_all(process_set)
+    group = group_of(process_set)
     scales = Scales(prescale_factor, postscale_factor)
     outputs = [autograd.fresh(tensor) for tensor in tensors]
-    return Allreduce(tensors, outputs, choose_op(op, average), scales).start(name)
+    return Allreduce(tensors, outputs, choose_op(op, average), scales, group=group).start(name)
 
 
 def grouped_allreduce_(
@@ -252,9 +255,9 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: Any = EVERYONE,
 ) -> int:
-    require_all(process_set)
+    group = group_of(process_set)
     scales = Scales(prescale_factor, postscale_factor)
-    return Allreduce(tensors, tensors, choose_op(op, average), scales).start(name)
+    return Allreduce(tensors, tensors, choose_op(op, average), scales, group=group).start(name)
 
 
 # Reducescatter
@@ -294,10 +297,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    require_all(process_set)
+    group = group_of(process_set)
     small = [compression.compress(tensor) for tensor in tensors]
     scales = Scales(prescale_factor, postscale_factor)
-    results = autograd.reducescatter([tensor for tensor, _ in small], choose_op(op), scales, name)
+    results = autograd.reducescatter([tensor for tensor, _ in small], choose_op(op), scales, name, group=group)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, small, strict=True)]
 
 
@@ -309,8 +312,8 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    require_all(process_set)
-    return start_reducescatter(tensors, choose_op(op), Scales(prescale_factor, postscale_factor), name)
+    scales = Scales(prescale_factor, postscale_factor)
+    return start_reducescatter(tensors, choose_op(op), scales, name, group=group_of(process_set))
 
 
 # Allgather, broadcast, alltoall
@@ -318,38 +321,33 @@ def grouped_reducescatter_async(
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = EVERYONE) -> torch.Tensor:
     """The rows of all ranks, one rank's after the other's; each may have another number of them."""
-    require_all(process_set)
-    return autograd.allgather([tensor], name)[0]
+    return autograd.allgather([tensor], name, group=group_of(process_set))[0]
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    require_all(process_set)
-    return _first(start_allgather([tensor], name=name))
+    return _first(start_allgather([tensor], name=name, group=group_of(process_set)))
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: Any = EVERYONE
 ) -> tuple[torch.Tensor, ...]:
-    require_all(process_set)
-    return autograd.allgather(tensors, name)
+    return autograd.allgather(tensors, name, group=group_of(process_set))
 
 
 def grouped_allgather_async(tensors: Tensors, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    require_all(process_set)
-    return start_allgather(tensors, name=name)
+    return start_allgather(tensors, name=name, group=group_of(process_set))
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE
 ) -> torch.Tensor:
     """The root's tensor; this rank's own stays as it is."""
-    require_all(process_set)
-    return autograd.broadcast(tensor, root_rank, name)
+    return autograd.broadcast(tensor, root_rank, name, group=group_of(process_set))
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    require_all(process_set)
-    return _first(start_broadcast([(name or "tensor", tensor)], [autograd.fresh(tensor)], root_rank, name=name))
+    group, output = group_of(process_set), autograd.fresh(tensor)
+    return _first(start_broadcast([(name or "tensor", tensor)], [output], root_rank, name=name, group=group))
 
 
 def broadcast_(
@@ -361,14 +359,13 @@ def broadcast_(
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    require_all(process_set)
-    return _first(start_broadcast([(name or "tensor", tensor)], [tensor], root_rank, name=name))
+    group = group_of(process_set)
+    return _first(start_broadcast([(name or "tensor", tensor)], [tensor], root_rank, name=name, group=group))
 
 
 def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = EVERYONE) -> Any:
     """The rows that all ranks have for this one; with `splits` also how many each of them had."""
-    require_all(process_set)
-    output, received = autograd.alltoall(tensor, splits, name)
+    output, received = autograd.alltoall(tensor, splits, name, group=group_of(process_set))
     return output if splits is None else (output, received)
 
 
@@ -376,15 +373,14 @@ def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = EVERYONE
 ) -> int:
     """`synchronize` gives both, with splits or without."""
-    require_all(process_set)
-    return start_alltoall(tensor, splits, name=name)
+    return start_alltoall(tensor, splits, name=name, group=group_of(process_set))
 
 
 def barrier(process_set: Any = EVERYONE) -> None:
-    """Wait until all ranks are here."""
-    require_all(process_set)
+    """Wait until all ranks of the set are here."""
+    group = group_of(process_set)
     terms = Terms("barrier", Route.NOWHERE, allows_absent=True)
-    synchronize(handles.start("barrier", "barrier", terms, lambda slices, answer: [], lambda: None))
+    synchronize(handles.start("barrier", "barrier", terms, lambda slices, answer: [], lambda: None, group=group))
 
 
 def _first(handle: int) -> int:

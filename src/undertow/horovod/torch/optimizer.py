@@ -17,11 +17,11 @@ import torch
 from undertow.core.rounds import Op
 from undertow.errors import ConfigError
 from undertow.horovod.errors import NotThere, translated
-from undertow.horovod.torch import basics
 from undertow.horovod.torch.compression import Compression
 from undertow.horovod.torch.gradients import Named, StepGradients
-from undertow.horovod.torch.process_sets import global_process_set, require_all
+from undertow.horovod.torch.process_sets import find_group, global_process_set
 from undertow.horovod.torch.reducing import Average, Sum, choose_op
+from undertow.runtime.group import Group
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name
@@ -36,12 +36,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     sparse_as_dense: bool = False,
     process_set: Any = global_process_set,
 ) -> Any:
-    """All ranks call it alike.  Gradients are averaged, or summed with `op=hvd.Sum`.
+    """All ranks of the process set call it alike.  Gradients are averaged, or summed with `op=hvd.Sum`.
 
+    On a rank that is not in the process set, steps see its own gradients.
     Accepted, and without effect: `groups` and `num_groups` (small gradients are fused anyway),
     `gradient_predivide_factor` (nothing overflows: 16-bit floats are summed in 32) and `sparse_as_dense`.
     """
-    require_all(process_set)
+    group = find_group(process_set)
     chosen = choose_op(op)
     if chosen not in (Average, Sum):
         raise ConfigError(f"op {chosen.name} makes no gradient: use hvd.Average or hvd.Sum")
@@ -55,7 +56,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     wrapped = object.__new__(kind)
     # All of the user's optimizer but what a learning-rate scheduler has put over its step.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._connect(named, chosen is Sum, compression, backward_passes_per_step)
+    wrapped._connect(group, named, chosen is Sum, compression, backward_passes_per_step)
     return wrapped
 
 
@@ -67,14 +68,13 @@ class _Distributed:
     # By Horovod's own name: scripts look parameters up in it.
     _parameter_names: dict[torch.nn.Parameter, str]
 
-    def _connect(self, named: Named, is_sum: bool, compression: Any, passes: int) -> None:
+    def _connect(self, group: Group | None, named: Named, is_sum: bool, compression: Any, passes: int) -> None:
         self._gradients = None
         self._parameter_names = {parameter: name for name, parameter in named}
         self._watched: set[torch.nn.Parameter] = set()  # those whose gradients travel
         self._waits = True  # `step` does, outside of `skip_synchronize`
         self._is_synchronized = False
-        group = basics.group()
-        if group.size > 1:
+        if group is not None and group.size > 1:
             is_sparse = isinstance(self, torch.optim.SparseAdam)
             self._gradients = StepGradients(
                 group,

@@ -20,9 +20,10 @@ from undertow.horovod.errors import BadCall
 from undertow.horovod.ops import ReduceOp, divide_whole, reduce_arrays, split_rows
 from undertow.horovod.packing import pack, unpack
 from undertow.horovod.torch import basics, handles, values
-from undertow.horovod.torch.process_sets import global_process_set, require_all
+from undertow.horovod.torch.process_sets import global_process_set, group_of
 from undertow.horovod.torch.transfers import Gathered, Scattered, Sliced
 from undertow.plan.slicing import TensorSpec
+from undertow.runtime.group import Group
 
 # Below this a second hop costs more than the bytes that it saves.
 SMALL_BYTES = 8 << 10
@@ -60,7 +61,13 @@ class Allreduce:
     """One allreduce of some tensors.  The results land in `outputs`, which may be the tensors themselves."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp, scales: Scales
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        op: ReduceOp,
+        scales: Scales,
+        *,
+        group: Group,
     ) -> None:
         check_reducible(tensors, op, "allreduce")
         self._hosts = [values.to_host(values.scale(tensor, scales.before)) for tensor in tensors]
@@ -68,6 +75,7 @@ class Allreduce:
         self._outputs = outputs
         self._op = op
         self._scales = scales
+        self._group = group
 
     def start(self, name: str | None) -> int:
         """Gives a list of the outputs."""
@@ -89,21 +97,22 @@ class Allreduce:
             transfer.land()
             if self._op is Average and op is Op.SUM:
                 for result in results:
-                    _divide(values.numbers(result))
+                    _divide(values.numbers(result), self._group.size)
             return self._finish(results)
 
-        return handles.start("allreduce", name, self._terms(Route.SLICES, op, specs), transfer.contribute, end)
+        terms = self._terms(Route.SLICES, op, specs)
+        return handles.start("allreduce", name, terms, transfer.contribute, end, group=self._group)
 
     def _start_here(self, name: str | None, specs: list[TensorSpec]) -> int:
-        transfer = Gathered(basics.group(), pack([values.raw(host) for host in self._hosts]))
+        transfer = Gathered(self._group, pack([values.raw(host) for host in self._hosts]))
 
         def end() -> Sequence[torch.Tensor]:
-            results = _reduce_pieces(self._op, transfer.pieces(), self._hosts)
+            results = _reduce_pieces(self._op, transfer.pieces(), self._hosts, self._group.size)
             transfer.release()
             return self._finish(results)
 
         terms = self._terms(Route.EVERYONE, Op.GATHER, specs)
-        return handles.start("allreduce", name, terms, transfer.contribute, end)
+        return handles.start("allreduce", name, terms, transfer.contribute, end, group=self._group)
 
     def _terms(self, route: Route, op: Op, specs: list[TensorSpec]) -> Terms:
         details = describe(self._op, self._scales)
@@ -138,12 +147,14 @@ def _landing(host: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return own if is_own else torch.empty_like(host)
 
 
-def _divide(total: Array) -> None:
+def _divide(total: Array, size: int) -> None:
     is_whole = total.dtype.kind in "iu"
-    total[...] = divide_whole(total, basics.size()) if is_whole else total / basics.size()
+    total[...] = divide_whole(total, size) if is_whole else total / size
 
 
-def _reduce_pieces(op: ReduceOp, pieces: Sequence[Array | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _reduce_pieces(
+    op: ReduceOp, pieces: Sequence[Array | None], like: Sequence[torch.Tensor], size: int
+) -> list[torch.Tensor]:
     """What all ranks sent, reduced here; ranks that have run out of input sent nothing."""
     sizes_bytes = [values.raw(host).size for host in like]
     parts = [unpack(piece, sizes_bytes) for piece in pieces if piece is not None]
@@ -152,22 +163,23 @@ def _reduce_pieces(op: ReduceOp, pieces: Sequence[Array | None], like: Sequence[
         result, dtype = torch.empty_like(host), values.dtype_of(host)
         # A copy: bytes on their own need not lie as numbers must.
         arrays = [part[index].copy().view(dtype) for part in parts]
-        values.numbers(result)[...] = reduce_arrays(op, arrays, basics.size())
+        values.numbers(result)[...] = reduce_arrays(op, arrays, size)
         results.append(result)
     return results
 
 
-def start_reducescatter(tensors: Sequence[torch.Tensor], op: ReduceOp, scales: Scales, name: str | None) -> int:
+def start_reducescatter(
+    tensors: Sequence[torch.Tensor], op: ReduceOp, scales: Scales, name: str | None, *, group: Group
+) -> int:
     """Each rank gets the reduction of its own rows, as a list with one tensor for each."""
     check_reducible(tensors, op, "reducescatter")
     values.check_rows(tensors, "reducescatter")
-    group = basics.group()
     hosts = [values.to_host(values.scale(tensor, scales.before)) for tensor in tensors]
     shares = _share_rows(hosts, group.size)
     transfer = Scattered(group, [pack([values.raw(part) for part in share]) for share in shares])
 
     def end() -> Sequence[torch.Tensor]:
-        results = _reduce_pieces(op, transfer.pieces(), shares[group.rank])
+        results = _reduce_pieces(op, transfer.pieces(), shares[group.rank], group.size)
         transfer.release()
         outputs = []
         for tensor, result in zip(tensors, results, strict=True):
@@ -177,7 +189,7 @@ def start_reducescatter(tensors: Sequence[torch.Tensor], op: ReduceOp, scales: S
         return outputs
 
     terms = Terms("reducescatter", Route.EACH, tensors=make_specs(name, tensors), details=describe(op, scales))
-    return handles.start("reducescatter", name, terms, transfer.contribute, end)
+    return handles.start("reducescatter", name, terms, transfer.contribute, end, group=group)
 
 
 def _share_rows(hosts: Sequence[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
@@ -192,16 +204,16 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str, op: Any, process_set
     """Sum or average a sparse tensor: returns a function that waits and gives the result."""
     from undertow.horovod.torch.moving import start_allgather
 
-    require_all(process_set)
+    group = group_of(process_set)
     chosen = choose_op(op)
     if chosen not in (Sum, Average):
         raise BadCall(f"a sparse tensor can be summed or averaged; {chosen.name} would need its zeros, too")
     parts = [tensor._indices().t().contiguous(), tensor._values()]
-    handle = start_allgather(parts, name=f"{name}.sparse")
+    handle = start_allgather(parts, name=f"{name}.sparse", group=group)
 
     def wait() -> torch.Tensor:
         indices, gathered = handles.synchronize(handle)
-        total = gathered / basics.size() if chosen is Average else gathered
+        total = gathered / group.size if chosen is Average else gathered
         return torch.sparse_coo_tensor(indices.t(), total, tensor.shape, check_invariants=False)
 
     return wait

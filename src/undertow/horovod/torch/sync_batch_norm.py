@@ -11,14 +11,23 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from undertow.horovod.torch import basics, handles
+from undertow.horovod.torch import handles
 from undertow.horovod.torch.autograd import fresh
 from undertow.horovod.torch.moving import start_allgather
+from undertow.horovod.torch.process_sets import find_group, global_process_set
 from undertow.horovod.torch.reducing import Allreduce, Scales, Sum
+from undertow.runtime.group import Group
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Takes torch's arguments; batches may differ in size between ranks."""
+    """Takes torch's arguments; batches may differ in size between ranks.
+
+    With `process_set`, the batches of its ranks are taken together.
+    """
+
+    def __init__(self, *args: Any, process_set: Any = global_process_set, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._process_set = process_set
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -26,11 +35,13 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         uses_batch = self.training or self.running_mean is None
-        if not uses_batch or basics.size() == 1:
+        group = find_group(self._process_set) if uses_batch else None
+        if group is None or group.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
         momentum = self._count_batch()
-        output, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        normalise: Any = _Normalise.apply
+        output, mean, variance, count = normalise(group, input, self.weight, self.bias, self.eps)
         if momentum is not None and self.running_mean is not None and self.running_var is not None:
             unbiased = variance * (count / (count - 1)) if count > 1 else variance
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
@@ -50,13 +61,13 @@ class _Normalise(torch.autograd.Function):
     """Statistics are made in the input's own type, in 32 bits at least."""
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
+    def forward(ctx: Any, group: Group, input: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
         wide = torch.promote_types(input.dtype, torch.float32)
         values = input.to(wide)
         over = [dimension for dimension in range(input.dim()) if dimension != 1]
         own = values.numel() // values.size(1)
         variance, mean = torch.var_mean(values, over, correction=0) if own else _nothing(values)
-        counts, means, variances = _gather_statistics(own, mean, variance)
+        counts, means, variances = _gather_statistics(own, mean, variance, group)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
@@ -64,7 +75,7 @@ class _Normalise(torch.autograd.Function):
         shape = [1, -1] + [1] * (input.dim() - 2)
         normal = (values - mean.view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight)
-        ctx.over, ctx.shape, ctx.total = over, shape, float(total)
+        ctx.group, ctx.over, ctx.shape, ctx.total = group, over, shape, float(total)
         ctx.mark_non_differentiable(mean, variance)
         output = normal if weight is None else normal * weight.to(wide).view(shape)
         output = output if bias is None else output + bias.to(wide).view(shape)
@@ -75,15 +86,15 @@ class _Normalise(torch.autograd.Function):
         normal, inverse, weight = ctx.saved_tensors
         wide = gradient.to(normal.dtype)
         sums = torch.stack([wide.sum(ctx.over), (wide * normal).sum(ctx.over)])
-        reduction = Allreduce([sums], [fresh(sums)], Sum, Scales())
+        reduction = Allreduce([sums], [fresh(sums)], Sum, Scales(), group=ctx.group)
         [total] = handles.synchronize(reduction.start("sync_batch_norm.backward"))
         mean, slope = (total / ctx.total).unbind()
         scale = inverse if weight is None else inverse * weight.to(normal.dtype)
         own = scale.view(ctx.shape) * (wide - mean.view(ctx.shape) - normal * slope.view(ctx.shape))
         # Of weight and bias each rank has its own part, as of every other parameter: the optimizer averages them.
         to_weight = None if weight is None else sums[1].to(weight.dtype)
-        to_bias = sums[0].to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
-        return own.to(gradient.dtype), to_weight, to_bias, None
+        to_bias = sums[0].to(weight.dtype) if weight is not None and ctx.needs_input_grad[3] else None
+        return None, own.to(gradient.dtype), to_weight, to_bias, None
 
 
 def _nothing(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,10 +103,10 @@ def _nothing(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _gather_statistics(
-    count: int, mean: torch.Tensor, variance: torch.Tensor
+    count: int, mean: torch.Tensor, variance: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Count, mean and variance of every rank, one row each."""
     row = torch.cat([mean.new_tensor([count]), mean, variance]).unsqueeze(0)
-    rows = handles.synchronize(start_allgather([row], name="sync_batch_norm.forward"))[0]
+    rows = handles.synchronize(start_allgather([row], name="sync_batch_norm.forward", group=group))[0]
     channels = mean.numel()
     return rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]

@@ -1,0 +1,298 @@
+"""Horovod's process sets among real workers: calls of some ranks, in which the others have no part."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers import RETURNED, on_workers, outcomes_of, run_workers
+from undertow.errors import ConfigError, MismatchError
+from undertow.horovod import torch as hvd
+from undertow.horovod.torch.process_sets import own_groups
+from undertow.runtime import process
+
+LARGE = 30_000  # several slices
+
+
+def filled(value: float, *shape: int) -> torch.Tensor:
+    return torch.full(shape, float(value))
+
+
+def three_workers(rank: int) -> None:
+    first, second, alone, middle = sets = [hvd.ProcessSet(ranks) for ranks in ([1, 0], [1, 2], [2], [1])]
+    assert [one.process_set_id for one in sets] == [None] * 4
+    assert (first.size(), first.rank()) == (None, None)
+    hvd.init(process_sets=sets)
+    hvd.init(process_sets=sets)  # changes nothing
+    hvd.init()
+    assert [one.process_set_id for one in (hvd.global_process_set, *sets)] == [0, 1, 2, 3, 4]
+    known = {0: [0, 1, 2], 1: [0, 1], 2: [1, 2], 3: [2], 4: [1]}
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == known
+    assert [one.ranks for one in sets] == [[0, 1], [1, 2], [2], [1]]
+    assert [one.included() for one in sets] == [rank in one.ranks for one in sets]
+    assert hvd.global_process_set.ranks == [0, 1, 2]
+    own = [one for one in sets if one.included()]
+    for one in own:
+        assert (one.size(), one.rank()) == (len(one.ranks), one.ranks.index(rank))
+    check_values(rank, own)
+    check_names(rank, first, second)
+    check_gradients(rank, own)
+    check_refusals(rank, first, second, alone, middle)
+    hvd.barrier()
+
+
+def check_values(rank: int, own: list[Any]) -> None:
+    """Every operation in each of the sets that this rank is in, with the sizes that take each route."""
+    for one in own:
+        ranks, size = one.ranks, len(one.ranks)
+        for rows in (6, LARGE):
+            value = filled(rank + 1, rows)
+            total = float(sum(ranks) + size)
+            assert (hvd.allreduce(value, op=hvd.Sum, process_set=one) == total).all()
+            assert torch.allclose(hvd.allreduce(value, process_set=one), filled(total / size, rows))
+            assert (hvd.allreduce(value.int(), op=hvd.Average, process_set=one) == int(total / size)).all()
+            assert (hvd.allreduce_(value.clone(), op=hvd.Max, process_set=one) == max(ranks) + 1).all()
+            both = hvd.grouped_allreduce([value, 2 * value], op=hvd.Sum, process_set=one)
+            assert [part[0] for part in both] == [total, 2 * total]
+            gathered = hvd.allgather(value, process_set=one)
+            assert gathered.view(size, rows)[:, 0].tolist() == [other + 1 for other in ranks]
+            for root in ranks:
+                assert (hvd.broadcast(value, root, process_set=one) == root + 1).all()
+            scattered = hvd.reducescatter(value, op=hvd.Sum, process_set=one)
+            assert scattered.shape == (rows // size,)
+            assert (scattered == total).all()
+        shared, received = hvd.alltoall(filled(rank, size), torch.ones(size, dtype=torch.int32), process_set=one)
+        assert (shared.tolist(), received.tolist()) == (ranks, [1] * size)
+        assert hvd.allgather_object(rank, process_set=one) == ranks
+        assert hvd.broadcast_object(rank, root_rank=ranks[-1], process_set=one) == ranks[-1]
+        sparse = torch.sparse_coo_tensor([[one.rank()]], [1.0], (size,), check_invariants=True)
+        summed = hvd.synchronize(hvd.sparse_allreduce_async(sparse, name="s", op=hvd.Average, process_set=one))
+        assert torch.equal(summed.to_dense(), filled(1 / size, size))
+        parameters = {"weight": filled(rank, 3)}
+        hvd.broadcast_parameters(parameters, ranks[0], process_set=one)
+        assert (parameters["weight"] == ranks[0]).all()
+        hvd.barrier(process_set=one)
+
+
+def check_names(rank: int, first: Any, second: Any) -> None:
+    """The same name is under way in two sets and among all ranks at once."""
+    sets = [one for one in (hvd.global_process_set, first, second) if one.included()]
+    order = sets if rank == 1 else sets[::-1]
+    started = {id(one): hvd.allreduce_async(filled(1, 4), name="x", op=hvd.Sum, process_set=one) for one in order}
+    unnamed = [hvd.allreduce_async(filled(1, 4), op=hvd.Sum, process_set=one) for one in order]
+    assert [hvd.synchronize(started[id(one)])[0] for one in sets] == [one.size() for one in sets]
+    assert [hvd.synchronize(handle)[0] for handle in unnamed] == [one.size() for one in order]
+
+
+def check_gradients(rank: int, own: list[Any]) -> None:
+    for one in own:
+        size = len(one.ranks)
+        for call, expected in (
+            (lambda value: hvd.allreduce(value, op=hvd.Sum, process_set=one), size),  # noqa: B023
+            (lambda value: hvd.allgather(value, process_set=one), 1),  # noqa: B023
+            (lambda value: hvd.broadcast(value, one.ranks[0], process_set=one), one.rank() == 0),  # noqa: B023
+            (lambda value: hvd.reducescatter(value, op=hvd.Sum, process_set=one), size),  # noqa: B023
+            (lambda value: hvd.alltoall(value, process_set=one), 1),  # noqa: B023
+        ):
+            value = torch.ones(2 * size, 3, requires_grad=True)
+            call(value).sum().backward()
+            assert value.grad is not None
+            assert (value.grad == expected).all()
+
+
+def check_refusals(rank: int, first: Any, second: Any, alone: Any, middle: Any) -> None:
+    for one in (first, second, alone, middle):
+        if not one.included():
+            with pytest.raises(RuntimeError, match=rf"rank {rank} is not in the process set of ranks") as caught:
+                hvd.allreduce(filled(1, 2), process_set=one)
+            assert isinstance(caught.value, ConfigError)
+    if rank < 2:
+        with pytest.raises(ValueError, match="root_rank 2 is not in the process set of ranks 0, 1"):
+            hvd.broadcast(filled(1, 2), 2, process_set=first)
+    if rank > 0:
+        with pytest.raises(MismatchError, match="ranks 1 and 2 differ in allreduce"):
+            hvd.allreduce(filled(1, rank), name="differs", process_set=second)
+    for stranger in (hvd.ProcessSet([0, 2]), [0, 1], None):
+        with pytest.raises(ValueError, match="not a process set that was given to"):
+            hvd.allreduce(filled(1, 2), process_set=stranger)
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+        hvd.add_process_set([0, 2])
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+        hvd.remove_process_set(first)
+    with pytest.raises(ValueError, match="list of ranks"):
+        hvd.ProcessSet("01")
+    with pytest.raises(ValueError, match="list of ranks"):
+        hvd.ProcessSet(7)
+
+
+def test_sets_of_three_workers_have_calls_of_their_own() -> None:
+    run_workers(3, three_workers, init=False)
+
+
+def dynamic(rank: int) -> None:
+    hvd.init(process_sets="dynamic")
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    removed = []
+    for _ in range(3):
+        outer = hvd.add_process_set([2, 0])
+        inner = hvd.add_process_set(hvd.ProcessSet([1]))
+        assert (outer.process_set_id, inner.process_set_id) == (1, 2)
+        for ranks in ([0, 2], [1], [0, 1, 2]):
+            with pytest.raises(ValueError, match="is there already"):
+                hvd.add_process_set(ranks)
+        removed += [weakref.ref(group) for group in own_groups()]
+        if outer.included():
+            assert (hvd.allreduce(filled(rank, LARGE), op=hvd.Sum, process_set=outer) == 2).all()
+        assert hvd.remove_process_set(outer)
+        assert hvd.remove_process_set(inner)
+        assert (outer.process_set_id, outer.size(), outer.rank()) == (None, None, None)
+        assert not hvd.remove_process_set(outer)
+        with pytest.raises(ValueError, match="not a process set that was given to"):
+            hvd.barrier(process_set=outer)
+    gc.collect()
+    assert [ref() for ref in removed] == [None] * 3  # nothing of them is kept
+    with pytest.raises(MismatchError, match=r"ranks 0 and 1 differ in add_process_set .*ranks 0 against ranks 1"):
+        hvd.add_process_set([rank])
+    for ranks, words in (([0, 3], "rank 3 is not there"), ([], "no ranks"), ([1, 1], "rank 1 more than once")):
+        with pytest.raises(ValueError, match=words):
+            hvd.add_process_set(ranks)
+    kept = hvd.add_process_set([0, 1])
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), process_set=kept)
+    if rank == 0:
+        late = hvd.allreduce_async(filled(1, 3), name="late", process_set=kept)
+        with pytest.raises(ValueError, match=r"'allreduce\.late' is under way in this process set"):
+            hvd.remove_process_set(kept)
+    hvd.barrier()
+    if rank == 1:
+        late = hvd.allreduce_async(filled(1, 3), name="late", process_set=kept)
+    if kept.included():
+        hvd.synchronize(late)
+        left = hvd.allreduce_async(filled(1, 3), name="left", op=hvd.Sum, process_set=kept)
+        hvd.barrier(process_set=kept)
+        while not hvd.poll(left):
+            pass
+    assert hvd.remove_process_set(kept)
+    weight.sum().backward()
+    if rank < 2:
+        assert hvd.synchronize(left)[0] == 2  # it had ended before the set was removed
+        with pytest.raises(RuntimeError, match="the process set of ranks 0, 1 was removed"):
+            optimizer.step()
+    assert hvd.join() in range(3)  # not in the removed one
+    hvd.shutdown()
+    hvd.init(process_sets=[hvd.ProcessSet([1, 2])])
+    assert hvd.allreduce(filled(1, 2), op=hvd.Sum).tolist() == [3, 3]
+
+
+def test_sets_come_and_go_while_the_job_runs() -> None:
+    run_workers(3, dynamic, init=False, over_tcp=True)
+
+
+def unlike(rank: int) -> None:
+    with pytest.raises(MismatchError, match=r"hvd.init .*process sets \[0\] against no process sets"):
+        hvd.init(process_sets=None if rank else [hvd.ProcessSet([0])])
+    for bad, words in (
+        ([hvd.ProcessSet([0]), hvd.ProcessSet([0])], "ranks 0 is there already"),
+        ([hvd.ProcessSet([1, 0])], "ranks 0, 1 is there already"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hvd.init(process_sets=bad)
+    good = [hvd.ProcessSet([0]), hvd.ProcessSet(reversed(range(1, 2)))]
+    hvd.init(process_sets=good)
+    assert [one.process_set_id for one in good] == [1, 2]
+    assert (hvd.allreduce(filled(rank, 2), process_set=good[rank]) == rank).all()
+
+
+def test_ranks_that_ask_for_other_sets_are_told_so() -> None:
+    run_workers(2, unlike, init=False)
+
+
+def train(rank: int) -> list[Any]:
+    hvd.init(process_sets=(pair := [hvd.ProcessSet([1, 2])]))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 300), hvd.SyncBatchNorm(300, process_set=pair[0]))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), process_set=pair[0], backward_passes_per_step=1
+    )
+    torch.manual_seed(rank)
+    for _ in range(2 + 2 * (rank > 0)):  # the rank that is not in the set makes fewer steps
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+    if rank:
+        states = hvd.allgather_object([value.tolist() for value in model.state_dict().values()], process_set=pair[0])
+        assert states[0] == states[1]
+        hvd.broadcast_optimizer_state(optimizer, root_rank=2, process_set=pair[0])
+        for step in range(rank):  # and one of the two more than the other
+            optimizer.zero_grad()
+            model[0](torch.full((8, 4), 1.0)).sum().backward()
+            optimizer.step()
+            if step == 1:
+                assert (hvd.allreduce(filled(1, 3), op=hvd.Sum, process_set=pair[0]) == 1).all()
+    assert hvd.join() in range(3)
+    optimizer.zero_grad()
+    model[0](torch.full((8, 4), 1.0)).sum().backward()
+    optimizer.step()
+    return [value.tolist() for value in model.state_dict().values()]
+
+
+def test_an_optimizer_trains_the_ranks_of_its_set_alike() -> None:
+    outside, first, second = run_workers(3, train, init=False)
+    assert first[4:] == second[4:]  # the running statistics
+    assert outside != first
+
+
+def end_early(rank: int) -> float:
+    """Ranks 0 and 3 are not in the pair, and have ended when it goes on; rank 0 leads the job."""
+    pair, trio = hvd.ProcessSet([1, 2]), hvd.ProcessSet([0, 2, 3])
+    hvd.init(process_sets=[pair, trio])
+    for size in (3, LARGE):
+        if trio.included():  # a sum that only the order of the ranks gives
+            value = {0: 1e8, 2: -1e8, 3: 1.0}[rank]
+            assert (hvd.allreduce(filled(value, size), op=hvd.Sum, process_set=trio) == 1).all()
+    hvd.barrier()
+    if rank in (0, 3):
+        return 0.0
+    wait_until_gone(process.default_group(), [0, 3])
+    return float(sum(hvd.allreduce(filled(rank, LARGE), op=hvd.Sum, process_set=pair)[0] for _ in range(3)))
+
+
+def wait_until_gone(group: Any, ranks: list[int]) -> None:
+    while not set(ranks) <= set(group._steward._membership.departed):
+        os.sched_yield()
+
+
+def test_the_end_of_other_ranks_does_not_end_a_set() -> None:
+    assert run_workers(4, end_early, init=False) == [0.0, 9.0, 9.0, 0.0]
+
+
+def leave_the_set(rank: int, dies: bool) -> None:
+    hvd.init(process_sets=(pair := [hvd.ProcessSet([1, 2])]))
+    if rank == 2 and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        hvd.allreduce(filled(1, 2), name="x", process_set=pair[0])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_member_that_is_gone_is_named_by_its_rank(dies: bool) -> None:
+    outcomes = outcomes_of(3, leave_the_set, dies, init=False)
+    assert outcomes[0].kind == RETURNED
+    assert outcomes[1].kind == "WorkerLost"
+    assert "rank 2 on host" in outcomes[1].text
+    assert "this is rank 1 " in outcomes[1].text
+
+
+@on_workers(1)
+def test_one_rank_alone_may_have_sets_too(rank: int) -> None:
+    hvd.init(process_sets="dynamic")
+    with pytest.raises(ValueError, match="ranks 0 is there already"):
+        hvd.add_process_set([0])
+    assert hvd.global_process_set.included()
