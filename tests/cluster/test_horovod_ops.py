@@ -165,7 +165,7 @@ def test_what_is_impossible_is_said_when_it_is_asked_for(rank: int) -> None:
         with pytest.raises(ValueError, match=words) as caught:
             call()
         assert isinstance(caught.value, ConfigError)
-    with pytest.raises(NotImplementedError, match=r"hvd\.elastic is not there: .*checkpoints"):
+    with pytest.raises(NotImplementedError, match=r"hvd\.elastic: elastic training is not there yet: .*checkpoints"):
         hvd.elastic  # noqa: B018
     assert not hasattr(hvd, "elastic")
     with pytest.raises(DeprecationWarning, match=r"use op=hvd\.Average"):

@@ -313,6 +313,15 @@ def test_the_state_of_one_rank_becomes_everyones(rank: int) -> None:
         undertow_torch.verify_replicas(model)
         first, *others = hvd.allgather_object([{**group, "params": 0} for group in optimizer.param_groups])
         assert all(other == first for other in others)
+    # The gradients that Horovod leaves behind where there was no state, and no step.
+    model = make_model(seed=0)
+    frozen, *others = model.parameters()
+    frozen.requires_grad_(False)
+    before = [parameter.clone() for parameter in others]
+    hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), 0)
+    assert frozen.grad is None
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in others)
+    assert all(map(torch.equal, others, before))
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0)
 

@@ -35,17 +35,21 @@ assert hvd.__name__ == hvd.__spec__.name == "undertow.horovod.torch"
 import horovod.torch.mpi_ops as ops, undertow.horovod.torch.mpi_ops as real
 assert ops is real
 assert sorted(hvd.__all__) == sorted(set(hvd.__all__)) and all(hasattr(hvd, name) for name in hvd.__all__)
-for missing in ("horovod.tensorflow", "horovod.torch.elastic", "horovodx"):
+from horovod.common.exceptions import HorovodInternalError
+assert HorovodInternalError is hvd.HorovodInternalError
+from horovod.common.process_sets import ProcessSet, add_process_set
+assert ProcessSet is hvd.ProcessSet and add_process_set is hvd.add_process_set
+from horovod.common.basics import HorovodBasics
+assert HorovodBasics(__file__ if "__file__" in globals() else "").mpi_built() is False
+import horovod.runner, horovod.runner.util.threads
+assert horovod.run is horovod.runner.run
+for missing in ("horovod.unheard_of", "horovod.torch.unheard_of", "horovodx"):
     try:
         __import__(missing)
     except ModuleNotFoundError as error:
         assert missing in str(error)
     else:
         raise AssertionError(missing)
-try:
-    horovod.run
-except NotImplementedError as error:
-    assert "undertow run" in str(error)
 undertow.horovod.uninstall()
 undertow.horovod.uninstall()
 assert not [name for name in sys.modules if name.split(".")[0] == "horovod"]

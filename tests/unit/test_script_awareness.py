@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from undertow.script.awareness import find_text, knows_of_ranks, speaks_of_ranks
+from undertow.script.awareness import find_text, knows_of_ranks, speaks_of_horovod, speaks_of_ranks
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from undertow.script.awareness import find_text, knows_of_ranks, speaks_of_ranks
         "from accelerate import Accelerator",
         "import horovod.torch as hvd",
         "import undertow",
+        "os.environ['HOROVOD_LOCAL_RANK']",
         "def setup(world_size):",
     ],
 )
@@ -38,6 +39,23 @@ def test_these_do_not(text: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)
     assert not speaks_of_ranks(str(script))
+
+
+@pytest.mark.parametrize(
+    ("text", "speaks"),
+    [
+        ("import horovod.torch as hvd", True),
+        ("if 'HOROVOD_RANK' in os.environ:", True),
+        ("# horovod one day", False),
+        ("rank = int(os.environ['RANK'])", False),
+    ],
+)
+def test_whether_a_script_is_for_horovod(text: str, speaks: bool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    assert speaks_of_horovod(str(script)) is speaks
+    assert not speaks_of_horovod(None)
+    assert not speaks_of_horovod(str(tmp_path))
 
 
 def test_bytes_that_are_no_text_are_read_as_well(tmp_path: Path) -> None:

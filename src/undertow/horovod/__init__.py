@@ -9,16 +9,18 @@ Importing this costs nothing: torch is imported by `undertow.horovod.torch` alon
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any
 
 from undertow.horovod.aliases import install, uninstall
-from undertow.horovod.errors import NotThere
 
-__all__ = ["__version__", "install", "uninstall"]
+__all__ = ["__version__", "install", "run", "uninstall"]  # run: see below
 __version__ = "0.28.1"  # of Horovod: the one whose behaviour is followed
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    """Import `run` when it is asked for: every worker of every script imports this module at its start."""
     if name == "run":
-        raise NotThere("horovod.run is not there: start the script with `undertow run` or torchrun")
+        from undertow.horovod.runner import run
+
+        return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,9 @@ HorovodInternalError(UndertowError, RuntimeError)
 ├── CallMismatch(MismatchError)   ranks differ in a call; later calls still work
 ├── WorkerLost(PeerLost)          a worker is gone; nothing works any more
 └── BadCall(ConfigError)          this rank asked for something impossible; a ValueError too
+RunFailed(UndertowError, RuntimeError)                       a function of horovod.run failed on a worker
 NotThere(ConfigError, AttributeError, NotImplementedError)   a part of Horovod that there is not
+MissingModule(ImportError, ConfigError)                      a module of Horovod's that there is not
 """
 
 from __future__ import annotations
@@ -33,6 +35,14 @@ class BadCall(HorovodInternalError, ConfigError):
 
 class NotThere(ConfigError, AttributeError, NotImplementedError):
     """Horovod has it, we do not."""
+
+
+class MissingModule(ImportError, ConfigError):
+    """Horovod has this module, undertow does not."""
+
+
+class RunFailed(UndertowError, RuntimeError):
+    """A worker of `horovod.run` failed."""
 
 
 @contextmanager

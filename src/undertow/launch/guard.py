@@ -1,7 +1,9 @@
 """The guard: ends the workers and removes temporary folders when the launcher itself was killed.
 
-In: lines `+pid` and `-pid` on stdin, one for each worker group that starts or ends, and paths of folders.
-Out: nothing; when stdin closes, every group that is still listed gets SIGKILL, and then every folder is removed.
+In: lines `+pid` and `-pid` on stdin, one for each worker group that starts or ends, and paths of folders.  A process
+that starts a launcher of its own has a guard too, with lines `~pid` and `-pid`.
+Out: nothing; when stdin closes, every group that is still listed gets SIGKILL, every launcher SIGTERM (it ends its
+workers), and then every folder is removed.
 A process of its own, because prctl(PR_SET_PDEATHSIG) would need code between fork and
 exec (unsafe in a process with threads) and would not reach the workers' own children.
 Started by path in isolated mode, so it must import the standard library only.
@@ -20,6 +22,8 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 PASSES = 20
+# How long a launcher may take to end its workers before it is killed; its own guard ends them then.
+LAUNCHER_GRACE_S = 10.0
 
 
 class Guard:
@@ -32,6 +36,9 @@ class Guard:
 
     def watch(self, pid: int) -> None:
         self._tell(f"+{pid}")
+
+    def watch_launcher(self, pid: int) -> None:
+        self._tell(f"~{pid}")
 
     def forget(self, pid: int) -> None:
         self._tell(f"-{pid}")
@@ -117,14 +124,39 @@ def _read_stat(path: Path) -> tuple[str, int]:
     return state, int(parent)
 
 
+def end_launchers(pids: Iterable[int]) -> None:
+    """Ask them to end, and return when they have."""
+    living = _signal_each(pids, signal.SIGTERM)
+    deadline_s = time.monotonic() + LAUNCHER_GRACE_S
+    while living and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+        living = [pid for pid in living if read_state(pid) not in ("", "Z")]
+    _signal_each(living, signal.SIGKILL)
+
+
+def _signal_each(pids: Iterable[int], signum: int) -> list[int]:
+    """Returns those that were still there."""
+    reached = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+            reached.append(pid)
+    return reached
+
+
 def main() -> None:
     groups: set[int] = set()
+    launchers: set[int] = set()
     folders: list[str] = []
     for line in sys.stdin:
         if line.startswith("/"):
             folders.append(line.rstrip("\n"))
+        elif line[0] == "-":
+            groups.discard(int(line[1:]))
+            launchers.discard(int(line[1:]))
         else:
-            (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+            (groups if line[0] == "+" else launchers).add(int(line[1:]))
+    end_launchers(launchers)
     kill_descendants(groups)
     for pid in groups:
         signal_group(pid, signal.SIGKILL)

@@ -18,8 +18,9 @@ from undertow.runtime.torch_groups import has_group_of_one, has_process_group
 _KNOWING = re.compile(
     rb"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
     rb"|DistributedDataParallel|DistributedSampler|horovod|hvd|undertow|accelerate|Accelerator|deepspeed|lightning"
-    rb"|pytorch_lightning|torchelastic|mpi4py)\b"
+    rb"|pytorch_lightning|torchelastic|mpi4py|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
 )
+_HOROVOD = re.compile(rb"\bhorovod\b|\bHOROVOD_")
 
 # What somebody means to do one day is not what the script does.
 _COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
@@ -27,12 +28,21 @@ _COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
 
 def speaks_of_ranks(script: str | None) -> bool:
     """By its text.  Of one that cannot be read nothing is assumed."""
-    if script is None:
-        return True
+    text = _read_text(script)
+    return text is None or _KNOWING.search(text) is not None
+
+
+def speaks_of_horovod(script: str | None) -> bool:
+    """By its text."""
+    return _HOROVOD.search(_read_text(script) or b"") is not None
+
+
+def _read_text(script: str | None) -> bytes | None:
+    """Without its comments; None if it cannot be read."""
     try:
-        return _KNOWING.search(_COMMENT.sub(b"", Path(script).read_bytes())) is not None
+        return None if script is None else _COMMENT.sub(b"", Path(script).read_bytes())
     except OSError:
-        return True
+        return None
 
 
 def find_text(module: str) -> str | None:

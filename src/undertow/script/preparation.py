@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 
 from undertow import hidden, horovod
+from undertow.horovod.place import guess_place
 from undertow.script.admission import check_launcher
-from undertow.script.awareness import speaks_of_ranks
+from undertow.script.awareness import speaks_of_horovod, speaks_of_ranks
 from undertow.script.imports import when_imported
 from undertow.script.seeds import Seeds
 from undertow.script.visibility import Sight, decide_sight, has_nccl
@@ -29,8 +30,13 @@ class Preparation:
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
         self._has_horovod = _provides_horovod(settings.horovod)
+        self._place: dict[str, str] = {}
         if self._has_horovod:
             horovod.install()
+            # Not for every script: libraries choose Horovod where they see HOROVOD_RANK.
+            if settings.horovod is Horovod.ON or speaks_of_horovod(script):
+                self._place = guess_place(settings).to_environment()
+                os.environ.update(self._place)
         self.voice = Voice()
         # Without a launcher of ours the port of the meeting is what all ranks of this job, and no others, share.
         word = settings.token or f"{settings.master_addr}:{settings.master_port}"
@@ -74,6 +80,7 @@ class Preparation:
     def forget(self) -> None:
         """In a forked child, which is the script's own business; it goes on as loud or quiet as it was."""
         self.voice, self._seeds = Voice(), Seeds("")
+        self._place = {}
         self.undo()
 
     def undo(self) -> None:
@@ -81,6 +88,8 @@ class Preparation:
         self._end_check()
         if self._has_horovod:
             horovod.uninstall()
+        for variable in self._place:
+            os.environ.pop(variable, None)
         self._undo_torch()
         self._leave_alone()
 

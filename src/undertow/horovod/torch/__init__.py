@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from undertow.horovod.errors import NotThere
+from undertow.horovod.missing import ELASTIC
 from undertow.horovod.torch import mpi_ops
 from undertow.horovod.torch.compression import Compression
 from undertow.horovod.torch.functions import (
@@ -34,8 +35,5 @@ __all__ = [
 
 def __getattr__(name: str) -> NoReturn:
     if name == "elastic":
-        raise NotThere(
-            "hvd.elastic is not there: a job has the workers it was started with. Save checkpoints, and start it again "
-            "with `undertow run` or torchrun when a worker is lost"
-        )
+        raise NotThere(f"hvd.elastic: {ELASTIC}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,14 @@ In: our own settings and group.  Out: the numbers under Horovod's names.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from undertow.errors import ConfigError
 from undertow.horovod import topology
 from undertow.horovod.errors import NotThere, translated
+from undertow.horovod.place import Place
 from undertow.runtime import process
 from undertow.runtime.group import Group
 
@@ -18,7 +20,10 @@ _at_shutdown: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the other workers; see `undertow.init`.  A second call changes nothing, unless it brings process sets."""
+    """Join the other workers; see `undertow.init`.  A second call changes nothing, unless it brings process sets.
+
+    From then on HOROVOD_RANK and its like are set.
+    """
     from undertow.horovod.torch.process_sets import register_static
 
     if comm is not None:
@@ -26,7 +31,19 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     with translated():
         process.give_way("hvd.init()")
         process.init()
+    os.environ.update(_place().to_environment())
     register_static(process_sets)
+
+
+def _place() -> Place:
+    return Place(
+        rank=rank(),
+        size=size(),
+        local_rank=local_rank(),
+        local_size=local_size(),
+        cross_rank=cross_rank(),
+        cross_size=cross_size(),
+    )
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:

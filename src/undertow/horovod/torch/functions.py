@@ -53,7 +53,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """The root's state and hyper-parameters become everyone's, whether others have any state yet or not.
 
-    Unlike with Horovod no step is made to get one, so no weight ever decays here.
+    Unlike with Horovod no step is made to get one, so no weight ever decays here.  As with Horovod, an optimizer that
+    has no state finds gradients of zeros afterwards: scripts read them before the first backward pass.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise BadCall("the state of LBFGS cannot be broadcast: it holds lists of its own. Broadcast it as an object")
@@ -72,8 +73,16 @@ def broadcast_optimizer_state(
         tensors = [tensor for _, tensor in named]
         group = group_of(process_set)
         handles.synchronize(start_broadcast(named, tensors, root_rank, name="optimizer_state", group=group))
+    if not own["state"]:
+        _fill_gradients(optimizer)
     if not is_root:
         optimizer.load_state_dict(state)
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def _slot(value: Any) -> Any:

@@ -1,0 +1,12 @@
+"""Process sets, under the name by which Horovod has them for all frameworks."""
+
+from __future__ import annotations
+
+from undertow.horovod.torch.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -1,0 +1,1 @@
+"""Helpers that scripts and suites import from `horovod.runner.util`."""
