@@ -24,6 +24,7 @@ from undertow.core.rounds import Array, Op
 from undertow.errors import ConfigError
 from undertow.plan.slicing import Slice, TensorSpec
 from undertow.runtime import process
+from undertow.runtime.discarding import discard_with
 from undertow.runtime.group import Group
 from undertow.runtime.own_calls import note_call
 from undertow.runtime.waiting import Ticket
@@ -84,6 +85,8 @@ class KVStore:
         spec = TensorSpec(str(key), value.shape, dtype_of(value.dtype), value.size, str(value.dtype))
         slices = self._group.register("the key-value store", [spec], op=Op.SUM, keep=True)
         self._entries[key] = spec, slices
+        if slices:
+            discard_with(self, self._group, range(slices[0].spec.key, slices[-1].spec.key + 1))
         # The sum of one value and nothing else is that value.
         self._start(key, value if self.rank == 0 else None, None, 0).wait()
 

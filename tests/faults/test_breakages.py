@@ -11,6 +11,7 @@ import pytest
 from undertow.coordinator import agreement
 from undertow.coordinator.agreement import Agreements
 from undertow.core import frames, rounds
+from undertow.core.discards import Discards
 from undertow.core.frames import Kind
 from undertow.core.membership import Loss, Membership
 from undertow.core.outbox import Outbox, Parcel
@@ -366,6 +367,28 @@ def fail_before_the_verdict(patch: Patch) -> None:
     patch.setattr(Steward, "arrive", lambda self, arrival: self._mourn(Loss(0, "host0", "so it seems")))
 
 
+# Discarded keys
+
+
+def discard_with_rounds_under_way(patch: Patch) -> None:
+    patch.setattr(Exchange, "is_idle", lambda self, keys: True)
+
+
+def forget_what_another_rank_uses(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        return lambda self, rank, size: real(self, rank, max(1, size - 1))
+
+    wrap(patch, Discards, "__init__", make)
+
+
+def forget_nothing(patch: Patch) -> None:
+    patch.setattr(Exchange, "forget", lambda self, keys: None)
+
+
+def forget_only_where_it_is_sent_from(patch: Patch) -> None:
+    patch.setattr(Shard, "forget", lambda self, keys: None)
+
+
 # The driver
 
 
@@ -429,6 +452,10 @@ def have_no_patience(patch: Patch) -> None:
         (expect_nobody_after_a_mismatch, "disagree", "but nobody speaks nonsense"),
         (agree_with_everything, "disagree", "is not told that rank . differs"),
         (fail_before_the_verdict, "disagree", "^only 0 ranks are told"),
+        (discard_with_rounds_under_way, "discards", "failed by itself: the engine failed"),
+        (forget_what_another_rank_uses, "discards", "failed by itself|nobody speaks nonsense"),
+        (forget_nothing, "discards", "^deadlock: .*waits for the others to discard"),
+        (forget_only_where_it_is_sent_from, "discards", "knows the keys .* at the end"),
         (have_no_patience, "schedule", "there is no end"),
     ],
 )

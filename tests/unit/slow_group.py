@@ -44,6 +44,9 @@ class SlowGroup:
         self.sizes = Sizes(fixed=slice_bytes)
         self._next_key = 0
 
+    def discard(self, keys: range) -> None:
+        pass
+
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:

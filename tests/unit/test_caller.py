@@ -10,7 +10,7 @@ import pytest
 from undertow.coordinator import messages
 from undertow.coordinator.agreement import Keys
 from undertow.coordinator.calls import Calls
-from undertow.coordinator.messages import AllOut, Begin, Decline, Message, Prepare, Prepared, RanOut
+from undertow.coordinator.messages import AllOut, Begin, Decline, Drop, Message, Prepare, Prepared, RanOut
 from undertow.coordinator.terms import Route, Terms
 from undertow.core.flow import Contribution
 from undertow.plan.sizing import Sizes
@@ -48,6 +48,7 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self.exchange: Any = Exchange()
         self.sent: list[Message] = []
+        self.discarded: list[range] = []
         self.caller = Caller(
             rank,
             self.exchange,
@@ -55,6 +56,7 @@ class Rank:
             tell_all=self.sent.append,
             size=2,
             decide=None if rank else Calls(2, sizes=Sizes(), keys=Keys()),
+            discard=self.discarded.append,
         )
 
     def call(self, name: str = "x", terms: Terms = GATHER) -> NamedCall:
@@ -156,3 +158,13 @@ def test_who_blocks_a_call_is_known() -> None:
         assert rank.caller.blocked_by([departed]) == departed
     assert first.caller.describe_missing() == "'x' waits for rank 1"
     assert second.caller.describe_missing() == "'x' waits for other ranks"
+
+
+def test_a_dropped_set_is_discarded_once() -> None:
+    rank = Rank(1)
+    rank.call()
+    rank.caller.obey(0, Prepare(3, Cut(5, 1040), GATHER))
+    for _ in range(2):
+        rank.caller.obey(0, Drop(3))
+    assert rank.discarded == [range(5, 6)]
+    assert not rank.caller.keys

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from undertow.coordinator import key_sets
 from undertow.coordinator.agreement import Keys
 from undertow.coordinator.calls import Calls
-from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message, Prepare
+from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
 from undertow.coordinator.terms import Route, Terms, find_difference, lay_out
 from undertow.core.dtypes import DType
 from undertow.core.rounds import EVERYONE, Op
@@ -207,6 +208,30 @@ def test_each_route_has_its_slices() -> None:
     cut = lay_out(summed(5000), Cut(7, 1040), 3)
     assert sum(item.spec.elements for item in cut) == 5000
     assert {item.spec.shard for item in cut} == {0, 1, 2}
+
+
+def test_the_keys_of_the_oldest_calls_are_dropped_when_too_many_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sets, "MOST_FREE_KEYS", 2)
+    made = calls()
+    numbers = [first_begun(made, f"x{elements}", summed(elements)) for elements in (1, 2, 3)]
+    for number in (1, 0, 2):
+        made.release(numbers[number])
+    dropped, prepare = make(made, "y", summed(4), 0, 1)
+    assert dropped == Drop(numbers[1])
+    assert isinstance(prepare, Prepare)
+    assert prepare.number not in numbers
+    assert make(made, "x1", summed(1), 0, 1) == [Begin("x1", numbers[0])]
+    [anew] = make(made, "x2", summed(2), 0, 1)
+    assert isinstance(anew, Prepare)
+
+
+def test_keys_in_use_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sets, "MOST_FREE_KEYS", 0)
+    made = calls()
+    first = first_begun(made, "x", summed(1))
+    assert first_begun(made, "y", summed(2)) != first
+    made.release(first)
+    assert make(made, "z", summed(3), 0, 1)[0] == Drop(first)
 
 
 def test_a_call_with_more_slices_than_any_has_is_declined_and_the_next_one_begins() -> None:

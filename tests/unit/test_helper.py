@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 
 from undertow.runtime.helper import Helper, Owed
 
@@ -47,3 +48,16 @@ def test_what_is_owed_is_counted() -> None:
     assert not owed.is_nothing
     owed.end()
     assert owed.is_nothing
+
+
+def test_done_work_is_not_held() -> None:
+    class Model:
+        pass
+
+    helper, done, model = Helper(), threading.Event(), Model()
+    gone = weakref.ref(model, lambda ref: done.set())
+    helper.submit(lambda model=model: None)
+    del model
+    assert done.wait(20)
+    assert gone() is None
+    helper.stop()

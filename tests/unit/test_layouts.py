@@ -47,6 +47,9 @@ class Coordinated:
         self._agreements = Agreements(1, sizes=sizes)
         self._count = 0
 
+    def discard(self, keys: range) -> None:
+        pass
+
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:

@@ -52,6 +52,9 @@ class TimedGroup:
         self._next_key = 0
         self._specs: dict[int, TensorSpec] = {}
 
+    def discard(self, keys: range) -> None:
+        pass
+
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:

@@ -24,6 +24,7 @@ ALL = [
     messages.Farewell(),
     messages.Lost(2, "no sign of life"),
     messages.Joined([1, 2, 3], 17, True),
+    messages.Discarded(4),
     messages.AskMissing(4, 5),
     messages.Missing(4, 5, [0, 2]),
     messages.Pulse(b"\0figures"),
@@ -36,6 +37,7 @@ ALL = [
     messages.Prepare(1, Cut(2, 1040), TERMS),
     messages.Prepared(1),
     messages.Begin("x", 1),
+    messages.Drop(1),
     messages.Decline("x", "ranks differ"),
     messages.AllOut(2),
 ]

@@ -44,3 +44,18 @@ def test_no_more_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     pool.give(second)
     assert pool.take(64) is first
     assert pool.take(64) is not second
+
+
+def test_a_cleared_pool_holds_nothing() -> None:
+    pool = Pool()
+    memory = pool.take(64)
+    pool.give(memory)
+    pool.clear()
+    assert pool.take(64) is not memory
+
+
+def test_a_size_that_was_asked_for_once_leaves_nothing_behind() -> None:
+    pool = Pool()
+    for size_bytes in range(1, 100):
+        pool.take(size_bytes)
+    assert not pool._free

@@ -42,6 +42,9 @@ class Mirror:
         self.released = 0
         self._next_key = 0
 
+    def discard(self, keys: range) -> None:
+        pass
+
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:

@@ -163,7 +163,8 @@ def latest(payloads: Sequence[bytes]) -> bytes:
             raise MismatchError(f"rank 0 has {len(counts[0])} tables of tensors, rank {rank} has {len(count)}")
     last = max(range(len(counts)), key=lambda rank: counts[rank])
     is_even = all(count == counts[last] for count in counts)
-    return msgspec.msgpack.encode((last, counts[last], is_even))
+    # Table by table: a rank may have forgotten one that is used no more.
+    return msgspec.msgpack.encode((last, [max(steps) for steps in zip(*counts, strict=True)], is_even))
 
 
 def decode_latest(reply: bytes) -> tuple[int, list[int], bool]:

@@ -10,11 +10,11 @@ so two calls on the same keys never cross.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from undertow.coordinator.agreement import Keys
-from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Message, Prepare
+from undertow.coordinator.key_sets import KeySets
+from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
 from undertow.coordinator.terms import Terms, find_difference, lay_out
 from undertow.errors import Garbled
 from undertow.plan.sizing import Sizes
@@ -32,8 +32,7 @@ class Calls:
         self._keys = keys
         self._open: dict[str, dict[int, Terms]] = {}  # name -> who has made the call; never all
         self._out: list[int] = []  # who has run out of input, in that order; never all
-        self._forms: list[Hashable] = []  # of each set of keys, the form of calls that it serves
-        self._free: defaultdict[Hashable, list[int]] = defaultdict(list)  # form -> sets that nobody uses
+        self._sets = KeySets()
         self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> its first call, and who does not know it yet
 
     def expects(self, rank: int, name: str) -> bool:
@@ -72,7 +71,7 @@ class Calls:
 
         Others may still be in it: a further call on the same keys waits there until it is.
         """
-        self._free[self._forms[number]].append(number)
+        self._sets.give(number)
 
     def lacks(self, rank: int) -> str | None:
         """The name of a call that others have made and this rank has not."""
@@ -114,12 +113,12 @@ class Calls:
         return f"{terms.kind} {name!r} needs all ranks, but rank {ranks} has run out of input and called join()"
 
     def _begin(self, name: str, terms: Terms) -> list[Message]:
-        free = self._free[terms.signature]
-        if free:
-            return [Begin(name, free.pop())]
+        free = self._sets.take(terms.signature)
+        if free is not None:
+            return [Begin(name, free)]
         slice_bytes = self._sizes.choose(terms.size_bytes, shards=self._size)
         count = len(lay_out(terms, Cut(0, slice_bytes), self._size))
-        number = len(self._forms)
-        self._forms.append(terms.signature)
+        number = self._sets.make(terms.signature, count)
         self._preparing[number] = name, set(range(self._size))
-        return [Prepare(number, Cut(self._keys.take(count), slice_bytes), terms)]
+        dropped = [Drop(other) for other in self._sets.drop_surplus()]
+        return [*dropped, Prepare(number, Cut(self._keys.take(count), slice_bytes), terms)]

@@ -57,6 +57,12 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     divide_by_active: bool
 
 
+class Discarded(msgspec.Struct, frozen=True, tag=True):
+    """This worker will contribute no more to the keys that were registered together, from this one on."""
+
+    first: int
+
+
 class AskMissing(msgspec.Struct, frozen=True, tag=True):
     """To a shard: whom does this round wait for?"""
 
@@ -135,6 +141,12 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: no further call uses this set of keys."""
+
+    number: int
+
+
 class Decline(msgspec.Struct, frozen=True, tag=True):
     """From the coordinator: all have made this call, but it cannot be."""
 
@@ -149,7 +161,7 @@ class AllOut(msgspec.Struct, frozen=True, tag=True):
 
 
 Asked = Call | RanOut | Prepared  # of the coordinator
-Told = Prepare | Begin | Decline | AllOut  # by the coordinator
+Told = Prepare | Begin | Drop | Decline | AllOut  # by the coordinator
 Message = (
     Arrive
     | Verdict
@@ -158,6 +170,7 @@ Message = (
     | Farewell
     | Lost
     | Joined
+    | Discarded
     | AskMissing
     | Missing
     | AskTime

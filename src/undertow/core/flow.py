@@ -51,6 +51,19 @@ class Flow:
             self._specs[spec.key] = spec
             self._steps[spec.key] = 0
 
+    def knows(self, key: int) -> bool:
+        return key in self._specs
+
+    def uses(self, keys: range) -> bool:
+        """Whether a contribution to one of these is on its way, or waits."""
+        return any(key in keys for key in self._sent)  # those that wait come after one that is sent
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """These are used no more."""
+        for key in keys:
+            self._specs.pop(key, None)
+            self._steps.pop(key, None)
+
     def spec(self, key: int) -> KeySpec:
         return self._specs[key]
 
@@ -92,13 +105,15 @@ class Flow:
         return next((shard for shard in owners if shard in shards), None)
 
     def step(self, key: int) -> int:
-        return self._steps[key]
+        """The key's last round; 0 if it is not known any more."""
+        return self._steps.get(key, 0)
 
     def resume(self, keys: Iterable[int], step: int) -> None:
         """After a join: all workers go on together after round `step`."""
         for key in keys:
             assert key not in self._sent, f"key {key} is in the middle of round {self._steps[key]}"
-            self._steps[key] = step
+            if key in self._specs:
+                self._steps[key] = step
 
     def _start(self, contribution: Contribution) -> Contribution:
         key = contribution.key

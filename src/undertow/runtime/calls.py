@@ -62,6 +62,7 @@ class Caller:
         tell_all: Callable[[messages.Message], None],
         size: int,
         decide: Calls | None,
+        discard: Callable[[range], None] = lambda keys: None,
     ) -> None:
         self._rank = rank
         self._size = size
@@ -69,6 +70,7 @@ class Caller:
         self._tell = tell
         self._tell_all = tell_all
         self._decide = decide
+        self._discard = discard
         self._calls: dict[str, NamedCall] = {}  # made here, not begun
         self._sets: dict[int, list[Slice]] = {}
         self._running_out: RunningOut | None = None
@@ -151,6 +153,8 @@ class Caller:
                 raise Unexpected(f"the call {name!r} begins with keys that this rank does not know")
             case messages.Begin(name, number):
                 self._begin(self._calls.pop(name, None), number)
+            case messages.Drop(number) if slices := self._sets.pop(number, []):
+                self._discard(range(slices[0].spec.key, slices[-1].spec.key + 1))
             case messages.Decline(name, reason) if name in self._calls:
                 call = self._calls.pop(name)
                 call.refusal = reason

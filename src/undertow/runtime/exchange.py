@@ -89,6 +89,19 @@ class Exchange:
                 self._push(ready)
         self.pump()
 
+    def is_idle(self, keys: range) -> bool:
+        """Whether nothing that this worker has begun will still contribute to these keys."""
+        return self.owed.is_nothing and not self._flow.uses(keys)
+
+    def forget(self, keys: range) -> None:
+        """No worker uses these keys any more."""
+        self._flow.forget(keys)
+        self._shard.forget(keys)
+        self._gathering.disown(keys)
+        for key in keys:
+            self._priorities.pop(key, None)
+        self._memory.clear()
+
     def resize(self, slice_bytes: int) -> None:
         """Slices that fit the link have this size from now on: the credit follows."""
         if not self._shape.credit_bytes:
@@ -185,6 +198,9 @@ class Exchange:
         self._transport.send(peer, self._pack(header, received, flags, checked_body), body)
 
     # Questions
+
+    def knows(self, key: int) -> bool:
+        return self._flow.knows(key)
 
     @property
     def is_drained(self) -> bool:

@@ -120,6 +120,10 @@ class Group:
         """
         self._loop.post(self._run, functools.partial(self._exchange.learn, slices), threading.Event())
 
+    def discard(self, keys: range) -> None:
+        """Use a table's keys no more: they are forgotten once all ranks have discarded them.  Never blocks."""
+        self._loop.post(self._run, functools.partial(self._steward.discarding.begin, keys), threading.Event())
+
     def note_names(self, label: str, tensors: Sequence[TensorSpec], slices: Sequence[Slice]) -> None:
         """For those who look on: which tensors these slices carry."""
         if self.recorder.is_on and slices:
@@ -233,6 +237,10 @@ class Group:
             self._exchange.join(self.rank, keys, step, divide_by_active=divide_by_active)
 
         self._call(leave_the_rounds)
+
+    def knows(self, slices: Sequence[Slice]) -> bool:
+        """Whether some rank has not discarded these slices yet."""
+        return bool(slices) and self._exchange.knows(slices[0].spec.key)
 
     def rounds_done(self, slices: Sequence[Slice]) -> int:
         """How many rounds these slices have gone through together."""

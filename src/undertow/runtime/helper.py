@@ -46,6 +46,7 @@ class Helper:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+            del work  # it holds a model, which may be discarded before there is more work
 
 
 class Owed:

@@ -6,7 +6,6 @@ One contribution of each round becomes the sum and does not come back; the other
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Protocol
 
 import numpy as np
@@ -25,24 +24,36 @@ class Memory(Protocol):
     def give(self, array: Array) -> None:
         """Take back, once, what was taken here, or a view of it."""
 
+    def clear(self) -> None:
+        """Let go of what is free: other sizes will be asked for from now on."""
+
 
 class Pool:
     """Owned by the engine thread."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[Array]] = defaultdict(list)
+        self._free: dict[int, list[Array]] = {}  # by size; no list is empty
         self._free_bytes = 0
 
     def take(self, size_bytes: int) -> Array:
         """Bytes for one contribution."""
-        if self._free[size_bytes]:
-            self._free_bytes -= size_bytes
-            return self._free[size_bytes].pop()
-        return np.empty(size_bytes, np.uint8)
+        free = self._free.get(size_bytes)
+        if free is None:
+            return np.empty(size_bytes, np.uint8)
+        self._free_bytes -= size_bytes
+        memory = free.pop()
+        if not free:
+            del self._free[size_bytes]
+        return memory
 
     def give(self, array: Array) -> None:
         """Take back, once, what was taken here, or a view of it."""
         memory = array if array.base is None else array.base
         if self._free_bytes + memory.nbytes <= MOST_FREE_BYTES:
-            self._free[memory.nbytes].append(memory)
+            self._free.setdefault(memory.nbytes, []).append(memory)
             self._free_bytes += memory.nbytes
+
+    def clear(self) -> None:
+        """Let go of what is free: other sizes will be asked for from now on."""
+        self._free.clear()
+        self._free_bytes = 0

@@ -23,6 +23,7 @@ from undertow.core.rounds import EVERYONE
 from undertow.errors import PeerLost
 from undertow.runtime.calls import Caller
 from undertow.runtime.comparing import Comparing
+from undertow.runtime.discarding import Discarding
 from undertow.runtime.exchange import Exchange
 from undertow.runtime.shape import COORDINATOR, Shape
 from undertow.runtime.waiting import Waiters, notice_pauses
@@ -65,6 +66,7 @@ class Steward:
         self._awaiting = 0  # the agreement that this rank is at
         keys = Keys()
         self._agreements = Agreements(shape.size, sizes=shape.sizes, keys=keys, name=shape.name)
+        self.discarding = Discarding(shape.rank, shape.size, exchange, self.tell_all)
         self.calls = Caller(
             shape.rank,
             exchange,
@@ -72,6 +74,7 @@ class Steward:
             tell_all=self.tell_all,
             size=shape.size,
             decide=self._make_calls(keys) if shape.rank == COORDINATOR else None,
+            discard=self.discarding.begin,
         )
         self._membership = Membership(shape.rank, shape.hosts, silence_s=shape.silence_timeout_s, now=clock())
         self._mourned: messages.Lost | None = None  # what all were told who were connected then
@@ -132,6 +135,8 @@ class Steward:
                 )
             case messages.Joined(keys, step, divide_by_active):
                 self._exchange.join(peer, keys, step, divide_by_active=divide_by_active)
+            case messages.Discarded(first):
+                self.discarding.hear(peer, first)
             case messages.AskMissing(key, step):
                 self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
             case messages.Missing(_, step, ranks):
@@ -179,6 +184,7 @@ class Steward:
             self._transport.send(peer, heartbeat)
         if self._shape.rank != COORDINATOR:
             self._comparing.tick()
+        self.discarding.look()
         self._mourn(self._membership.tick(now))
         self._check_ended()
 

@@ -42,6 +42,9 @@ class Nowhere:
     def give(self, array: Array) -> None:
         pass
 
+    def clear(self) -> None:
+        pass
+
 
 class CountedRound(Round):
     """A round whose contributions are counted, not added."""

@@ -66,6 +66,16 @@ class Shard:
             self._specs[spec.key] = spec
             self._done[spec.key] = 0
 
+    def forget(self, keys: Iterable[int]) -> None:
+        """These are used no more: no round of them is open."""
+        for key in keys:
+            if self._specs.pop(key, None) is not None:
+                assert key not in self._open, f"key {key} is forgotten in the middle of a round"
+                del self._done[key]
+                self._values.pop(key, None)
+                self._absent.pop(key, None)
+                self._divide_by_active.discard(key)
+
     def spec(self, key: int) -> KeySpec:
         try:
             return self._specs[key]

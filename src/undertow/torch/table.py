@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from undertow.core.rounds import Op
 from undertow.plan.placement import Placement
 from undertow.plan.slicing import Cut, Slice, TensorSpec, Way, count_keys, cut
+from undertow.runtime.discarding import discard_with
 from undertow.runtime.group import Group
 
 
@@ -24,11 +25,20 @@ class Place:
     bit: int = 0
 
 
-class Layout:
-    """One way to cut the tensors of a table."""
+class TableKeys:
+    """The keys of one table, which are discarded when nothing refers to this any more."""
 
-    def __init__(self, slices: Sequence[Slice], tensors: int) -> None:
+    def __init__(self, group: Group, keys: range) -> None:
+        if keys:
+            discard_with(self, group, keys)
+
+
+class Layout:
+    """One way to cut the tensors of a table.  Its keys stay in use as long as it or its table is there."""
+
+    def __init__(self, slices: Sequence[Slice], tensors: int, keys: TableKeys) -> None:
         self.slices = slices
+        self._table_keys = keys
         self.places = [Place() for _ in range(tensors)]
         for item in slices:
             for bit, part in enumerate(item.parts):
@@ -50,11 +60,13 @@ class Table:
         # Three sets: while one of two is in use, another cut can be made known to all with the other.
         self._keys = count_keys(self.specs, group.sizes.least, group.size)
         slices = group.register(label, self.specs, op=op, keys=3 * self._keys)
-        self.first = self.current = Layout(slices, len(self.specs))
+        count = max(3 * self._keys, len(slices)) if slices else 0
+        self._first_key = slices[0].spec.key if slices else 0
+        self._table_keys = TableKeys(group, range(self._first_key, self._first_key + count))
+        self.first = self.current = Layout(slices, len(self.specs), self._table_keys)
         self._group = group
         self._op = op
         self._label = label
-        self._first_key = slices[0].spec.key if slices else 0
         self._sets = 0  # how many cuts there have been after the first
         self._next: Layout | None = None
 
@@ -70,7 +82,7 @@ class Table:
         slices = cut(self.specs, Cut(first_key, slice_bytes), op=self._op, placement=placement, ways=ways)
         self._group.note_names(self._label, self.specs, slices)
         self._group.learn(slices)
-        self._next = Layout(slices, len(self.specs))
+        self._next = Layout(slices, len(self.specs), self._table_keys)
         return self._next
 
     def change(self) -> None:

@@ -9,6 +9,7 @@ from undertow.errors import ConfigError
 from undertow.faults.case import Case
 from undertow.faults.scenarios.departures import run_early, run_endless, run_orderly
 from undertow.faults.scenarios.disagreements import run_disagree
+from undertow.faults.scenarios.discards import run_discards
 from undertow.faults.scenarios.endings import run_ending, run_late_leaving
 from undertow.faults.scenarios.gates import run_gates
 from undertow.faults.scenarios.losses import run_cut, run_damaged, run_killed, run_slow, run_slow_goodbye, run_stopped
@@ -61,6 +62,7 @@ SCENARIOS = [
     Scenario("late-leaving", 4, run_late_leaving),
     Scenario("start-losses", 5, run_start_losses),
     Scenario("damaged", 6, run_damaged),
+    Scenario("discards", 5, run_discards),
 ]
 
 

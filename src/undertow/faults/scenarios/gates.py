@@ -39,6 +39,9 @@ class EchoGroup:
         self._cluster = cluster
         self._times = times
 
+    def discard(self, keys: range) -> None:
+        pass
+
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:

@@ -17,14 +17,15 @@ from undertow.horovod.torch.process_sets import own_groups
 from undertow.plan.slicing import Slice
 from undertow.runtime.group import Group
 
-# Of every optimizer so far, in the order in which they were made, which is the same on all ranks.  An optimizer
-# that is gone stays in it: it would not be gone on all ranks at the same time.
+# Of every optimizer so far, in the order in which they were made, which is the same on all ranks.  The slices of one
+# that is gone stay until it is gone on all ranks; its place stays for good.
 _tables: list[tuple[Group, Sequence[Slice]]] = []
 
 
 def register(group: Group, slices: Sequence[Slice]) -> None:
     """Slices that go through rounds of this group without being called by name."""
     _forget_removed()
+    _tables[:] = [(other, known if other.knows(known) else ()) for other, known in _tables]
     _tables.append((group, slices))
 
 

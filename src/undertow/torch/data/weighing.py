@@ -134,13 +134,13 @@ class _Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._label = "what the losses of all ranks are made of"
-        table = Table(group, self._label, [TensorSpec("loss", (), DType.BYTES, 0)], Op.GATHER)
-        self._key = table.first.slices[0].spec.key
+        self._table = Table(group, self._label, [TensorSpec("loss", (), DType.BYTES, 0)], Op.GATHER)
 
     def run(self, report: Report) -> list[Report]:
         ticket = Ticket(1)
         body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
-        contribution = Contribution(self._key, body, None, 1, ticket.answer, URGENT)
+        key = self._table.first.slices[0].spec.key
+        contribution = Contribution(key, body, None, 1, ticket.answer, URGENT)
         self._group.contribute([contribution])
         self._wait_for(ticket)
         reports = [_reports.decode(b"" if piece.array is None else piece.array.data) for piece in contribution.pieces]
