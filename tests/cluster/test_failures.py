@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch import nn
 import undertow
 import undertow.torch
 from tests.workers import DIED, HANG_S, RETURNED, hear, on_workers, outcomes_of, run_workers, say, start_workers
-from undertow.runtime import formation
+from undertow.errors import ConfigError
+from undertow.runtime import formation, process
 from undertow.torch import DistributedDataParallel
 from undertow.wire.link import Link
 
@@ -51,6 +54,27 @@ def test_all_others_name_a_worker_that_was_killed(victim: int, over_tcp: bool) -
             assert outcome.kind == "PeerLost", outcome
             assert f"rank {victim} on host {HOST} was lost: its connection" in outcome.text
             assert f"this is rank {outcome.rank} at step" in outcome.text
+
+
+def fail_after_a_barrier(rank: int) -> None:
+    """Rank 1 wakes up from the barrier only when it has heard that rank 0 has failed."""
+    group = process.default_group()
+    wait = group.waiters.wait
+
+    def wait_late(event: threading.Event, reason: str = "") -> None:
+        while group.waiters.error is None:
+            time.sleep(0.001)
+        wait(event, reason)
+
+    if rank == 1:
+        group.waiters.wait = wait_late
+    group.barrier()
+    raise ConfigError(f"of rank {rank}")
+
+
+def test_what_all_have_agreed_on_counts_though_a_rank_fails_right_afterwards() -> None:
+    for outcome in outcomes_of(2, fail_after_a_barrier):
+        assert (outcome.kind, outcome.text) == ("ConfigError", f"of rank {outcome.rank}"), outcome
 
 
 def test_all_others_name_a_worker_that_was_stopped() -> None:

@@ -26,12 +26,10 @@ UNSLICED_BYTES = 1 << 36  # larger than any tensor: every tensor travels whole
 class Sizes(msgspec.Struct, frozen=True):
     """What slices may be, in bytes."""
 
-    fixed: Annotated[int, msgspec.Meta(ge=0, le=UNSLICED_BYTES)] = (
-        0  # given by the user: no other is ever chosen; 0 if not
-    )
-    smallest: Annotated[int, msgspec.Meta(ge=ALIGNMENT, le=UNSLICED_BYTES)] = (
-        64 << 10
-    )  # below this a message costs more than it carries
+    # Given by the user: no other is ever chosen; 0 if not.
+    fixed: Annotated[int, msgspec.Meta(ge=0, le=UNSLICED_BYTES)] = 0
+    # Below this a message costs more than it carries.
+    smallest: Annotated[int, msgspec.Meta(ge=ALIGNMENT, le=UNSLICED_BYTES)] = 64 << 10
     largest: Annotated[int, msgspec.Meta(ge=4 * ALIGNMENT, le=UNSLICED_BYTES)] = 4 << 20
     time_s: Seconds = TIME_S
 

@@ -171,12 +171,22 @@ class Group:
             self._agreement_count += 1
             self._steward.agreed.clear()
             self._loop.post(self._arrive, messages.Arrive(self._agreement_count, matter, payload))
-            self.waiters.wait(self._steward.agreed, matter)
-            verdict = self._steward.verdict
-        assert verdict is not None
+            verdict = self._wait_for_verdict(self._agreement_count, matter)
         if verdict.error:
             raise MismatchError(verdict.error)
         return verdict.payload
+
+    def _wait_for_verdict(self, sequence: int, matter: str) -> messages.Verdict:
+        """What was decided counts on all ranks, also if one of them is lost right afterwards."""
+        try:
+            self.waiters.wait(self._steward.agreed, matter)
+        except UndertowError:
+            verdict = self._steward.verdict
+            if verdict is None or verdict.sequence != sequence:
+                raise
+            return verdict
+        assert self._steward.verdict is not None
+        return self._steward.verdict
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
