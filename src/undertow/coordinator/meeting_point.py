@@ -27,6 +27,7 @@ from undertow.coordinator.meeting import MAX_PAYLOAD_BYTES, Join, Meetings, Repl
 from undertow.core.decoding import Decoder
 from undertow.errors import ConfigError, Garbled, Refused
 from undertow.wire.auth import Handshake, Role
+from undertow.wire.routes import look_up
 from undertow.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
 
 LENGTH_BYTES = 4
@@ -242,7 +243,7 @@ def _missing_bytes(received: bytearray) -> int:
 def open_listener(host: str, port: int) -> socket.socket:
     """Listen on the interface that has this address, and on no other."""
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, where = look_up(host, port)[0]
     except OSError as error:
         raise ConfigError(f"cannot listen on {host!r}: {error.strerror}; give a name or address of this host") from None
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -25,7 +25,7 @@ from undertow.doctor.netlink import list_interfaces
 from undertow.doctor.torch_child import LIMIT_S, TorchChild
 from undertow.doctor.variables import collect_variables
 from undertow.errors import ConfigError
-from undertow.wire.routes import route_to
+from undertow.wire.routes import look_up, route_to
 
 _LOWEST = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?(?:.*?>=\s*([0-9.]+))?")
 ALONE = "127.0.0.1"
@@ -131,7 +131,7 @@ def choose_use(question: Question) -> Use:
 def try_port(address: str, port: int) -> str:
     """Why it cannot be bound, as a meeting point would; empty if it can."""
     try:
-        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, where = look_up(address, port)[0]
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)

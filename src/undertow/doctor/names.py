@@ -6,13 +6,13 @@ In: the names of `--hosts`, what they resolve to, the own addresses.  Out: this 
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from undertow.doctor.interfaces import is_loopback
 from undertow.errors import ConfigError
+from undertow.wire.routes import look_up
 
 RESOLVE_S = 10.0
 
@@ -42,8 +42,8 @@ def resolve(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, li
 
 def _ask(name: str, found: dict[str, list[str]]) -> None:
     try:
-        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter for names that no host can have
+        answers = look_up(name)
+    except OSError:
         return
     found[name] = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 

@@ -27,6 +27,7 @@ from undertow.errors import PeerLost, Refused
 from undertow.launch.host_line import HostLine
 from undertow.launch.host_watch import SILENCE_S, HostPlace, describe_cut, describe_silence
 from undertow.launch.job import Job
+from undertow.wire.routes import look_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def _prepare_start(job: Job, cards: list[NodeCard], line: HostLine, hub: str) ->
 def _resolve(name: str) -> str:
     """The address of a host, or its name if it is not known yet: looking it up may take seconds."""
     try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        return str(look_up(name)[0][4][0])
     except OSError:
         return name
 
@@ -183,6 +184,6 @@ def _warn(job: Job, notify: Callable[[str], None]) -> None:
             "the job's token is handed to the other hosts without a shared secret; "
             "to close that, set the same UNDERTOW_TOKEN on every host"
         )
-    here = str(socket.getaddrinfo(job.master_addr, None)[0][4][0])
+    here = str(look_up(job.master_addr)[0][4][0])
     if here != job.master_addr and ipaddress.ip_address(here).is_loopback:
         notify(f"{job.master_addr} is {here} on this host, which others cannot reach: give --master-addr an IP address")

@@ -19,7 +19,7 @@ import msgspec
 
 from undertow.coordinator.rendezvous import parse_address
 from undertow.core.decoding import Count, Decoder
-from undertow.errors import PeerLost, Refused
+from undertow.errors import ConfigError, Garbled, PeerLost, Refused
 from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
@@ -82,7 +82,7 @@ def form(
     group: Group | None = None
     try:
         card = _own_card(transport, settings)
-        cards = [_cards.decode(data) for data in meet(msgspec.msgpack.encode(card))]
+        cards = [_read_card(data) for data in meet(msgspec.msgpack.encode(card))]
         token = (settings.token or cards[0].token).encode()
         job = zlib.crc32(name.encode(), zlib.crc32(token))
         shape = Shape(
@@ -119,6 +119,15 @@ def form(
             group.close("" if is_known else f"it could not join: {type(error).__name__}: {error}")
         raise
     return group
+
+
+def _read_card(data: bytes) -> Card:
+    card = _cards.decode(data)
+    try:
+        parse_address(card.address)
+    except ConfigError as error:
+        raise Garbled(f"what another worker says of itself cannot be read: {error}") from None
+    return card
 
 
 def _own_card(transport: SocketTransport, settings: Settings) -> Card:

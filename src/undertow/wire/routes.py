@@ -1,6 +1,6 @@
 """Which of the own addresses is used, and who shares this host.
 
-In: a peer's name or address.  Out: the own address from which it is reached; a mark of this host.
+In: a peer's name or address.  Out: its addresses; the own address from which it is reached; a mark of this host.
 Apart from `formation`, so that the launcher and the doctor can ask without the engine.
 """
 
@@ -9,14 +9,26 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from undertow.errors import ConfigError
+
+
+def look_up(host: str, port: int | None = None, kind: socket.SocketKind = socket.SOCK_STREAM) -> list[Any]:
+    """Ask the system for a host's addresses, as `socket.getaddrinfo` does.
+
+    Raises `socket.gaierror` also for what no host can be called, where that one raises errors that are no `OSError`.
+    """
+    try:
+        return list(socket.getaddrinfo(host, port, type=kind))
+    except ValueError:  # of which UnicodeError is one
+        raise socket.gaierror(socket.EAI_NONAME, "no host can have this name") from None
 
 
 def route_to(host: str) -> str:
     """The own address from which this host is reached: the interface in use."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, address = look_up(host, 9, socket.SOCK_DGRAM)[0]
     except socket.gaierror as error:
         raise ConfigError(f"host {host!r} is not known here: {error.strerror}") from None
     with socket.socket(family, kind, protocol) as probe:

@@ -27,6 +27,7 @@ from undertow.trace.recorder import Recorder
 from undertow.wire.auth import Handshake, Role, shake_hands
 from undertow.wire.link import Link
 from undertow.wire.loop import Loop
+from undertow.wire.routes import look_up
 from undertow.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, find_surplus
 from undertow.wire.transport import Receiver
 
@@ -257,16 +258,23 @@ class _Stranger:
 
 
 def _listen(host: str, backlog: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((host, 0))
+        family, _, _, _, where = look_up(host, 0)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot_listen(host, error) from None
+    try:
+        listener.bind(where)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host") from None
+        raise _cannot_listen(host, error) from None
     listener.listen(backlog)
     listener.setblocking(False)
     return listener
+
+
+def _cannot_listen(host: str, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host")
 
 
 def _listen_locally(backlog: int) -> socket.socket | None:
