@@ -7,6 +7,7 @@ Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -380,10 +381,24 @@ _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": F
 
 
 def _read_argument(item: Field[Any], value: Any) -> Any:
-    """The word of a choice or switch means what it means in a variable."""
+    """The word of a choice or switch means what it means in a variable, and so do True and False."""
     kind = type(item.default)
-    is_word = isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum))
-    return _parse(item, item.name, value) if is_word else value
+    if isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum)):
+        return _parse(item, item.name, value)
+    if isinstance(value, bool) and issubclass(kind, enum.Enum):
+        return _parse(item, item.name, _show(value))
+    if isinstance(value, os.PathLike) and kind is str:
+        return os.fspath(value)
+    if not isinstance(value, kind) and item.name not in BOUNDS:
+        raise ConfigError(f"{item.name} {value!r} is not possible: give {_KINDS.get(kind) or _list_choices(kind)}")
+    return value
+
+
+_KINDS = {bool: "True or False", str: "text"}
+
+
+def _list_choices(kind: type[enum.Enum]) -> str:
+    return f"one of {', '.join(item.value for item in kind)}"
 
 
 def _parse(item: Field[Any], variable: str, text: str) -> Any:
@@ -391,15 +406,24 @@ def _parse(item: Field[Any], variable: str, text: str) -> Any:
         return BOUNDS[item.name].parse(variable, text, sign="=")
     name = item.name
     kind: type = type(item.default)
+    if name == "token":
+        _check_text(variable, text)
     try:
         if kind is bool:
             return _WORDS[text.lower()]
         return kind(text.lower() if issubclass(kind, enum.Enum) else text)
     except (ValueError, KeyError):
         if issubclass(kind, enum.Enum):
-            choices = ", ".join(item.value for item in kind)
-            raise ConfigError(f"{variable}={text!r} is not valid for {name}: use one of {choices}") from None
+            raise ConfigError(f"{variable}={text!r} is not valid for {name}: use {_list_choices(kind)}") from None
         raise ConfigError(f"{variable}={text!r} is not a valid {kind.__name__} for {name}") from None
+
+
+def _check_text(variable: str, text: str) -> None:
+    """Refuse bytes of the environment that are not UTF-8: they cannot be sent as text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{variable} is not text in UTF-8") from None
 
 
 def table() -> list[tuple[str, str, str]]:

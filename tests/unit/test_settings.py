@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from undertow.errors import ConfigError
-from undertow.settings import Horovod, Origin, Priority, Settings, list_sources, read_settings, table
+from undertow.settings import Checksum, Horovod, Origin, Priority, Settings, list_sources, read_settings, table
 
 
 def test_defaults_hold_without_arguments_and_variables() -> None:
@@ -40,6 +41,30 @@ def test_an_argument_may_be_the_word_of_a_variable() -> None:
     assert (settings.priority, settings.wait_free) == (Priority.PUSH, False)
     with pytest.raises(ConfigError, match="priority='pull' is not valid for priority: use one of"):
         read_settings({}, priority="pull")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("checksum", True), ("checksum", "on"), ("checksum", Checksum.ON), ("horovod", False), ("trace", Path("/t"))],
+)
+def test_an_argument_may_be_what_its_word_means(argument: str, value: Any) -> None:
+    expected = {"checksum": Checksum.ON, "horovod": Horovod.OFF, "trace": "/t"}
+    assert getattr(read_settings({}, **{argument: value}), argument) == expected[argument]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("trace_steps", 5, "trace_steps 5 is not possible: give text"),
+        ("checksum", 3, "checksum 3 is not possible: give one of auto, on, off"),
+        ("wait_free", 3, "wait_free 3 is not possible: give True or False"),
+        ("master_addr", 5, "master_addr 5 is not possible: give text"),
+        ("priority", Horovod.ON, "priority .* is not possible: give one of both, push, off"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(argument: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_settings({}, **{argument: value})
 
 
 def test_arguments_override_variables() -> None:
@@ -73,6 +98,7 @@ def test_empty_variable_counts_as_not_set() -> None:
         ({"UNDERTOW_WAIT_FREE": "maybe"}, "UNDERTOW_WAIT_FREE='maybe' is not a valid bool"),
         ({"UNDERTOW_SHARE_WEIGHT": "0"}, "UNDERTOW_SHARE_WEIGHT='0' is not possible"),
         ({"UNDERTOW_SHARE_WEIGHT": "inf"}, "UNDERTOW_SHARE_WEIGHT='inf' is not possible"),
+        ({"UNDERTOW_TOKEN": "\udcff"}, "UNDERTOW_TOKEN is not text in UTF-8"),
         ({"UNDERTOW_PRIORITY": "no"}, "UNDERTOW_PRIORITY='no' is not valid for priority: use one of both, push, off"),
     ],
 )

@@ -96,7 +96,7 @@ def _make_appointment(request: Request, names: Sequence[str], sources: Mapping[s
         # As the launcher would: the first of its addresses.
         address=next(iter(resolved[names[0]]), names[0]),
         port=request.port or _read_port(sources) or DEFAULT_MASTER_PORT,
-        guard=sources["token"].value.encode(),
+        guard=sources["token"].value.encode(errors="replace"),
         timeout_s=request.timeout_s,
         is_local=all(resolved[name] and all(map(is_loopback, resolved[name])) for name in names),
     )
