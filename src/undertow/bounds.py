@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,11 @@ class Bounds:
     @property
     def _kind(self) -> str:
         return "a whole number" if self.is_whole else "a number"
+
+
+def read_count(text: str) -> int | None:
+    """The whole number that another program has written here; None if it is anything else, or has too many digits."""
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def show(value: Any) -> str:

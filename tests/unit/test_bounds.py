@@ -224,6 +224,14 @@ def test_the_words_name_figure_value_and_range() -> None:
         bounds.RANK.check("rank", 10**5000)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("17", 17), ("", None), ("-1", None), ("1.5", None), ("\u00b2", None), ("9" * 5000, None)],
+)
+def test_counts_that_others_write_are_short_or_none(text: str, count: int | None) -> None:
+    assert bounds.read_count(text) == count
+
+
 def _check_words(line: str, name: str, limits: Bounds) -> None:
     assert name in line
     assert f"give {limits.describe()}" in line

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.damage import damage_bytes, damage_json
 from tests.unit.timeline_samples import Event, Job, make_trace, to_lines
 from undertow.cli.report import describe
-from undertow.errors import UndertowError
+from undertow.errors import Garbled, UndertowError
 from undertow.report.step_page import make_step_page
 from undertow.timeline.analysis import study
 from undertow.timeline.reading import read_trace
@@ -87,6 +87,21 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     assert trace is not None
     assert sorted(trace.ranks) == [0, 1]
     assert any(gap.startswith("rank-3.json: ") for gap in trace.missing)
+    assert render(tmp_path)
+
+
+def test_traces_that_cannot_be_read_are_not_called_absent(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0.json")
+    with pytest.raises(Garbled, match=r"no trace in .* can be read\. rank-0\.json: cannot be read \(no regular file\)"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["\u00b2", "9" * 5000, "-1", ""])
+def test_keys_of_a_table_that_are_no_numbers_are_left_out(tmp_path: Path, key: str) -> None:
+    events = make_trace(Job(ranks=1, steps=3, layers=2))[0]
+    table = next(event for event in events if event["name"] == "undertow.table")
+    table["args"]["tensors"][key] = ["layer0.weight"]
+    (tmp_path / "rank-0.json").write_text(to_lines(events))
     assert render(tmp_path)
 
 

@@ -57,6 +57,11 @@ def lost(rank: int, by: int, reason: str = SILENT) -> tuple[str, ...]:
     return ("Traceback (most recent call last):", f"undertow.errors.PeerLost: {words}")
 
 
+def test_a_line_of_a_worker_with_an_endless_number_is_a_line() -> None:
+    line = f"PeerLost: rank {'9' * 5000} on host a was lost: why"
+    assert decide([ending(0, 3, error=("Traceback", line))]).exit_code == 3
+
+
 def test_a_rank_that_all_others_lost_is_the_first_cause() -> None:
     endings = [
         ending(0, 1, at_s=2, error=lost(3, by=0)),

@@ -5,6 +5,7 @@ In: the facts, the job's scope.  Out: findings.  Pure.
 
 from __future__ import annotations
 
+from undertow.bounds import read_count
 from undertow.doctor.facts import Machine, Scope, Software
 from undertow.doctor.findings import Finding, fail, note, ok, warn
 
@@ -43,8 +44,8 @@ def count_threads(facts: Machine, software: Software, *, nproc: int) -> tuple[in
     """How many each worker computes with, and why; None if nobody can know."""
     if facts.omp_num_threads:
         first = facts.omp_num_threads.partition(",")[0].strip()  # further ones are for nested regions
-        is_number = first.isdecimal() and int(first) > 0
-        return (int(first), "OMP_NUM_THREADS") if is_number else (None, "")
+        count = read_count(first)  # not set by undertow: it may be anything
+        return (count, "OMP_NUM_THREADS") if count else (None, "")
     if nproc > 1:
         return 1, "undertow run sets OMP_NUM_THREADS"
     return software.torch.threads or facts.cores, "torch's own choice"

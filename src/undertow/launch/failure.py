@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 _FRAME = re.compile(r"^(?:\[rank\d+\]:)?[\s|+-]*")
 _PEER_LOST = re.compile(_FRAME.pattern + r"(?:[\w.]+\.)?PeerLost(?::|$)")
 # The words of `Loss` in core/membership.py, and of the steward who adds where it was noticed.
-_LOSS = re.compile(r"PeerLost: rank (\d+) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
+_LOSS = re.compile(r"PeerLost: rank (\d{1,9}) on host (\S+) was lost: (.*?)(?:; this is rank \d+ at step \d+)?$")
 # The reasons that `runtime/process.py` and `script/runner.py` give to the other ranks when a script fails.
 _SCRIPT_FAILED = re.compile(r"its script (?:failed with |ended with sys\.exit\((.*?)\)(?: \(seen by rank \d+\))?$)")
 
@@ -152,7 +152,7 @@ def _find_late(endings: Sequence[Ending], lost: _Lost | None) -> Ending | None:
 
 def _foresee_code(argument: str | None) -> int:
     """The exit code of Python after `sys.exit(argument)`, or after an exception if there is none."""
-    if argument is None or not re.fullmatch(r"-?\d+", argument):
+    if argument is None or not re.fullmatch(r"-?\d{1,9}", argument):
         return 1
     return int(argument) & 0xFF or 1  # a rank that the others have lost did not succeed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from undertow.bounds import read_count
 from undertow.errors import ConfigError
 
 _PORT = "--master-port 29500"
@@ -214,4 +215,4 @@ def _find_pod(environ: Mapping[str, str]) -> Launcher | None:
 def _read_count(environ: Mapping[str, str], *variables: str, default: int = 1) -> int:
     """The first of these that is a positive number; of a range (1:4) the larger end."""
     texts = [environ.get(variable, "").rpartition(":")[2] for variable in variables]
-    return next((int(text) for text in texts if text.isdecimal() and int(text)), default)
+    return next((count for count in map(read_count, texts) if count), default)

@@ -7,11 +7,13 @@ Nothing that is in a file makes it fail: a line that is no event is counted, and
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from undertow.bounds import read_count
 from undertow.core.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError
 from undertow.plain_text import clean
@@ -34,19 +36,29 @@ T = TypeVar("T")
 
 
 def read_trace(folder: Path, watch: Watch = NOBODY) -> Trace | None:
-    """What is there, and what is not.  Every file is a lap."""
+    """What is there, and what is not.  Every file is a lap.
+
+    None if there are no files; raises `Garbled` if none of them can be read.
+    """
     files = list(find_files(folder).values()) or sorted(folder.glob(MERGED))
     watch.expect(len(files))
     missing: list[str] = []
+    unreadable: list[str] = []
     found: list[RankTrace] = []
     for path in files:
         watch.say(f"reading the traces: {path.name}")
-        read, gaps = _read_file(path)
+        try:
+            read, gaps = _read_file(path)
+            found += read
+            missing += gaps
+        except OSError as error:
+            unreadable.append(f"{path.name}: cannot be read ({error.strerror}).")
         watch.lap()
-        found += read
-        missing += gaps
     if not found:
+        if unreadable:
+            raise Garbled(f"no trace in {folder} can be read. {' '.join(unreadable)}")
         return None
+    missing += unreadable
     ranks, left_out = choose_run(found)
     world_size = next(iter(ranks.values())).header.world_size
     absent = sorted(set(range(world_size)) - ranks.keys())
@@ -62,14 +74,11 @@ def read_trace(folder: Path, watch: Watch = NOBODY) -> Trace | None:
 
 def _read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
     if path.exists() and not (path.is_file() or path.is_dir()):  # a FIFO would have us wait for a writer
-        return [], [f"{path.name}: cannot be read (no regular file)."]
-    try:
-        with path.open("rb") as lines:
-            book = _Book()
-            for line in lines:
-                book.take(line)
-    except OSError as error:
-        return [], [f"{path.name}: cannot be read ({error.strerror})."]
+        raise OSError(errno.EINVAL, "no regular file")
+    with path.open("rb") as lines:
+        book = _Book()
+        for line in lines:
+            book.take(line)
     return book.close(path.name)
 
 
@@ -210,7 +219,7 @@ def _make_header(args: Args) -> Header:
 
 def _learn_table(trace: RankTrace, args: Args) -> None:
     keys = args.tensors if isinstance(args.tensors, dict) else {}
-    numbers = {int(key) for key in map(str, keys) if key.isdigit()}
+    numbers = {number for number in map(read_count, map(str, keys)) if number is not None}
     if args.op.lower() == GATHER:
         trace.gathered |= numbers
     else:

@@ -64,6 +64,7 @@ def _read_slots(entry: str) -> int:
     name, _, slots = entry.strip().partition(":")
     if name not in ("localhost", "127.0.0.1", socket.gethostname()):
         raise ConfigError(f"horovod.run: {name!r} in hosts is another host. {_HOSTS}")
-    if slots and not slots.isdecimal():
+    count = bounds.read_count(slots or "1")
+    if count is None:
         raise ConfigError(f"horovod.run: {entry!r} in hosts is not HOST:WORKERS, as in localhost:4")
-    return int(slots or 1)
+    return count
