@@ -61,7 +61,10 @@ def change(path: Path, where: tuple[str | int, ...], value: Any) -> None:
     ("where", "value", "words"),
     [
         (("points", 1, "hosts"), "four", "$.points[1].hosts"),
-        (("points", 1, "hosts"), 0, "hosts of a point is 0: give a number above 0"),
+        (("points", 1, "hosts"), 0, "hosts of a point is 0, which is not possible: give 1 to 1024 hosts"),
+        (("points", 1, "hosts"), 10**12, "hosts of a point is 1000000000000, which is not possible"),
+        (("points", 1, "scale"), 1e-300, "scale of a point is 1e-300, which is not possible"),
+        (("points", 1, "iteration_s"), 1e-300, "give 1e-09 to 1000000000 seconds"),
         (("points", 1, "origin"), "guessed", "origin of a point is 'guessed'"),
         (("points", 1, "iteration_s"), None, "missing required field `iteration_s` - at `$.points[1]`"),
         (("points",), 3, "$.points"),

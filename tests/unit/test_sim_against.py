@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.bench_fakes import Watcher
 from tests.unit.report_samples import point, results, timed
+from undertow.errors import ConfigError
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.sim.against import TOLERANCE, Pair, can_predict, describe, predict_points
 from undertow.sim.schedules import find_schedule
@@ -75,6 +76,11 @@ def test_unshaped_links_and_unknown_models_and_systems_are_left_out(unknown: dic
     assert can_predict(point())
     assert not can_predict(point(**unknown))
     assert list(predict_points([point(**unknown)])) == []
+
+
+def test_links_too_slow_to_simulate_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"^0\.001 Gbit/s of a point .* is not possible: give 10mbit to"):
+        list(predict_points([point(bandwidth_gbit=0.001)]))
 
 
 def test_a_model_of_ones_own_is_predicted_by_its_profile() -> None:

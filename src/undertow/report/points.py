@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from undertow.bounds import show
+from undertow import bounds
+from undertow.bounds import Bounds, show
 from undertow.core.decoding import Decoder, Format, WrongSchema
 from undertow.errors import ConfigError, Garbled
 from undertow.files import write_file
@@ -38,7 +39,19 @@ ORIGINS = ("measured", "simulated")
 # Raised when an older undertow would misread the file, not when a field is added.
 FORMAT = 1
 
-_POSITIVE = ("hosts", "scale", "slowdown", "batch", "iteration_s", "compute_s", "bound_s", "steps")
+_TIME_S = Bounds(least=1e-9, most=1e9, unit="seconds", is_whole=False)
+_FACTOR = Bounds(least=1e-3, most=1e12, is_whole=False)
+_LIMITS = {
+    "hosts": bounds.HOSTS,
+    "bandwidth_gbit": Bounds(least=1e-6, most=1e3, unit="Gbit/s", is_whole=False),
+    "scale": _FACTOR,
+    "slowdown": _FACTOR,
+    "batch": bounds.BATCH,
+    "iteration_s": _TIME_S,
+    "compute_s": _TIME_S,
+    "bound_s": _TIME_S,
+    "steps": Bounds(least=1, most=1 << 53),
+}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +173,7 @@ def _check(name: str, value: object) -> None:
         raise ConfigError(f"{name} of a point is {value}: give a finite number")
     if isinstance(value, int | float) and abs(value) > LARGEST:
         raise ConfigError(f"{name} of a point is {show(value)}: give a number of at most {LARGEST:g}")
-    if isinstance(value, int | float) and value <= 0 and name in (*_POSITIVE, "bandwidth_gbit"):
-        raise ConfigError(f"{name} of a point is {value}: give a number above 0")
+    if isinstance(value, int | float) and name in _LIMITS:
+        _LIMITS[name].check_range(f"{name} of a point is {show(value)}, which", value)
     if name == "origin" and value not in ORIGINS:
         raise ConfigError(f"origin of a point is {value!r}: use {' or '.join(map(repr, ORIGINS))}")

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from undertow.bounds import SIMULATED
 from undertow.report.points import Point
 from undertow.sim.engine import Costs
 from undertow.sim.schedules import find_schedule, list_schedules
@@ -56,6 +57,8 @@ def predict_points(points: Sequence[Point], subject: Subject | None = None, watc
 
 def _find_topology(point: Point, *, slowdown: float = 1.0) -> Topology:
     assert point.bandwidth_gbit is not None
+    what = f"{point.bandwidth_gbit:g} Gbit/s of a point for a simulation"
+    SIMULATED.check_range(what, point.bandwidth_gbit * 1e9)
     return Topology(hosts=(Host(bandwidth_bits_per_s=point.bandwidth_gbit * 1e9, slowdown=slowdown),) * point.hosts)
 
 
