@@ -8,6 +8,7 @@ import pickle
 import msgspec
 import pytest
 
+from undertow.bounds import WEIGHT
 from undertow.coordinator import messages
 from undertow.coordinator.terms import Route, Terms
 from undertow.core.dtypes import DType
@@ -32,6 +33,7 @@ ALL = [
     messages.Time(12.5, 99.0),
     messages.Standing(7, 12.5, 0.25),
     messages.Behind(3.5),
+    messages.Behind(1e9 / WEIGHT.least),  # of a job that hardly counts
     messages.Call("x", TERMS),
     messages.RanOut(),
     messages.Prepare(1, Cut(2, 1040), TERMS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from undertow.coordinator.terms import Terms
-from undertow.core.decoding import Count, Decoder, Finite, Rank, Seconds
+from undertow.core.decoding import Count, Decoder, Finite, Rank, WeightedSeconds
 from undertow.core.rounds import Op
 from undertow.plan.slicing import Cut, TensorSpec
 
@@ -99,14 +99,14 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
     """From rank 0: the device time per weight that this job has had after a step, and what one costs."""
 
     step: Count
-    virtual_s: Seconds
-    cost_s: Seconds
+    virtual_s: WeightedSeconds
+    cost_s: WeightedSeconds
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True):
     """To rank 0: on this worker's device the job is far behind all others; let it count as having had so much."""
 
-    to_s: Seconds
+    to_s: WeightedSeconds
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

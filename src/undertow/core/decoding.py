@@ -17,13 +17,25 @@ import msgspec
 
 from undertow.errors import Garbled
 
-__all__ = ["Count", "Decoder", "Finite", "Format", "Garbled", "Rank", "Seconds", "WrongSchema", "decode_text"]
+__all__ = [
+    "Count",
+    "Decoder",
+    "Finite",
+    "Format",
+    "Garbled",
+    "Rank",
+    "Seconds",
+    "WeightedSeconds",
+    "WrongSchema",
+    "decode_text",
+]
 
 T = TypeVar("T")
 
 # Numbers as messages mean them: without a limit msgpack also carries NaN and infinity, and JSON integers of any size.
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+WeightedSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e16)]  # divided by a weight, which may be small
 Count = Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 

@@ -12,14 +12,13 @@ from typing import Annotated
 
 import msgspec
 
-from undertow.core.decoding import Decoder, Format
+from undertow.core.decoding import Decoder, Format, Seconds, WeightedSeconds
 from undertow.errors import Garbled
 
 VERSION = 1
 MOST_BYTES = 1 << 20  # of one line
 
 # What a worker says is looked at before anybody counts with it: one that has gone mad must not spoil the others' turns.
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]  # all cores of a large host have a long name
 
@@ -43,8 +42,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """May I compute?  With the job's place in the order of all jobs, if it is known."""
 
-    virtual_s: Seconds | None = None
-    cost_s: Seconds = 0.0
+    virtual_s: WeightedSeconds | None = None
+    cost_s: WeightedSeconds = 0.0
 
 
 class Give(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +63,7 @@ class EndStep(msgspec.Struct, frozen=True, tag=True):
 class Lift(msgspec.Struct, frozen=True, tag=True):
     """From a job's first worker: on another host the job is far behind, and should count as having had so much."""
 
-    to_s: Seconds
+    to_s: WeightedSeconds
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):
