@@ -88,5 +88,11 @@ def _is_special(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_trusted(link: os.stat_result, folder: Path) -> bool:
-    """As the kernel has it with fs.protected_symlinks: the user's own, or put there by the owner of the folder."""
-    return link.st_uid in (os.geteuid(), folder.stat().st_uid)
+    """As the kernel has it with fs.protected_symlinks.
+
+    Where all users can make files but not replace each other's, as in /tmp, only the user's own links and those of
+    the folder's owner.
+    """
+    found = folder.stat()
+    is_shared = bool(found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH)
+    return not is_shared or link.st_uid in (os.geteuid(), found.st_uid)

@@ -22,6 +22,17 @@ def clean(text: str, longest: int = LONGEST_LINE) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in plain)[:longest]
 
 
+def clean_json(data: bytes) -> str:
+    """JSON that is safe to print: what is not printable is escaped in it, which only strings can hold."""
+    letters = (letter if letter.isprintable() or letter == "\n" else _escape(letter) for letter in data.decode())
+    return "".join(letters)
+
+
+def _escape(letter: str) -> str:
+    units = letter.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
 def clean_lines(text: str) -> str:
     """The same of a text whose lines stay apart."""
     return "\n".join(clean(line, LONGEST_MESSAGE) for line in text.split("\n"))

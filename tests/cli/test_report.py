@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -120,6 +122,15 @@ def test_wrong_usage_is_one_line(report: Report, folder: Path, arguments: list[s
     assert ended.err.count("\n") == 1
 
 
+def test_the_page_is_as_private_as_its_traces_unless_it_has_a_place_of_its_own(report: Report, folder: Path) -> None:
+    elsewhere = folder / "page.html"
+    assert report(folder).code == report(folder, "--out", elsewhere).code == 0
+    assert stat.S_IMODE((folder / "report.html").stat().st_mode) == 0o600
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o666 & ~umask
+
+
 def test_the_page_can_be_opened(report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -130,10 +141,10 @@ def test_the_page_can_be_opened(report: Report, folder: Path, monkeypatch: pytes
 def test_a_folder_that_cannot_be_written_to_is_no_traceback(
     report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, *data: bytes) -> NoReturn:
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
 
-    monkeypatch.setattr("undertow.cli.report.write_whole", refuse)
+    monkeypatch.setattr("undertow.cli.report.replace_file", refuse)
     ended = report(folder)
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == f"undertow report: cannot write the page {folder / 'report.html'}: Is a directory\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -87,9 +87,14 @@ def test_a_link_of_another_user_is_refused_in_words(
     assert victim.read_text() == "precious"
 
 
-def test_links_are_trusted_by_their_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "is_trusted"), [(0o1777, False), (0o777, True), (0o1755, True), (0o755, True)])
+def test_links_of_others_are_followed_but_where_all_users_make_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_trusted: bool
+) -> None:
+    """As by the kernel, which refuses them in folders such as /tmp only."""
     path, folder = tmp_path / "shared" / "out", tmp_path / "shared"
     folder.mkdir()
+    folder.chmod(mode)
     path.symlink_to(tmp_path / "target")
     write_file(path, b"ours")
     assert (tmp_path / "target").read_bytes() == b"ours"
@@ -98,8 +103,9 @@ def test_links_are_trusted_by_their_owner(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         Path, "stat", lambda self, **o: os.stat_result([*real(self, **o)[:4], os.getuid() + 2, *real(self, **o)[5:10]])
     )
-    with pytest.raises(OSError, match="of another user"):
+    with nullcontext() if is_trusted else pytest.raises(OSError, match="of another user"):
         write_file(path, b"theirs")
+    assert (tmp_path / "target").read_bytes() == (b"theirs" if is_trusted else b"ours")
 
 
 @pytest.mark.parametrize("write", [write_file, write_whole])

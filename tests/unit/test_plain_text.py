@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 import undertow
 from undertow.launch.speech import say
-from undertow.plain_text import clean, clean_lines
+from undertow.plain_text import clean, clean_json, clean_lines
 from undertow.report.safe_text import Text
 from undertow.report.table import start_table
 
@@ -33,6 +35,15 @@ def test_words_stay_and_commands_go() -> None:
     assert clean(EVIL).startswith("red")
     assert not COMMANDS & set(clean(EVIL))
     assert clean_lines(f"one\ntwo {EVIL}").startswith("one\ntwo red")
+
+
+def test_json_is_the_same_and_safe() -> None:
+    value = {"name": EVIL + "\U000e0001 \U0001f600", "figures": [1.5, None]}
+    data = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    shown = clean_json(data)
+    assert json.loads(shown) == value
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert "\U0001f600" in shown
 
 
 def test_tables_and_lines_are_safe() -> None:

@@ -15,6 +15,7 @@ from undertow.cli.progress import open_console
 from undertow.cli.quantities import format_count, parse_count, parse_time
 from undertow.errors import ConfigError
 from undertow.lab.bandwidth import format_bandwidth
+from undertow.plain_text import clean_json
 from undertow.plan.bottleneck import Bottleneck, Flow, Grade, Job, Verdict, find_bottleneck
 from undertow.report.safe_text import Text
 from undertow.report.table import start_table
@@ -56,7 +57,7 @@ def bottleneck(
         job = _read_job(params, iteration, model, hosts=hosts, bytes_per_param=bytes_per_param)
         found = find_bottleneck(job)
         if is_json:
-            print(found.to_json().decode())
+            print(clean_json(found.to_json()))
             return 0
         console = open_console()
         console.print(Text(explain(found)))

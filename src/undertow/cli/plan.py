@@ -20,6 +20,7 @@ from undertow.cli.figures import figure
 from undertow.cli.progress import open_console, open_watch
 from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
+from undertow.plain_text import clean_json
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
@@ -94,7 +95,7 @@ def plan(
         if out is not None:
             made.write(out)
         if is_json:
-            print(made.to_json().decode())
+            print(clean_json(made.to_json()))
             return 0
         open_console().print(make_plan_table(made, title=f"{subject.title}, {hosts} hosts, {format_bandwidth(rate)}"))
         return 0

@@ -14,9 +14,9 @@ from undertow.cli.errors import one_line_errors
 from undertow.cli.figures import figure
 from undertow.cli.progress import open_watch
 from undertow.errors import ConfigError, UndertowError
-from undertow.files import write_whole
+from undertow.files import replace_file, write_whole
 from undertow.launch.speech import notify
-from undertow.plain_text import clean_lines
+from undertow.plain_text import clean_json, clean_lines
 from undertow.report.step_page import make_step_page
 from undertow.timeline.analysis import Analysis, Study, study
 from undertow.timeline.reading import read_trace
@@ -51,11 +51,11 @@ def report(
         with open_watch() as watch:
             found = _study(folder, step, watch)
             watch.say("making the page")
-            _write(page, make_step_page(found))
+            _write(page, make_step_page(found), is_private=out is None)  # as its traces are
             watch.say("putting the traces together for viewers")
             _merge(folder)
         if is_json:
-            print(found.analysis.to_json().decode())
+            print(clean_json(found.analysis.to_json()))
         else:
             print(clean_lines("\n".join(describe(found.analysis))))
         sys.stdout.flush()
@@ -100,10 +100,14 @@ def _study(folder: Path, step: int | None, watch: Watch) -> Study:
     return found
 
 
-def _write(page: Path, text: str) -> None:
+def _write(page: Path, text: str, *, is_private: bool) -> None:
     """Whole or not at all: a page that is cut off would look like a broken one."""
     try:
-        write_whole(page, text.encode())
+        if is_private:
+            with replace_file(page) as file:
+                file.write(text.encode())
+        else:
+            write_whole(page, text.encode())
     except OSError as error:
         raise UndertowError(f"cannot write the page {page}: {error.strerror}") from None
 

@@ -15,6 +15,7 @@ from rich.live import Live
 
 from undertow.cli.progress import open_console
 from undertow.crossover.messages import Status
+from undertow.plain_text import clean_json
 from undertow.report.sharing import make_status
 
 REDRAW_S = 1.0
@@ -41,4 +42,4 @@ def open_view(path: Path, *, is_watched: bool) -> Iterator[View]:
 @contextmanager
 def open_json_view() -> Iterator[View]:
     """One line each."""
-    yield View(lambda status: print(msgspec.json.encode(status).decode(), flush=True), REDRAW_S)
+    yield View(lambda status: print(clean_json(msgspec.json.encode(status)), flush=True), REDRAW_S)

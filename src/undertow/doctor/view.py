@@ -19,6 +19,7 @@ from undertow.doctor.findings import Finding, Level, conclude, pick
 from undertow.doctor.pairs import Survey
 from undertow.doctor.variables import SETTINGS
 from undertow.doctor.ways import list_rates
+from undertow.plain_text import clean_json
 from undertow.report.safe_text import Text
 from undertow.settings import Origin
 
@@ -131,4 +132,4 @@ def _matrix(title: str, cards: Sequence[Card], cell: Callable[[int, int], str]) 
 def to_json(report: Report) -> str:
     """For scripts: everything, and the verdict."""
     known = {"verdict": report.verdict, "report": report}
-    return msgspec.json.format(msgspec.json.encode(known), indent=2).decode()
+    return clean_json(msgspec.json.format(msgspec.json.encode(known), indent=2))
