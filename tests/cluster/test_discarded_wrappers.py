@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -47,6 +48,20 @@ def parallelize(width: int) -> None:
     model, optimizer = undertow.torch.parallelize(module, torch.optim.SGD(module.parameters(), 0.1))
     train(model, optimizer)
     flush(model)
+
+
+def break_off(width: int) -> None:
+    """As by running out of memory: the pass that is open then never ends."""
+
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the middle of backward")
+
+    module = make_module()
+    model = undertow.torch.DistributedDataParallel(module)
+    train(model, torch.optim.SGD(model.parameters(), 0.1))
+    module[1].weight.register_hook(fail)
+    with suppress(RuntimeError):
+        model(torch.randn(4, 32)).sum().backward()
 
 
 def distribute_optimizer(width: int) -> None:
@@ -94,7 +109,7 @@ def test_models_that_all_ranks_discard_leave_no_keys_on_any_rank(rank: int) -> N
     undertow.init()
     wrap(0)
     before = count_resources()
-    for make in (wrap, parallelize, distribute_optimizer, store):
+    for make in (wrap, parallelize, break_off, distribute_optimizer, store):
         assert not use_up(make), f"{make.__name__} leaves keys"
         undertow.barrier()
     assert count_resources() <= (before[0], before[1] + 1)  # the helper's thread, started once

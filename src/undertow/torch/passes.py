@@ -40,7 +40,9 @@ class Passes:
     `is_joining` tells whether ranks may run out of input, and take no part, at any time.
     """
 
-    _open: ClassVar[list[Passes]] = []  # all that are open in this process, the first one first
+    # All that are open in this process, the first one first.  Weak, because a pass that an exception breaks off never
+    # ends: a model that is discarded then would stay for good.
+    _open: ClassVar[weakref.WeakKeyDictionary[Passes, None]] = weakref.WeakKeyDictionary()
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class Passes:
     def _note_stray(self, table: int, index: int) -> None:
         """Unless the pass of another wrapper takes care of it."""
         parameter = self._gradients[table].parameters[index]
-        if self._claim is not None and not any(parameter in other._parameters for other in self._open):
+        if self._claim is not None and not any(parameter in other._parameters for other in list(self._open)):
             note_stray(parameter, self._entries[table][index])
 
     def ask(self, table: int, index: int) -> Ask:
@@ -228,8 +230,8 @@ class Passes:
     def _begin(self) -> None:
         self._task = self._outer
         self.noting.begin()
-        self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in self._open)
-        self._open.append(self)
+        self._is_late = any(not self._parameters.isdisjoint(other._parameters) for other in list(self._open))
+        self._open[self] = None
         if self._overlap is not None:
             self._overlap.begin()
         # Ranks that have run out of input know no other slices than the first.
@@ -248,7 +250,7 @@ class Passes:
         try:
             # All that this backward went through: another rank may have met them in another order.
             # And all results before any lands: gradients may share memory with ones still to be sent.
-            together = [self] if self._is_late else [passes for passes in self._open if passes._is_beside(self)]
+            together = [self] if self._is_late else [passes for passes in list(self._open) if passes._is_beside(self)]
             gradients = [gradients for passes in together for gradients in passes._gradients]
             if self._planning is not None and not self._is_unforeseen and not self._is_joining():
                 self._planning.end()
@@ -268,7 +270,7 @@ class Passes:
             self._task = None
             self._is_armed = self._arms_all
             self._saw_forward = self._is_asked_for = False
-            self._open.remove(self)
+            del self._open[self]
             forget_strays(self._parameters)
         self._on_end(absent)
 
