@@ -26,9 +26,13 @@ def run_script(size: int, folder: Path, name: str, *args: str, **environment: st
     return texts
 
 
-def run_alone(folder: Path, name: str, *args: str) -> str:
-    """What it prints without undertow."""
-    return str(run_workers(1, _run_natively, folder, [str(SCRIPTS / name), *args], init=False)[0])
+NO_RANKS = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
+
+
+def run_alone(folder: Path, name: str, *args: str, **environment: str) -> str:
+    """What it prints without undertow; with `NO_RANKS`, without a launcher's variables either."""
+    command = [str(SCRIPTS / name), *args]
+    return str(run_workers(1, _run_natively, folder, command, init=False, environment=environment)[0])
 
 
 def read_curve(text: str, word: str = "loss") -> list[float]:

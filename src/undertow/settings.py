@@ -82,7 +82,7 @@ class Checksum(_Switch):
 class PlainScripts(enum.Enum):
     """What becomes of a single-process script."""
 
-    AUTO = "auto"  # trained on all workers; it sees RANK, unless that leads it where it cannot go
+    AUTO = "auto"  # trained on all workers; it sees RANK, until that has led it to NCCL on a host without it
     ON = "on"  # trained on all workers; it never sees RANK
     OFF = "off"  # left alone: each worker runs it by itself
 

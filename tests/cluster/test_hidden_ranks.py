@@ -1,4 +1,4 @@
-"""Scripts that would choose NCCL if they saw RANK, on workers without NCCL."""
+"""Scripts that would choose NCCL if they saw RANK, on workers without NCCL: `--plain on` hides it from them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.forked_scripts import SCRIPTS, _become, _run_natively, read_curve, run_script
-from tests.workers import outcomes_of, run_workers
+from tests.forked_scripts import NO_RANKS, SCRIPTS, _become, read_curve, run_alone, run_script
+from tests.workers import outcomes_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here NCCL may work")
 TOLERANCE = 2e-5
-NO_RANKS = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
 
 
-def run_alone(folder: Path, name: str) -> str:
-    """What it prints where no launcher has set anything."""
-    return str(run_workers(1, _run_natively, folder, [str(SCRIPTS / name)], init=False, environment=NO_RANKS)[0])
-
-
-@pytest.mark.parametrize("plain", ["auto", "on"])
-def test_a_script_that_draws_its_batches_itself(plain: str, tmp_path: Path) -> None:
-    alone = run_alone(tmp_path, "nccl_or_alone.py")
-    texts = run_script(2, tmp_path, "nccl_or_alone.py", UNDERTOW_PLAIN=plain)
+def test_a_script_that_draws_its_batches_itself(tmp_path: Path) -> None:
+    alone = run_alone(tmp_path, "nccl_or_alone.py", **NO_RANKS)
+    texts = run_script(2, tmp_path, "nccl_or_alone.py", UNDERTOW_PLAIN="on")
     assert read_curve(texts[0]) == pytest.approx(read_curve(alone), abs=TOLERANCE)
     assert len(read_curve(alone)) == 6
     assert "child sees None None" in texts[0]
@@ -31,11 +24,15 @@ def test_a_script_that_draws_its_batches_itself(plain: str, tmp_path: Path) -> N
 
 
 def test_batches_that_differ_between_the_ranks_train_one_model(tmp_path: Path) -> None:
-    alone = run_alone(tmp_path, "nccl_or_alone.py")
+    alone = run_alone(tmp_path, "nccl_or_alone.py", **NO_RANKS)
     first, second = (
         outcome.log
         for outcome in outcomes_of(
-            2, train_and_tell, tmp_path, init=False, environment={"UNDERTOW_SEED_PER_RANK": "on"}
+            2,
+            train_and_tell,
+            tmp_path,
+            init=False,
+            environment={"UNDERTOW_SEED_PER_RANK": "on", "UNDERTOW_PLAIN": "on"},
         )
     )
     assert "weights" in alone
@@ -55,8 +52,8 @@ def read_weights(text: str) -> float:
 
 
 def test_a_script_with_a_loader_is_one_process_with_the_whole_batch(tmp_path: Path) -> None:
-    alone = run_alone(tmp_path, "nccl_or_alone_loader.py")
-    texts = run_script(2, tmp_path, "nccl_or_alone_loader.py", UNDERTOW_BATCH="split")
+    alone = run_alone(tmp_path, "nccl_or_alone_loader.py", **NO_RANKS)
+    texts = run_script(2, tmp_path, "nccl_or_alone_loader.py", UNDERTOW_BATCH="split", UNDERTOW_PLAIN="on")
     assert read_curve(texts[0]) == pytest.approx(read_curve(alone), abs=TOLERANCE)
     assert len(read_curve(alone)) == 3
 
@@ -80,4 +77,4 @@ def test_the_error_of_a_script_that_joins_names_the_way_out(tmp_path: Path) -> N
         assert "are hidden from this script" in outcome.log
     for outcome in outcomes_of(2, join_over_nccl, tmp_path, init=False):
         assert "NCCL" in outcome.text
-        assert "undertow run --plain on hides RANK from it" in outcome.log
+        assert "--plain on (on all hosts) hides RANK from it" in outcome.log

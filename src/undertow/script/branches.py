@@ -1,36 +1,28 @@
-"""The distributed branch of a script: which backend it needs, and how the script decides whether to take it.
+"""Scripts that run as a single process where RANK is not set, and otherwise as one worker of several.
 
-In: the text of the main script, its arguments.  Out: whether it runs as a single process where RANK is not set, and
-whether NCCL is the only backend that it names.  Both by its syntax tree: comments do not count.
+In: the text of a script.  Out: whether it has such a branch, by its syntax tree: comments do not count.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
 from pathlib import Path
 
-NCCL = "nccl"
-BACKENDS = frozenset({NCCL, "gloo", "mpi", "ucc", "xccl", "hccl", "cncl", "smddp", "undertow"})
-# Configurations that a script is given by their path.
-_CONFIGURATIONS = (".py", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini")
-_LARGEST_BYTES = 1 << 20
 
-
-def needs_nccl(script: str | None, arguments: Sequence[str]) -> bool:
-    """Whether the script tests for RANK, runs alone without it, and names no other backend than NCCL with it."""
+def runs_alone(script: str | None) -> bool:
+    """Whether the script tests for RANK or its relatives, and goes on as a single process without them."""
     tree = _read_tree(script)
-    if tree is None or not any(map(_tests_for_rank, ast.walk(tree))):
-        return False
-    return set(_find_backends([*_find_strings(tree), *_read_arguments(arguments)])) == {NCCL}
+    return tree is not None and any(map(_tests_for_rank, ast.walk(tree)))
 
 
 def _read_tree(script: str | None) -> ast.Module | None:
     try:
-        return None if script is None else ast.parse(Path(script).read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its syntax: Python has said them
+            return None if script is None else ast.parse(Path(script).read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
-        return None  # Python will say what is wrong with it
+        return None
 
 
 def _tests_for_rank(node: ast.AST) -> bool:
@@ -68,26 +60,3 @@ def _means_alone(name: str, default: ast.AST | None) -> bool:
 
 def _ends_with(node: ast.AST, name: str) -> bool:
     return getattr(node, "attr", None) == name or getattr(node, "id", None) == name
-
-
-def _find_strings(tree: ast.Module) -> Iterator[str]:
-    return (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-
-def _read_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    """The script's arguments, and the configurations among them."""
-    for argument in arguments:
-        yield argument
-        path = Path(argument.rpartition("=")[2])
-        try:
-            if path.suffix in _CONFIGURATIONS and path.stat().st_size < _LARGEST_BYTES:
-                yield path.read_text(errors="replace")
-        except (OSError, ValueError):
-            continue
-
-
-def _find_backends(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for word in re.findall(r"[a-z]+", text.lower()):
-            if word in BACKENDS:
-                yield word

@@ -18,6 +18,7 @@ def patch_torch(
     settings: Settings,
     *,
     looks_plain: bool,
+    start_again: Callable[[], None],
     on_begin: Callable[[], None],
     on_end: Callable[[], None],
     on_join: Callable[[], None],
@@ -25,7 +26,7 @@ def patch_torch(
     """Returns what undoes all of it.
 
     `on_begin` is called when it is known that the script knows nothing of ranks, `on_end` when it does; until then it
-    may look so.  `on_join` is called before `on_end` if it has begun by then.
+    may look so.  `on_join` is called before `on_end` if it has begun by then.  `start_again` runs the script anew.
     """
     patches = Patches()
     stop_waiting: list[Callable[[], None]] = []
@@ -43,6 +44,7 @@ def patch_torch(
             plain.say(f"{patch.place} is not there, checked with {patch.checked_with}: every rank writes its files")
 
     plain = Plain(settings, looks_plain=looks_plain, on_begin=on_begin, on_end=leave_alone, on_join=on_join)
+    plain.start_again = start_again
     if settings.ddp:
         patches.apply(DOOR, plain)
     # Alone there is nothing to keep in step, but what a plan needs of a script is measured alone.

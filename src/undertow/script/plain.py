@@ -86,6 +86,7 @@ class Plain(Sharing):
         self._has_diverged = False  # each rank draws its own numbers, as --seed-per-rank wishes
         self._has_counted = False  # the batches of a loader, before anything was shared
         self.stop_watching: Callable[[], None] = lambda: None  # steps; not to be called in one
+        self.start_again: Callable[[], None] = lambda: None  # the script, with RANK hidden from it
         self._first_step = FirstStep(settings, self.say)  # after it was left alone
         self._unsynchronised = Unsynchronised(settings)
 

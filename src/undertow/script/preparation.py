@@ -17,8 +17,8 @@ from undertow.horovod.place import guess_place
 from undertow.script.admission import check_launcher
 from undertow.script.awareness import speaks_of_horovod, speaks_of_ranks
 from undertow.script.imports import when_imported
+from undertow.script.restart import Origin
 from undertow.script.seeds import Seeds
-from undertow.script.visibility import Sight, decide_sight, has_nccl
 from undertow.script.voice import Voice
 from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 
@@ -26,6 +26,7 @@ from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 class Preparation:
     def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
+        self._origin = Origin.read()
         self._end_check = end_check
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
@@ -41,12 +42,9 @@ class Preparation:
         # Without a launcher of ours the port of the meeting is what all ranks of this job, and no others, share.
         word = settings.token or f"{settings.master_addr}:{settings.master_port}"
         self._seeds = Seeds(word)
-        self._sight = decide_sight(settings, script, sys.argv[1:], lambda: has_nccl(os.environ))
-        self._looks_plain = _looks_plain(settings, self._sight, script)
-        if self._sight.is_hidden:
+        self._looks_plain = _looks_plain(settings, script)
+        if settings.plain is PlainScripts.ON:
             hidden.hide()
-        if self._sight.words and settings.rank == 0:
-            print(f"undertow: {self._sight.words}", file=sys.stderr, flush=True)
         if self._looks_plain:
             self._seeds.plant()
             if settings.rank > 0:
@@ -61,6 +59,7 @@ class Preparation:
         self._undo_torch = patch_torch(
             self._settings,
             looks_plain=self._looks_plain,
+            start_again=self._origin.start_again,
             on_begin=self._begin,
             on_end=self._leave_alone,
             on_join=self.voice.recall,
@@ -94,10 +93,10 @@ class Preparation:
         self._leave_alone()
 
 
-def _looks_plain(settings: Settings, sight: Sight, script: str | None) -> bool:
+def _looks_plain(settings: Settings, script: str | None) -> bool:
     """Whether nothing yet says that the script knows of ranks."""
     is_tried = settings.plain is not PlainScripts.OFF and settings.world_size > 1
-    return is_tried and (sight.is_hidden or not speaks_of_ranks(script))
+    return is_tried and (settings.plain is PlainScripts.ON or not speaks_of_ranks(script))
 
 
 def _provides_horovod(choice: Horovod) -> bool:

@@ -6,6 +6,7 @@ In: the original, and `Plain`.  Out: a function that calls the original and tell
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 
 from undertow.coordinator.start_marks import Mark, waiting
 from undertow.hidden import is_hidden
-from undertow.script.branches import NCCL
 from undertow.script.plain import Plain
+from undertow.script.restart import find_caller, find_main, needs_nccl, should_start_again
 from undertow.torch.ddp import DistributedDataParallel
 from undertow.torch.reaching import NO_BACKWARD
 
@@ -63,15 +64,22 @@ def add_parameters(original: Original, plain: Plain) -> Original:
 def join_others(original: Original, plain: Plain) -> Original:
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
+        settings, is_first = plain.settings, plain.group is None
+        lacks_nccl = needs_nccl(arguments, options, has_device=torch.cuda.is_available())
+        if lacks_nccl and is_first and should_start_again(settings, [find_main(), find_caller()]):
+            plain.say(
+                f"{sys.argv[0]} asks for NCCL, which this host lacks: it starts again as a single-process script "
+                "(--plain off shows it RANK)"
+            )
+            plain.start_again()
         plain.leave("init_process_group")
-        settings = plain.settings
         with waiting(settings.start_marks, settings.local_rank, Mark.WAITS):
             try:
                 return original(*arguments, **options)
             except Exception as error:
                 if is_hidden():
                     error.add_note(_WITHOUT_RANKS)
-                elif not torch.cuda.is_available() and NCCL in str((arguments, options)).lower():
+                elif lacks_nccl:
                     error.add_note(_WITHOUT_NCCL)
                 raise
 
@@ -83,8 +91,8 @@ _WITHOUT_RANKS = (
     "it sees them with --plain off"
 )
 _WITHOUT_NCCL = (
-    "undertow: this host has no NCCL. If the script can train in one process, undertow run --plain on hides RANK from "
-    "it and trains it on all workers; else choose the backend gloo"
+    "undertow: this host has no NCCL. If the script can train in one process, --plain on (on all hosts) hides RANK "
+    "from it and trains it on all workers; else choose the backend gloo"
 )
 
 

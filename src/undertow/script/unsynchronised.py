@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.errors import ConfigError
+from undertow.hidden import is_hidden
 from undertow.script.awareness import is_alone, knows_of_ranks
 from undertow.settings import Batch, Settings
 from undertow.torch.naming import name_some
@@ -147,6 +148,8 @@ class FirstStep:
         )
         if self._settings.batch is Batch.SPLIT:
             raise ConfigError(f"--batch split is not possible: {words}")
+        if is_hidden():  # it cannot know better
+            raise ConfigError(f"{words}. --plain off shows it RANK")
         self._say(f"{words} (--plain off silences this)")
 
 
