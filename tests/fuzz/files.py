@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+from rich.console import Console, RenderableType
 
 from tests.fuzz.mutation import damage_json, damage_lines
 from tests.fuzz.target import Target
-from tests.unit.report_samples import point
+from tests.unit.report_samples import point, results, sweep
 from tests.unit.timeline_samples import Job, make_trace, to_lines
+from undertow.bounds import SIMULATED
 from undertow.cli.report import describe
-from undertow.core.decoding import Decoder, Format
-from undertow.errors import Garbled
+from undertow.cli.simulate import make_pair_table
+from undertow.errors import Garbled, LabError
 from undertow.lab import carried
+from undertow.lab.bench.fleet import Fleet
 from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
+from undertow.lab.systems import find_system
 from undertow.launch.job_file import read_jobs
 from undertow.plan.cluster import Cluster
 from undertow.plan.measured import Measured, read_measured
@@ -25,10 +34,16 @@ from undertow.plan.plan import Choice, Plan, check_fits, read_plan
 from undertow.plan.planner import make_plan
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
-from undertow.report.points import read_results
+from undertow.report.compare import compare, list_differences, make_comparison_table
+from undertow.report.page import make_page
+from undertow.report.points import Point, read_results
 from undertow.report.step_page import make_step_page
+from undertow.report.table import make_table
+from undertow.sim.against import can_predict, predict_points
 from undertow.sim.cluster_file import read_topology
 from undertow.sim.subject import take_measured
+from undertow.sim.sweep import Setting, make_points
+from undertow.sim.topology import Topology
 from undertow.timeline.analysis import study
 from undertow.timeline.reading import read_trace
 from undertow.trace.merging import merge
@@ -72,7 +87,10 @@ master_port = 29500
 name = "a job"
 env = {OMP_NUM_THREADS = "1"}
 """
-MESSAGES = [
+# What is simulated here takes milliseconds; on slower links, with more workers or more bytes it takes up to hours.
+MOST_WORKERS, LEAST_BITS_PER_S, MOST_BYTES = 6, 2e8, 1e8
+RESULTS = results(sweep((1.0, 10.0, None), model="alexnet", hosts=2), versions={"undertow": "0.1.0"})
+MESSAGES: list[Any] = [
     Assignment(model="vgg19", system="undertow", scale=1.0, batch=None),
     Order(3),
     Ready(batch=4, gradient_bytes=100, compute_s=None),
@@ -115,25 +133,100 @@ def run_profile(path: Path) -> None:
     subject = take_measured(path.name, measured)
     cluster = Cluster(workers=4, bytes_per_s=1e9, **dataclasses.asdict(subject.device))
     make_plan(subject.profile, cluster, has_gates=subject.has_gates).to_json()
+    if sum(tensor.size_bytes for tensor in subject.profile.tensors) <= MOST_BYTES:
+        _show(make_pair_table(list(predict_points([point(model=subject.name, hosts=2)], subject))))
+
+
+def run_results(path: Path) -> None:
+    """As `undertow bench --compare` shows them, beside others and beside themselves."""
+    found = read_results(path)
+    if found.points:
+        _show(make_table(found.points))
+    for before, after in ((RESULTS, found), (found, RESULTS), (found, found)):
+        _show(make_comparison_table(compare(before, after), notes=list_differences(before, after)))
+
+
+def run_results_page(path: Path) -> None:
+    make_page(read_results(path)).encode()
+
+
+def run_results_prediction(path: Path) -> None:
+    """As `undertow simulate --against` predicts them."""
+    known = [one for one in read_results(path).points if can_predict(one) and _is_soon_predicted(one)]
+    pairs = list(predict_points(known[:3]))
+    if pairs:
+        _show(make_pair_table(pairs))
+
+
+def _is_soon_predicted(one: Point) -> bool:
+    assert one.bandwidth_gbit is not None
+    is_refused = one.bandwidth_gbit < SIMULATED.least / 1e9
+    return (
+        one.model == "alexnet"
+        and one.hosts <= MOST_WORKERS
+        and (is_refused or one.bandwidth_gbit * 1e9 >= LEAST_BITS_PER_S)
+    )
+
+
+def run_cluster(path: Path) -> None:
+    topology = read_topology(path)
+    if _is_soon_simulated(topology):
+        subject = take_measured("a.json", PROFILE)
+        points = list(make_points(subject, topology, ["undertow"], setting=Setting(steps=1)))
+        _show(make_table(points))
+
+
+def _is_soon_simulated(topology: Topology) -> bool:
+    links = [*(host.bandwidth_bits_per_s for host in topology.hosts), *topology.uplinks_bits_per_s.values()]
+    return len(topology.places) <= MOST_WORKERS and min(links) >= LEAST_BITS_PER_S
+
+
+def _show(table: RenderableType) -> None:
+    Console(file=io.StringIO(), width=100).print(table)
 
 
 def run_trace(path: Path) -> None:
-    trace = read_trace(path.parent)
+    _report(path.parent)
+
+
+def run_traces(folder: Path, data: bytes) -> None:
+    """Of all ranks: the first byte says whose trace the others are, and those of the other ranks are whole."""
+    damaged = data[0] % len(TRACES) if data else 0
+    for rank, whole in TRACES.items():
+        (folder / f"rank-{rank}.json").write_bytes(data[1:] if rank == damaged else whole)
+    _report(folder)
+
+
+def mutate_traces(rng: random.Random, samples: Sequence[bytes]) -> bytes:
+    sample = rng.choice(samples)
+    return sample[:1] + damage_lines(rng, [sample[1:]])
+
+
+def _report(folder: Path) -> None:
+    """As `undertow report` does."""
+    trace = read_trace(folder)
     if trace is not None:
         found = study(trace, None)
-        make_step_page(found)
+        make_step_page(found).encode()
         describe(found.analysis)
         found.analysis.to_json()
-    merge(path.parent)
+    merge(folder)
 
 
 def run_bench_message(data: bytes) -> None:
-    for kind in (Assignment, Order, Ready, Lap):
-        decoder: Decoder[object] = Decoder(kind, format=Format.JSON)
+    """To the bench and to a worker."""
+    from undertow.lab.bench.worker import _assignments, _orders
+
+    nothing: Any = SimpleNamespace(hosts=[], warm_up_steps=0, host=SimpleNamespace(name="a"))
+    for kind in (Ready, Lap):
         try:
-            decoder.decode(data)
-        except Garbled:
+            Fleet(nothing, nothing, MESSAGES[0], {})._understand(nothing, data, kind)
+        except LabError:
             continue
+    with contextlib.suppress(Garbled):
+        _orders.decode(data)
+    with contextlib.suppress(Garbled):
+        find_system(_assignments.decode(data).system)
 
 
 def run_carried(data: bytes) -> None:
@@ -153,50 +246,101 @@ def run_jobs(path: Path) -> None:
         job.make_environment({}, path)
 
 
+def _make_traces(**options: Any) -> dict[int, bytes]:
+    traces = make_trace(Job(steps=2, layers=2, has_plan=True, **options))
+    return {rank: to_lines(events).encode() for rank, events in traces.items()}
+
+
+TRACES = _make_traces(ranks=3, slowness={1: 1.5})
+
+
 def make_targets() -> list[Target]:
-    files = Files()
-    trace = to_lines(make_trace(Job(ranks=1, steps=2, layers=2, has_plan=True))[0]).encode()
-    results = {"format": 1, "machine": {}, "date": "", "versions": {}, "command": "", "points": [point()], "notes": []}
+    files, together = Files(), Files()
     json = msgspec.json.encode
+    measured = json({"format": 1, **msgspec.structs.asdict(RESULTS)})
+    systems = [point(model="alexnet", hosts=2, system=system) for system in ("undertow", "ddp", "ps-whole")]
+    predicted = json({"format": 1, **msgspec.structs.asdict(results(systems))})
     return [
         Target(
             name="plan file",
+            decodes=("plan/plan.py",),
             samples=[json(PLAN)],
             run=files.reads("plan.json", run_plan),
             mutate=damage_json,
         ),
         Target(
             name="profile file",
+            decodes=("plan/measured.py",),
             samples=[json(PROFILE)],
             run=files.reads("profile.json", run_profile),
+            mutate=damage_json,
+            cost=16,
+        ),
+        Target(
+            name="results file",
+            decodes=("report/points.py",),
+            samples=[measured],
+            run=files.reads("results.json", run_results),
+            mutate=damage_json,
+            cost=64,
+        ),
+        Target(
+            name="results page",
+            decodes=("report/points.py",),
+            samples=[measured],
+            run=files.reads("results.json", run_results_page),
+            mutate=damage_json,
+            cost=256,
+        ),
+        Target(
+            name="results and predictions",
+            decodes=("report/points.py",),
+            samples=[predicted],
+            run=files.reads("results.json", run_results_prediction),
+            mutate=damage_json,
+            cost=64,
+        ),
+        Target(
+            name="cluster file",
+            decodes=("sim/cluster_file.py",),
+            samples=[CLUSTER],
+            run=files.reads("cluster.json", run_cluster),
             mutate=damage_json,
             cost=4,
         ),
         Target(
-            name="results file",
-            samples=[json(results)],
-            run=files.reads("results.json", read_results),
-            mutate=damage_json,
+            name="job file",
+            decodes=("launch/job_file.py",),
+            samples=[JOB_FILE],
+            run=files.reads("job.toml", run_jobs),
         ),
-        Target(
-            name="cluster file",
-            samples=[CLUSTER],
-            run=files.reads("cluster.json", read_topology),
-            mutate=damage_json,
-        ),
-        Target(name="job file", samples=[JOB_FILE], run=files.reads("job.toml", run_jobs)),
         Target(
             name="trace file",
-            samples=[trace],
+            decodes=("plan/plan.py", "timeline/events.py", "timeline/reading.py", "trace/merging.py"),
+            samples=list(_make_traces(ranks=1).values()),
             run=files.reads("rank-0.json", run_trace),
             mutate=damage_lines,
             cost=16,
         ),
         Target(
-            name="bench message", samples=[json(one) for one in MESSAGES], run=run_bench_message, mutate=damage_json
+            name="traces of all ranks",
+            decodes=("plan/plan.py", "timeline/events.py", "timeline/reading.py", "trace/merging.py"),
+            samples=[bytes([rank]) + trace for rank, trace in TRACES.items()],
+            run=lambda data: run_traces(together.folder, data),
+            mutate=mutate_traces,
+            cost=32,
+            finish=together.close,
+        ),
+        Target(
+            name="bench message",
+            decodes=("lab/bench/fleet.py", "lab/bench/worker.py"),
+            samples=[json(one) for one in MESSAGES],
+            run=run_bench_message,
+            mutate=damage_json,
         ),
         Target(
             name="carried error",
+            decodes=("lab/carried.py",),
             samples=CARRIED,
             run=run_carried,
             mutate=damage_json,

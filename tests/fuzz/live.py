@@ -219,6 +219,7 @@ def make_targets() -> list[Target]:
     return [
         Target(
             name="live rendezvous",
+            decodes=("coordinator/meeting_point.py", "coordinator/rendezvous.py"),
             samples=joins,
             run=lambda data: run_rendezvous(point.get(), data),
             mutate=damage_bytes,
@@ -227,6 +228,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="live doctor",
+            decodes=("doctor/door.py", "doctor/letters.py"),
             samples=letters,
             run=lambda data: run_door(door.get(), data),
             cost=64,
@@ -234,6 +236,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="live arbiter",
+            decodes=("crossover/messages.py",),
             samples=lines,
             run=lambda data: run_arbiter(office.get(), data),
             mutate=damage_lines,
@@ -242,11 +245,18 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="live mailbox",
+            decodes=("live/pulse.py",),
             samples=[encode(make_pulse(1, 2))],
             run=lambda data: run_mailbox(_find_box(box), data),
             cost=4,
             finish=box.close,
         ),
-        Target(name="live launchers", samples=launchers, run=run_launchers, cost=64),
+        Target(
+            name="live launchers",
+            decodes=("launch/host_line.py",),
+            samples=launchers,
+            run=run_launchers,
+            cost=64,
+        ),
         Target(name="live group", samples=dialers, run=run_group, cost=64),
     ]

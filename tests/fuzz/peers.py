@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import random
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,6 +47,7 @@ from undertow.plan.cluster import Cluster
 from undertow.plan.outlook import Report, check_digests, follow_rates, merge_clusters, merge_profiles, merge_rows
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 from undertow.plan.sizing import Sizes
+from undertow.report.sharing import make_status
 from undertow.runtime import formation
 from undertow.watch import NOBODY
 
@@ -280,19 +283,63 @@ def list_losses() -> list[bytes]:
 
 def run_random_state(data: bytes) -> None:
     from undertow.torch.data.randomness import capture, restore
-    from undertow.torch.data.sharing import _states
+    from undertow.torch.data.sharing import copy_from_first
 
     before = capture()
     try:
-        restore(_states.decode(data))
+        restore(copy_from_first(_Agreed(data), before))  # type: ignore[arg-type]
     finally:
         restore(before)
 
 
 def list_states() -> list[bytes]:
-    from undertow.torch.data.randomness import capture
+    """The same in every process."""
+    import numpy as np
+    import torch
 
-    return [pack(capture())]
+    from undertow.torch.data.randomness import capture, restore
+
+    before = capture()
+    try:
+        torch.set_rng_state(torch.Generator().manual_seed(1).get_state())
+        random.seed(1)
+        np.random.seed(1)
+        return [pack(capture())]
+    finally:
+        restore(before)
+
+
+class _Agreed:
+    """A group whose first rank has said this."""
+
+    rank = 1
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+
+    def agree(self, matter: str, payload: bytes = b"") -> bytes:
+        return self._said
+
+
+def run_chosen_number(data: bytes) -> None:
+    """What the first rank of a single-process script has measured, as the scheduler of another rank is told."""
+    from undertow.script.plain import Plain
+    from undertow.script.standins import step_on_plateau
+    from undertow.settings import Settings
+
+    plain: Any = Plain(Settings(rank=1, world_size=2))
+    plain._group = _Agreed(data)
+    told: list[object] = []
+    step_on_plateau(lambda scheduler, metrics: told.append(metrics), plain)(None, 0.5)
+    assert isinstance(told.pop(), float)
+
+
+def run_status(data: bytes) -> None:
+    """As `undertow share status` shows it."""
+    status = turns.decode_from_arbiter(data)
+    if isinstance(status, turns.Status):
+        for width in (40, 200):
+            Console(file=io.StringIO(), width=width).print(make_status(status, Path("arbiter")))
 
 
 def make_targets() -> list[Target]:
@@ -315,29 +362,79 @@ def make_targets() -> list[Target]:
     pulses = [encode(make_pulse(1, 2)), encode(make_pulse(0, 3, state=State.WAITING, stands_for="x", stands_s=3.0))]
     letters = [_with_length(Echo(5)), _with_length(Take(1.0)), _with_length(Give(1.0)), _with_length(Received(10, 0.1))]
     rows = [pack([Reach.REACHED, Reach.REFUSED]), pack([measured])]
+    office = Office()
+    for number, name in enumerate("ab"):
+        office.hear(number, hello_of(name), 0.0)
+    status = turns.Status(pid=1, lease_s=1.0, up_s=1.0, devices=office.describe(1.0), notices=["text"])
     return [
-        of("rendezvous request", joins, run_meetings, allowed=(Garbled,)),
-        of("rendezvous reply", replies, run_reply),
-        of("worker card", [pack(card)], run_worker_card),
-        of("host card", [pack(NodeCard(2, "10.0.0.1:40", "token", True, "b", "10.0.0.1:41"))], run_host_card),
-        Target(name="launcher messages", samples=launchers, run=run_launchers),
-        Target(name="to the arbiter", samples=to_arbiter, run=run_arbiter, mutate=damage_lines, allowed=(Garbled,)),
-        Target(
-            name="from the arbiter",
-            samples=from_arbiter,
-            run=run_worker_of_arbiter,
+        of(
+            "rendezvous request",
+            joins,
+            run_meetings,
+            decodes=("coordinator/meeting_point.py",),
+            allowed=(Garbled,),
+        ),
+        of("rendezvous reply", replies, run_reply, decodes=("coordinator/rendezvous.py",)),
+        of("worker card", [pack(card)], run_worker_card, decodes=("runtime/formation.py",)),
+        of(
+            "host card",
+            [pack(NodeCard(2, "10.0.0.1:40", "token", True, "b", "10.0.0.1:41"))],
+            run_host_card,
+            decodes=("launch/nodes.py",),
+        ),
+        Target(name="launcher messages", decodes=("launch/host_line.py",), samples=launchers, run=run_launchers),
+        of(
+            "to the arbiter",
+            to_arbiter,
+            run_arbiter,
+            decodes=("crossover/messages.py",),
             mutate=damage_lines,
             allowed=(Garbled,),
         ),
-        of("pulse", pulses, run_pulse, cost=8, allowed=(Garbled,)),
-        Target(name="doctor letter", samples=letters, run=run_letter),
-        of("doctor card", [pack(CARD)], run_doctor_card, cost=8),
-        of("doctor roster", [pack(Roster("token", [CARD, CARD]))], run_roster),
-        of("doctor survey", rows, run_survey, cost=8),
-        of("torch answer", [b'{"threads": 2, "devices": ["x"], "build": "cpu"}'], run_torch_answer, mutate=damage_json),
-        of("measurements of a rank", [pack(REPORT)], run_report),
-        of("loss of a rank", list_losses(), run_loss),
-        of("random state", list_states(), run_random_state, cost=8),
+        of(
+            "from the arbiter",
+            from_arbiter,
+            run_worker_of_arbiter,
+            decodes=("crossover/messages.py",),
+            mutate=damage_lines,
+            allowed=(Garbled,),
+        ),
+        of(
+            "status of the arbiter",
+            [turns.encode(status).strip()],
+            run_status,
+            decodes=("crossover/messages.py",),
+            mutate=damage_json,
+            cost=8,
+            allowed=(Garbled,),
+        ),
+        of("pulse", pulses, run_pulse, decodes=("live/pulse.py",), cost=8, allowed=(Garbled,)),
+        Target(
+            name="doctor letter",
+            decodes=("doctor/door.py", "doctor/letters.py", "doctor/measuring.py"),
+            samples=letters,
+            run=run_letter,
+        ),
+        of("doctor card", [pack(CARD)], run_doctor_card, decodes=("doctor/cards.py",), cost=8),
+        of("doctor roster", [pack(Roster("token", [CARD, CARD]))], run_roster, decodes=("doctor/cards.py",)),
+        of("doctor survey", rows, run_survey, decodes=("doctor/cards.py",), cost=8),
+        of(
+            "torch answer",
+            [b'{"threads": 2, "devices": ["x"], "build": "cpu"}'],
+            run_torch_answer,
+            decodes=("doctor/torch_child.py",),
+            mutate=damage_json,
+        ),
+        of("measurements of a rank", [pack(REPORT)], run_report, decodes=("torch/planning.py",)),
+        of("loss of a rank", list_losses(), run_loss, decodes=("torch/data/weighing.py",)),
+        of("random state", list_states(), run_random_state, decodes=("torch/data/sharing.py",), cost=8),
+        of(
+            "number of the first rank",
+            [pack(0.5), pack(float("nan"))],
+            run_chosen_number,
+            decodes=("script/plain.py",),
+            cost=2,
+        ),
     ]
 
 

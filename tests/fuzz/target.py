@@ -15,6 +15,7 @@ class Target:
     """`run` takes any bytes, and raises nothing but `allowed`; `finish` is called when no more bytes come."""
 
     name: str
+    decodes: tuple[str, ...] = ()  # the files of src/undertow whose decoders it drives
     samples: Sequence[bytes]
     run: Callable[[bytes], object]
     mutate: Mutate = damage_bytes

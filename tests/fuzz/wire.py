@@ -8,6 +8,7 @@ import selectors
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -48,6 +49,8 @@ CONTROL = [
     messages.Farewell(),
     messages.Lost(1, "its connection closed"),
     messages.Joined([1, 2], 0, True),
+    messages.Discarded(1),
+    messages.Discarded(4),
     messages.AskMissing(1, 1),
     messages.Missing(1, 1, [0, 2]),
     messages.AskTime(1.5),
@@ -61,6 +64,7 @@ CONTROL = [
     messages.Prepare(0, Cut(100, 1024), TERMS),
     messages.Prepared(0),
     messages.Begin("x", 0),
+    messages.Drop(0),
     messages.Decline("x", "ranks differ"),
     messages.AllOut(1),
 ]
@@ -265,6 +269,15 @@ def run_verdict(data: bytes) -> None:
             continue
 
 
+def run_cut(data: bytes) -> None:
+    """As what the coordinator says of the tensors that this rank registers."""
+    group = make_group(1)
+    with mock.patch.object(group, "agree", return_value=data):
+        slices = group.register("Net", [SPEC], op=Op.MEAN)
+    assert sum(part.elements for item in slices for part in item.parts) == SPEC.elements
+    check_engine(group)
+
+
 def _header(rank: int, length: int) -> Header:
     return Header(Kind.CONTROL, rank=rank, length=length, job=JOB)
 
@@ -291,16 +304,45 @@ def make_targets() -> list[Target]:
         Target(name="handshake", samples=list_handshakes(), run=run_handshake),
         Target(
             name="control message",
+            decodes=("coordinator/messages.py",),
             samples=control,
             run=messages.decode,
             mutate=damage_msgpack,
             allowed=(Garbled,),
         ),
-        Target(name="control", samples=[_with_length(one) for one in control], run=run_control, mutate=mutate_control),
-        Target(name="link", samples=framed, run=run_link, mutate=mutate_frames, cost=2),
-        Target(name="agreement", samples=[one for _, one in AGREED], run=run_agreement, mutate=damage_msgpack),
+        Target(
+            name="control",
+            decodes=("coordinator/messages.py",),
+            samples=[_with_length(one) for one in control],
+            run=run_control,
+            mutate=mutate_control,
+        ),
+        Target(
+            name="link",
+            decodes=("coordinator/messages.py",),
+            samples=framed,
+            run=run_link,
+            mutate=mutate_frames,
+            cost=2,
+        ),
+        Target(
+            name="agreement",
+            decodes=("coordinator/agreement.py",),
+            samples=[one for _, one in AGREED],
+            run=run_agreement,
+            mutate=damage_msgpack,
+        ),
+        Target(
+            name="cut of tensors",
+            decodes=("runtime/group.py",),
+            samples=[pack(Cut(100, 1024))],
+            run=run_cut,
+            mutate=damage_msgpack,
+            cost=4,
+        ),
         Target(
             name="verdict",
+            decodes=("coordinator/agreement.py",),
             samples=[pack((1, [3, 4], True)), pack(("w", [1, 2]))],
             run=run_verdict,
             mutate=damage_msgpack,
