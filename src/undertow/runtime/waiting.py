@@ -180,5 +180,6 @@ class Ticket:
         if not self._left:
             if self._event is not None:
                 self._event.set()
-            if self._on_done is not None:
-                self._on_done()
+            on_done, self._on_done = self._on_done, None  # it leads back to whoever holds the ticket
+            if on_done is not None:
+                on_done()

@@ -142,8 +142,9 @@ class Gates:
 
     def arrived(self, gradients: Gradients, members: Sequence[int]) -> None:
         """In the engine thread: the results of these have come."""
-        gates = self._gates[gradients]
-        self._arrived.extend(gates[index] for index in members)
+        gates = self._gates.get(gradients)
+        if gates is not None:
+            self._arrived.extend(gates[index] for index in members)
 
     def wait_for_exposed(self, gradients: Gradients) -> None:
         """Backward has ended.  Return when all gradients are there that somebody could see without asking."""
@@ -181,10 +182,21 @@ class Gates:
 
     def flush(self) -> None:
         """Open them all."""
-        for gates in self._gates.values():
+        for gates in list(self._gates.values()):
             for gate in gates:
                 if gate.is_closed:
                     gate.open()
+
+    def retire(self) -> None:
+        """The wrapper is gone: let go of tables of which no gate is closed, so that they go without a collection.
+
+        Called in whichever thread lets go of the wrapper: it must not wait.
+        """
+        for gradients, gates in list(self._gates.items()):
+            if not any(gate.is_closed for gate in gates):
+                del self._gates[gradients]
+        if not self._gates:
+            self._arrived.clear()
 
     def forget_arrivals(self) -> None:
         """Of a pass that is over."""

@@ -9,6 +9,7 @@ differ from step to step and from rank to rank.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,13 @@ class Gradients:
 
     def make_source(self, index: int, form: Form) -> Source:
         """What a layer hands parts of this gradient to."""
-        return Source(self.parameters[index], form, lambda: self.asks(index))
+        ref = weakref.ref(self)  # the layer keeps its source, also when the wrapper is gone
+
+        def ask() -> Ask:
+            gradients = ref()
+            return Ask.GRADIENT if gradients is None else gradients.asks(index)
+
+        return Source(self.parameters[index], form, ask)
 
     def can_reduce(self, index: int) -> bool:
         """Whether there is a process group of torch's that sums it without loss."""

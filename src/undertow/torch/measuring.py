@@ -155,7 +155,7 @@ class RowCounter:
         self._touched: dict[str, float] = {}  # rows per token
 
     def watch(self, layer: Layer, name: str) -> None:
-        layer.module.register_forward_pre_hook(_Count(self, layer, name), with_kwargs=True)
+        layer.module.register_forward_pre_hook(_Count(self, layer.kind, layer.weight.shape[1], name), with_kwargs=True)
 
     def end_pass(self) -> None:
         self._passes += 1
@@ -166,14 +166,14 @@ class RowCounter:
         self._rows, self._passes, self._counted = {}, 0, set()
         return rows
 
-    def count(self, layer: Layer, name: str, input: torch.Tensor) -> None:
+    def count(self, kind: Kind, depth: int, name: str, input: torch.Tensor) -> None:
         if torch._C._current_graph_task_id() == -1:
             self._counted.add(name)
         elif name in self._counted:
             return
         rows = float(input.numel())
-        if layer.kind is Kind.LINEAR:
-            rows /= max(1, layer.weight.shape[1])
+        if kind is Kind.LINEAR:
+            rows /= max(1, depth)
         elif name in self._touched:
             rows *= self._touched[name]
         elif input.numel():
@@ -183,9 +183,12 @@ class RowCounter:
 
 
 class _Count(ForwardHook):
-    def __init__(self, counter: RowCounter, layer: Layer, name: str) -> None:
+    """In front of a module's forward.  It must not hold the module: a discarded model would wait for a collection."""
+
+    def __init__(self, counter: RowCounter, kind: Kind, depth: int, name: str) -> None:
         self._counter = weakref.ref(counter)
-        self._layer = layer
+        self._kind = kind
+        self._depth = depth
         self._name = name
 
     def __call__(self, module: torch.nn.Module, inputs: Any, options: Any) -> None:
@@ -194,7 +197,7 @@ class _Count(ForwardHook):
             return
         input = inputs[0] if inputs else options.get("input")
         if isinstance(input, torch.Tensor):
-            counter.count(self._layer, self._name, input)
+            counter.count(self._kind, self._depth, self._name, input)
 
 
 def _profile_tensor(

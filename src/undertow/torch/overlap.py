@@ -35,6 +35,7 @@ class Overlap:
     def __init__(self, module: torch.nn.Module, *, prioritises: bool) -> None:
         guard_native_functions()
         self.gates = Gates()
+        weakref.finalize(self, self.gates.retire).atexit = False
         self._prioritises = prioritises
         self._order = Order(module.parameters())
         self._pass = 0

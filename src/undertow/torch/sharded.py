@@ -128,7 +128,8 @@ class _Own:
         """In the engine thread."""
         self._left -= 1
         if not self._left:
-            self._gradient.group.aside(lambda: self._gradient.make_rows(self._shard, self.pieces))
+            pieces, self.pieces = self.pieces, []  # which lead back here
+            self._gradient.group.aside(lambda: self._gradient.make_rows(self._shard, pieces))
 
 
 def _multiply(

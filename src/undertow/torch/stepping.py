@@ -79,7 +79,7 @@ class Steps:
     """The steps of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, kind: type[Optimizer], *, speaks: bool) -> None:
-        self._optimizer = optimizer
+        self._ref = weakref.ref(optimizer)  # which holds us
         self._lock = threading.RLock()  # a thread that reads a parameter may have to make its step
         self._stepper: int | None = None  # the thread that steps now
         self.part: list[dict[str, Any]] = []  # what it steps
@@ -103,9 +103,16 @@ class Steps:
         return loss
 
     @property
+    def optimizer(self) -> Optimizer:
+        """The user holds it, or an update that is due."""
+        found = self._ref()
+        assert found is not None
+        return found
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """All of them, whoever steps a part of them now."""
-        groups: list[dict[str, Any]] = vars(self._optimizer)["param_groups"]
+        groups: list[dict[str, Any]] = vars(self.optimizer)["param_groups"]
         return groups
 
     def run(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
@@ -113,7 +120,7 @@ class Steps:
         with self._lock:
             self.part, self._stepper = groups, threading.get_ident()
             try:
-                self._step(self._optimizer, **options)
+                self._step(self.optimizer, **options)
             finally:
                 self.part, self._stepper = [], None
 
@@ -124,7 +131,7 @@ class Steps:
 
     def run_unscaled(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
         """The same, in spite of what a gradient scaler has to say: a step that it is about is never put off."""
-        own = vars(self._optimizer)
+        own = vars(self.optimizer)
         with self._lock:
             words = {name: own.pop(name) for name in _OF_SCALER if name in own}
             try:
@@ -147,7 +154,7 @@ class Steps:
 
     def _needs_all(self) -> bool:
         """A gradient scaler's words to a fused optimizer are good for this very step only."""
-        return any(getattr(self._optimizer, name, None) is not None for name in _OF_SCALER)
+        return any(getattr(self.optimizer, name, None) is not None for name in _OF_SCALER)
 
     def _put_off(self, parameter: torch.nn.Parameter, update: _Update) -> bool:
         """Leave it to this update; False if it can be stepped now, or must be."""
@@ -182,6 +189,7 @@ class _Update:
 
     def __init__(self, steps: Steps, group: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._steps = steps
+        self._optimizer = steps.optimizer  # the user may discard it before the update is made
         self._options = options
         self._group = {name: _freeze(value) for name, value in group.items() if name != "params"}
 
