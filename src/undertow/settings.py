@@ -79,18 +79,12 @@ class Checksum(_Switch):
     OFF = "off"
 
 
-class PlainScripts(enum.Enum):
+class PlainScripts(_Switch):
     """What becomes of a single-process script."""
 
     AUTO = "auto"  # trained on all workers; it sees RANK, until that has led it to NCCL on a host without it
     ON = "on"  # trained on all workers; it never sees RANK
     OFF = "off"  # left alone: each worker runs it by itself
-
-    @classmethod
-    def _missing_(cls, value: object) -> PlainScripts | None:
-        """Accept the other words of a switch as well."""
-        word = _WORDS.get(str(value))
-        return None if word is None else cls.ON if word else cls.OFF
 
 
 @dataclass(frozen=True, kw_only=True)

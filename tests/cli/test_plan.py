@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
+from tests.cli.command import Cli, is_alive, wait_until
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import read_plan
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
@@ -172,3 +172,14 @@ def test_mistakes_are_one_line(cli: Cli, arguments: tuple[str, ...], words: str)
     assert result.returncode in (1, 2)
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_plan_that_is_killed_leaves_no_folder_and_no_job(cli: Cli) -> None:
+    cli.environment["TMPDIR"] = str(cli.folder)
+    script = cli.write("(folder / 'pid').write_text(str(os.getpid()) + '\\n')\ntime.sleep(600)")
+    process = cli.start("plan", script)
+    [path] = cli.wait_for_files("pid", 1)
+    wait_until(lambda: path.read_text().endswith("\n"))
+    assert list(cli.folder.glob("undertow-plan-*"))
+    process.kill()
+    wait_until(lambda: not is_alive(int(path.read_text())) and not list(cli.folder.glob("undertow-plan-*")))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from undertow.cli.figures import figure
 from undertow.cli.progress import open_console, open_watch
 from undertow.errors import ConfigError, PlanError
 from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
+from undertow.launch.guard import Guard
 from undertow.plain_text import clean_json
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
 from undertow.plan.measured import Measured, read_measured
@@ -136,11 +138,13 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     """Run the first steps of a script; what it prints goes to stderr."""
     if not Path(script).exists():
         raise ConfigError(f"there is no script {script}")
-    with tempfile.TemporaryDirectory(prefix="undertow-plan-") as folder:
+    # The guard ends the run and removes the folder, should this process be killed.
+    with closing(Guard()) as guard, tempfile.TemporaryDirectory(prefix="undertow-plan-") as folder:
+        guard.remove(Path(folder).absolute())
         path = Path(folder) / "profile.json"
         command = [sys.executable, "-m", "undertow", "run", "-n", "1", script, *args]
         environment = {**os.environ, "UNDERTOW_PROFILE": str(path)}
-        code = _run(command, environment, f"running the first steps of {Path(script).name}")
+        code = _run(command, environment, f"running the first steps of {Path(script).name}", guard)
         if not path.exists():
             ended = "ended" if code == 0 else f"failed with code {code}"
             raise PlanError(
@@ -153,7 +157,7 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     return measured
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], what: str) -> int:
+def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guard: Guard) -> int:
     """What the command prints goes through Python's stderr, where it does not get into the way of a bar."""
     with (
         open_watch() as watch,
@@ -161,6 +165,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], what: str) -> i
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process,
     ):
+        guard.watch_launcher(process.pid)
         watch.say(what)
         assert process.stdout
         try:
@@ -170,6 +175,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str], what: str) -> i
         except BaseException:
             process.kill()
             raise
+        finally:
+            guard.forget(process.pid)
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (
