@@ -153,7 +153,7 @@ def test_bytes_that_are_no_frame_end_the_link_with_a_reason(wires_of: MakeWires)
     wires.until(lambda: all(recorder.losses for recorder in wires.recorders))
     [(peer, reason)] = wires.recorders[1].losses
     assert peer == 0
-    assert reason.startswith("it sent bytes that are no frame: a frame starts with b'this'")
+    assert reason.startswith("bytes from it were damaged on the way (a frame starts with b'this'")
     assert [peer for peer, _ in wires.recorders[0].losses] == [1]
 
 
@@ -170,6 +170,51 @@ def test_a_body_that_was_damaged_on_the_way_ends_the_link_with_a_reason(wires_of
     assert peer == 0
     assert reason.startswith(f"bytes from it were damaged on the way (a PUSH frame's body of {size} bytes does not")
     assert wires.recorders[1].frames == []
+
+
+@pytest.mark.parametrize("at", [0, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 500_000])
+def test_who_sent_damaged_bytes_hears_what_is_said_of_the_loss_and_then_the_end(wires_of: MakeWires, at: int) -> None:
+    """Also behind frames that were on their way to it, while it still sends, and nothing that is said later."""
+    wires = wires_of(3)
+    body = bytes(1_000_000)
+    frame = bytearray(pack(Header(Kind.PUSH, key=1, length=len(body), job=JOB), checked_body=body) + body)
+    frame[at] ^= 1
+    told: list[bool] = []
+
+    def tell(peer: int) -> None:
+        told.append(wires.transports[1].is_connected(peer))
+        wires.transports[1].send(peer, pack(Header(Kind.PUSH, key=9, length=4, job=JOB)), b"why!")
+
+    def send_all() -> None:
+        wires.transports[1].send(0, pack(Header(Kind.PUSH, key=8, length=len(body), job=JOB)), body)
+        wires.transports[0].send(1, bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:])
+        for _ in range(5):
+            wires.transports[0].send(1, pack(Header(Kind.PUSH, key=2, length=len(body), job=JOB)), body)
+
+    wires.recorders[1].on_lost = tell
+    wires.run(send_all)
+    wires.until(lambda: bool(wires.recorders[1].losses))
+    send(wires, 1, 0, 10, b"too late")
+    wires.until(lambda: bool(wires.recorders[0].losses))
+    assert wires.recorders[0].frames == [(1, 8, body), (1, 9, b"why!")]
+    assert [peer for peer, _ in wires.recorders[0].losses] == [1]
+    assert [peer for peer, _ in wires.recorders[1].losses] == [0]
+    assert wires.recorders[1].frames == []
+    assert told == [True]
+    assert [wires.transports[rank].is_connected(1 - rank) for rank in (0, 1)] == [False, False]
+    while wires.run(lambda: wires.transports[1].is_parting):
+        pass
+    send(wires, 1, 2, 3, b"still here")
+    wires.until(lambda: bool(wires.recorders[2].frames))
+
+
+def test_a_receiver_may_close_when_it_hears_of_damage(wires_of: MakeWires) -> None:
+    wires = wires_of(2)
+    wires.recorders[1].on_lost = lambda peer: wires.transports[1].close()
+    wires.run(lambda: wires.transports[0].send(1, b"this is not a header".ljust(HEADER_BYTES)))
+    wires.until(lambda: all(recorder.losses for recorder in wires.recorders))
+    assert [len(recorder.losses) for recorder in wires.recorders] == [1, 1]
+    assert not wires.run(lambda: wires.transports[1].is_parting)
 
 
 def test_a_body_without_a_checksum_is_taken_as_it_is(wires_of: MakeWires) -> None:

@@ -24,6 +24,7 @@ class Recorder:
         self.unwanted: set[int] = set()
         self.connections: list[int] = []
         self.losses: list[tuple[int, str]] = []
+        self.on_lost: Callable[[int], None] = lambda peer: None
         self.frames: list[tuple[int, int, bytes | None]] = []  # peer, key, body
         self._heard = heard
 
@@ -37,6 +38,7 @@ class Recorder:
         self._keep(self.connections, peer)
 
     def lost(self, peer: int, reason: str) -> None:
+        self.on_lost(peer)
         self._keep(self.losses, (peer, reason))
 
     def _keep(self, where: list[Any], what: Any) -> None:

@@ -307,6 +307,18 @@ def check_no_bodies(patch: Patch) -> None:
     patch.setattr(frames, "check_body", lambda header, body: None)
 
 
+def hang_up_on_damage_without_a_word(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def lose(self: Steward, rank: int, reason: str) -> None:
+            if "damaged" in reason:
+                self._transport.close()
+            real(self, rank, reason)
+
+        return lose
+
+    wrap(patch, Steward, "lose", make)
+
+
 def come_twice_to_an_agreement(patch: Patch) -> None:
     patch.setattr(Agreements, "expects", lambda self, rank, sequence: True)
 
@@ -442,6 +454,7 @@ def have_no_patience(patch: Patch) -> None:
         (count_no_drops, "restart", r"^late frames: \d+ came, 0 were dropped"),
         (believe_every_job, "restart", "^sum: |^pieces: "),
         (check_no_bodies, "damaged", "^sum: |^pieces: "),
+        (hang_up_on_damage_without_a_word, "damaged", "which has done nothing: .* its connection closed"),
         (come_twice_to_an_agreement, "repeats", "which has done nothing"),
         (lose_the_wrong_one, "nonsense-and-death", "which has done nothing"),
         (fail_in_the_engine, "schedule", "failed by itself: the engine failed: KeyError"),

@@ -14,7 +14,7 @@ import pytest
 from undertow.core.frames import HEADER_BYTES, Header, Kind, pack
 from undertow.trace import notes
 from undertow.trace.recorder import Recorder
-from undertow.wire.link import STAGING_BYTES, Link
+from undertow.wire.link import PARTING_TIMEOUT_S, STAGING_BYTES, Link
 
 
 class HandLoop:
@@ -22,6 +22,10 @@ class HandLoop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.timers.append((delay_s, call))
 
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
         self._selector.register(sock, events, call)
@@ -179,8 +183,44 @@ def test_garbage_ends_the_link_with_a_reason(
     settle(loop)
     assert [key for _, key, _ in inbox.frames] == [1]
     assert len(inbox.lost) == 1
-    assert "it sent bytes that are no frame: a frame starts with" in inbox.lost[0]
+    assert "bytes from it were damaged on the way (a frame starts with" in inbox.lost[0]
     assert not ends[1].is_open
+
+
+def test_a_peer_that_sends_garbage_for_ever_is_read_in_turn_and_cut_off_after_a_while(
+    loop: HandLoop, inbox: Inbox, ends: tuple[socket.socket, Link]
+) -> None:
+    ends[0].sendall(bytes(HEADER_BYTES))
+    settle(loop)
+    assert ends[0].recv(1) == b""
+    for _ in range(100):
+        ends[0].sendall(bytes(100_000))
+        settle(loop)
+    assert not loop.turn()  # it sleeps until more comes
+    assert ends[1].is_parting
+    [(delay_s, close)] = loop.timers
+    assert delay_s == PARTING_TIMEOUT_S
+    close()
+    assert not ends[1].is_parting
+    with pytest.raises(BrokenPipeError):
+        ends[0].sendall(b"more")
+    assert len(inbox.lost) == 1
+
+
+def test_a_link_that_breaks_while_it_says_its_last_words_is_lost_once(
+    loop: HandLoop, inbox: Inbox, ends: tuple[socket.socket, Link]
+) -> None:
+    def tell(reason: str) -> None:
+        inbox.lost.append(reason)
+        ends[1].send(frame(1), None)
+
+    ends[1]._on_lost = tell
+    ends[0].sendall(bytes(HEADER_BYTES))
+    ends[0].close()
+    settle(loop)
+    assert len(inbox.lost) == 1
+    assert not ends[1].is_open
+    assert not ends[1].is_parting
 
 
 @pytest.mark.parametrize("sent", [0, 10, HEADER_BYTES, HEADER_BYTES + 3])

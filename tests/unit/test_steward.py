@@ -45,6 +45,7 @@ class Outgoing:
         self.kinds: list[tuple[int, Kind]] = []
         self.connected = {0, 1, 2}
         self.bytes_sent = 0
+        self.is_parting = False
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None:
         kind = frames.unpack(header[:HEADER_BYTES]).kind
@@ -235,9 +236,41 @@ def test_ticks_send_heartbeats_and_find_the_silent(house: House) -> None:
 
 def test_a_goodbye_is_answered_and_is_no_error_by_itself(house: House) -> None:
     house.steward.obey(2, messages.Goodbye())
+    house.out.connected.discard(2)
     house.steward.lose(2, "its connection closed")
     assert house.out.messages == [(2, messages.Farewell())]
     assert house.waiters.error is None
+
+
+def test_who_has_left_and_whose_last_bytes_were_damaged_hears_that_nobody_was_lost(house: House) -> None:
+    """The end of the link would be a loss to it: it only waits for the farewells of others."""
+    house.steward.obey(2, messages.Goodbye())
+    house.steward.lose(2, "bytes from it were damaged on the way")
+    assert house.out.messages == [(2, messages.Farewell()), (2, messages.Goodbye())]
+    assert house.waiters.error is None
+
+
+def test_leaving_waits_for_last_words_to_one_whose_bytes_were_damaged(house: House) -> None:
+    left: list[str] = []
+    house.out.is_parting = True
+    house.steward.lose(2, "bytes from it were damaged on the way")
+    house.steward.leave("it failed", lambda: left.append("gone"))
+    house.steward.obey(0, messages.Farewell())
+    house.timers.fire()
+    assert not left
+    house.out.is_parting = False
+    house.timers.fire()
+    assert left == ["gone"]
+
+
+def test_leaving_does_not_wait_for_ever_for_last_words(house: House) -> None:
+    left: list[str] = []
+    house.out.is_parting = True
+    house.steward.lose(2, "bytes from it were damaged on the way")
+    house.steward.leave("it failed", lambda: left.append("gone"))
+    house.clock.now += GOODBYE_TIMEOUT_S + 0.1
+    house.timers.fire()
+    assert left == ["gone"]
 
 
 def test_a_goodbye_because_of_an_error_is_a_loss_with_that_error(house: House) -> None:

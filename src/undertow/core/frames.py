@@ -81,10 +81,6 @@ class Header(NamedTuple):
     body_checksum: int = 0
 
 
-class Damaged(Garbled):
-    """A frame of ours whose body is not what was sent."""
-
-
 _KINDS = {int(kind): kind for kind in Kind}
 _DTYPES = {int(dtype): dtype for dtype in DType}
 
@@ -138,6 +134,6 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
 
 
 def check_body(header: Header, body: Any) -> None:
-    """`Damaged` if the body has a checksum and does not match it."""
+    """`Garbled` if the body has a checksum and does not match it."""
     if header.flags & CHECKED and _compute_checksum(body) != header.body_checksum:
-        raise Damaged(f"a {header.kind.name} frame's body of {header.length} bytes does not match its checksum")
+        raise Garbled(f"a {header.kind.name} frame's body of {header.length} bytes does not match its checksum")

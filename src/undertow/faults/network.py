@@ -65,19 +65,21 @@ class FaultyNetwork(MemoryNetwork):
     def frames_on(self, link: Link) -> int:
         return len(self._links[link])
 
-    def links_with_bodies(self) -> list[Link]:
-        """Links on which a frame with a body is on its way."""
-        return [link for link, on_the_way in self._links.items() if any(map(_has_body, on_the_way))]
+    def links_with_sent_frames(self) -> list[Link]:
+        """Links on which more than their end is on its way."""
+        return [link for link, on_the_way in self._links.items() if any(map(_is_frame, on_the_way))]
 
     def damage(self, link: Link, dice: random.Random) -> None:
-        """Flip a bit of one of the bodies on their way; there must be one."""
+        """Flip a bit of the header or the body of one of the frames on their way; there must be one."""
         on_the_way = self._links[link]
-        index = dice.choice([index for index, item in enumerate(on_the_way) if _has_body(item)])
+        index = dice.choice([index for index, item in enumerate(on_the_way) if _is_frame(item)])
         frame = on_the_way[index]
         assert not isinstance(frame, str)
-        damaged = bytearray(memoryview(frame[1]).cast("B"))
-        damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
-        on_the_way[index] = (frame[0], damaged)
+        header, body = frame
+        if body is None or memoryview(body).nbytes == 0 or dice.random() < 0.3:
+            on_the_way[index] = _flip_a_bit(header, dice), body
+        else:
+            on_the_way[index] = header, _flip_a_bit(memoryview(body).cast("B"), dice)
 
     def lose_tail(self, link: Link, kept: int) -> None:
         """All but the first so many frames on their way are lost."""
@@ -91,8 +93,14 @@ class FaultyNetwork(MemoryNetwork):
         self.put(*link, reason)
 
 
-def _has_body(item: Any) -> bool:
-    return not isinstance(item, str) and item[1] is not None and memoryview(item[1]).nbytes > 0
+def _is_frame(item: Any) -> bool:
+    return not isinstance(item, str)
+
+
+def _flip_a_bit(data: bytes | memoryview, dice: random.Random) -> bytes:
+    damaged = bytearray(data)
+    damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+    return bytes(damaged)
 
 
 def draw_prefix(dice: random.Random) -> Callable[[int], int]:

@@ -189,6 +189,9 @@ class Steward:
         self._check_ended()
 
     def lose(self, rank: int, reason: str) -> None:
+        if rank in self._membership.departed and self._transport.is_connected(rank):
+            # Its last frames were damaged, but nothing was lost.  To it this is no loss either: both have left.
+            self.tell(rank, messages.Goodbye())
         self._mourn(self._membership.lose(rank, reason))
 
     def _hear_of_loss(self, rank: int, reason: str) -> None:
@@ -279,7 +282,7 @@ class Steward:
         # A socket that is closed with unread bytes resets the connection and may cut off what the peer has not
         # read yet: so wait for the answers, of a slow peer for as long as it does not count as lost.
         timeout_s = GOODBYE_TIMEOUT_S if self._has_failed else max(GOODBYE_TIMEOUT_S, self._shape.silence_timeout_s)
-        self._until(lambda: self._farewells >= self._living(), timeout_s, then)
+        self._until(lambda: self._farewells >= self._living() and not self._transport.is_parting, timeout_s, then)
 
     def _say_who_is_awaited(self, waited_s: float) -> None:
         text = "the script of rank %d has ended; it has waited for %.0f s to leave, because other ranks still need it"

@@ -83,6 +83,10 @@ class Engine:
     def is_connected(self, peer: int) -> bool:
         return True
 
+    @property
+    def is_parting(self) -> bool:
+        return False
+
     def checks_bodies(self, peer: int) -> bool:
         return False
 

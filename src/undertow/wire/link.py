@@ -29,11 +29,16 @@ LOW_WATER_BYTES = 256 << 10
 READS_IN_A_ROW = 8
 MAX_PARTS = 16
 _ABOUT_NO_SLICE = (Kind.RECEIVED, Kind.CONTROL, Kind.HEARTBEAT)
+# A peer whose bytes were damaged hangs up as soon as it has heard why.  One that does not is cut off after this.
+PARTING_TIMEOUT_S = 30.0
 CLOSED = "its connection closed (the process ended)"
 
 
 class Link:
-    """Owned by the engine thread.  `on_lost(reason)` is called once, when it breaks."""
+    """Owned by the engine thread.  `on_lost(reason)` is called once, when it breaks.
+
+    When damaged bytes came it is called while the link still sends: what is said then reaches the peer.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class Link:
         self.peer = peer
         self.bytes_sent = 0
         self.is_open = True
+        self.is_parting = False  # it takes no more frames; what was given to it before is still on its way
         self._sock = sock
         self._loop = loop
         self._receiver = receiver
@@ -95,6 +101,7 @@ class Link:
             if self._noted:
                 self._note_written()
         self._want_write(bool(self._parts))
+        self._hang_up_when_written()
 
     def _written(self, sent: int) -> None:
         while sent:
@@ -112,7 +119,7 @@ class Link:
                 self._recorder.note(notes.Written(self._recorder.clock(), self.peer, kind, key, step))
 
     def _want_write(self, wants: bool) -> None:
-        if wants != self._wants_write and self.is_open:
+        if wants != self._wants_write and (self.is_open or self.is_parting):
             self._wants_write = wants
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants else 0)
             self._loop.rewatch(self._sock, events, self._ready)
@@ -128,12 +135,13 @@ class Link:
     def _read(self) -> None:
         try:
             for _ in range(READS_IN_A_ROW):
-                if not self.is_open or not self._read_some():
+                more = self._read_some() if self.is_open else self.is_parting and self._drop_some()
+                if not more:
                     return
         except BlockingIOError:
             pass
         except Garbled as error:
-            self.close(explain(error))
+            self._part(explain(error))
         except OSError as error:
             self.close(_describe(error))
 
@@ -207,11 +215,43 @@ class Link:
             self._low_water = low_water
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
+    # The end
+
+    def _part(self, reason: str) -> None:
+        """The link is lost, and the peer does not know: say so while it can be told, then hang up.
+
+        What it still sends is read and dropped: to close with unread bytes resets the connection, and that could
+        cut off the last words.
+        """
+        self._header = self._body = self._rest = None
+        self._set_low_water(1)
+        on_lost, self._on_lost = self._on_lost, lambda reason: None
+        on_lost(reason)
+        if self.is_open:
+            self.is_open, self.is_parting = False, True
+            self._loop.later(PARTING_TIMEOUT_S, self.close)
+            self._hang_up_when_written()
+
+    def _hang_up_when_written(self) -> None:
+        """The peer hears the end of the stream after the last frame, closes its own end, and so ends this one."""
+        if self.is_parting and not self._parts:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:  # it has hung up already
+                self.close()
+
+    def _drop_some(self) -> bool:
+        """As `_read_some`, but nobody wants the bytes."""
+        got = self._sock.recv_into(self._staging)
+        if not got:
+            self.close()
+        return got == len(self._staging)
+
     def close(self, reason: str | None = None) -> None:
         """Close; with a reason, the link was lost and says so."""
-        if not self.is_open:
+        if not (self.is_open or self.is_parting):
             return
-        self.is_open = False
+        self.is_open = self.is_parting = False
         self._loop.unwatch(self._sock)
         self._sock.close()
         self._parts.clear()

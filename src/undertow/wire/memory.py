@@ -84,6 +84,10 @@ class MemoryTransport:
     def is_connected(self, peer: int) -> bool:
         return peer in self._peers
 
+    @property
+    def is_parting(self) -> bool:
+        return False  # what was sent arrives, also after `close`
+
     def checks_bodies(self, peer: int) -> bool:
         return True
 
@@ -105,7 +109,8 @@ class MemoryTransport:
                 memoryview(sink).cast("B")[:] = memoryview(body).cast("B")
                 frames.check_body(header, sink)
         except Garbled as error:
-            self.lose(sender, explain(error))
+            self._receiver.lost(sender, explain(error))
+            self._hang_up(sender)
             return None
         if sink is not None or not header.length:
             self._receiver.arrived(sender, header, sink)

@@ -112,6 +112,10 @@ class SocketTransport:
     def is_connected(self, peer: int) -> bool:
         return peer in self._links and self._links[peer].is_open
 
+    @property
+    def is_parting(self) -> bool:
+        return any(link.is_parting for link in self._links.values())
+
     def checks_bodies(self, peer: int) -> bool:
         return peer in self._checked_peers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from undertow.core.frames import Damaged, Garbled, Header
+from undertow.core.frames import Garbled, Header
 
 
 class Receiver(Protocol):
@@ -25,7 +25,10 @@ class Receiver(Protocol):
         """A peer with the right token is there."""
 
     def lost(self, peer: int, reason: str) -> None:
-        """The link to this peer is gone, for ever."""
+        """The link to this peer is gone, for ever.
+
+        If bytes from it were damaged it still hears what is sent to it from within this call, and nothing after.
+        """
 
 
 class Transport(Protocol):
@@ -34,6 +37,10 @@ class Transport(Protocol):
 
     def is_connected(self, peer: int) -> bool:
         """Whether there is a link to this peer now."""
+
+    @property
+    def is_parting(self) -> bool:
+        """Whether last words are still on their way to a peer whose bytes were damaged: to close would cut them off."""
 
     def checks_bodies(self, peer: int) -> bool:
         """Whether frames for this peer carry a checksum of their body."""
@@ -51,6 +58,5 @@ class Transport(Protocol):
 
 def explain(error: Garbled) -> str:
     """Why the link is lost on which this came."""
-    if isinstance(error, Damaged):
-        return f"bytes from it were damaged on the way ({error}): look at cables, network cards and memory"
-    return f"it sent bytes that are no frame: {error}"
+    # It has shown the token: it speaks as we do, and whatever else comes is not what it has sent.
+    return f"bytes from it were damaged on the way ({error}): look at cables, network cards and memory"

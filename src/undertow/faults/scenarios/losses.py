@@ -42,17 +42,17 @@ def run_cut(case: Case) -> None:
 
 
 def run_damaged(case: Case) -> None:
-    """A flipped bit on any link ends the job and names an end of that link, unless the frame was not needed."""
+    """A flipped bit of any frame ends the job, and all name who sent it, unless the frame was not needed."""
 
     def damage(cluster: Cluster) -> set[int]:
-        links = cluster.network.links_with_bodies()
+        links = cluster.network.links_with_sent_frames()
         if not links:
             return set()
         link = case.dice.choice(links)
         cluster.tell(f"a bit flips on the way from {link[0]} to {link[1]}")
-        cluster.invariants.may_be_named |= set(link)
+        cluster.invariants.may_be_named.add(link[0])
         cluster.network.damage(link, case.dice)
-        return set(link)
+        return {link[0]}
 
     _strike(case, damage)
 
