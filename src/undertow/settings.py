@@ -168,7 +168,7 @@ class Settings:
         default=Checksum.AUTO,
         metadata={
             "env": "UNDERTOW_CHECKSUM",
-            "help": "a checksum for the bytes of each frame: auto (between hosts), on (on one host too), off",
+            "help": "a checksum of frames' bytes: auto (between hosts), on (on one host too), off; rank 0 chooses",
         },
     )
     wait_free: bool = field(

@@ -149,6 +149,23 @@ def test_without_checksums_a_flipped_bit_is_not_noticed() -> None:
     assert [outcome.kind for outcome in outcomes] == [RETURNED] * 2
 
 
+def flip_a_bit_where_ranks_differ(rank: int, choices: list[str]) -> None:
+    os.environ["UNDERTOW_CHECKSUM"] = choices[rank]
+    undertow.init()
+    flip_a_bit(rank)
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"), [(["auto", "off"], "PeerLost"), (["on", "off"], "PeerLost"), (["off", "on"], RETURNED)]
+)
+def test_the_choice_of_rank_0_counts_for_the_checksums_of_all(choices: list[str], expected: str) -> None:
+    environment = {"UNDERTOW_PLAN": "dense"}
+    for outcome in outcomes_of(
+        2, flip_a_bit_where_ranks_differ, choices, over_tcp=True, environment=environment, init=False
+    ):
+        assert outcome.kind == expected, outcome
+
+
 def be_stopped_and_go_on(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
     train(model, 1)

@@ -88,12 +88,11 @@ class SocketWires:
         self.loop = Loop()
         self.loop.start()
         self.transports = [
-            SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0, checksum=checksum)
-            for rank in range(size)
+            SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0) for rank in range(size)
         ]
         self.recorders = [Recorder(self._heard) for _ in range(size)]
         for transport, recorder in zip(self.transports, self.recorders, strict=True):
-            transport.admit(TOKEN, JOB)
+            transport.admit(TOKEN, JOB, checksum)
             self.run(lambda transport=transport, recorder=recorder: transport.start(recorder))
 
     def connect(self) -> SocketWires:

@@ -49,6 +49,7 @@ from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 from undertow.plan.sizing import Sizes
 from undertow.report.sharing import make_status
 from undertow.runtime import formation
+from undertow.settings import Checksum
 from undertow.watch import NOBODY
 
 pack = msgspec.msgpack.encode
@@ -348,7 +349,7 @@ def make_targets() -> list[Target]:
 
     joins = [pack(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
     replies = [pack(Reply([b"a", b"b"])), pack(Reply([], Complaint.ABSENT, "rank 1 did not arrive"))]
-    card = formation.Card("10.0.0.1:4000", "unix:x", "mark", "host", "token", Sizes(), 0)
+    card = formation.Card("10.0.0.1:4000", "unix:x", "mark", "host", "token", Sizes(), 0, Checksum.AUTO)
     launchers = [b"".join(map(_with_length, [Beat(), Go(), Left(1), Met(), Goodbye()])), _with_length(Lost("a cause"))]
     measured = Measured(1, 0, 1e-4, 2e-4, 0.1, Received(10**9, 1.0), Received(10**9, 1.0))
     to_arbiter = [

@@ -16,8 +16,9 @@ from undertow.runtime import formation
 from undertow.runtime.formation import Card
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
+from undertow.settings import Checksum
 
-CARD = Card("10.0.0.1:4000", "unix:undertow-x", "mark", "alpha", "token", 1024, 4096)
+CARD = Card("10.0.0.1:4000", "unix:undertow-x", "mark", "alpha", "token", 1024, 4096, Checksum.AUTO)
 
 
 class Door:

@@ -24,7 +24,7 @@ _OF_WORKERS = {"rank", "world_size", "local_rank", "local_world_size"}
 _OF_A_HOST = {
     *_OF_WORKERS,
     *("master_addr", "master_port", "rendezvous", "token", "address", "start_timeout_s", "profile", "trace", "live"),
-    *("slice_bytes", "smallest_slice_bytes", "largest_slice_bytes", "slice_time_s", "credit_bytes"),
+    *("slice_bytes", "smallest_slice_bytes", "largest_slice_bytes", "slice_time_s", "credit_bytes", "checksum"),
     *("share_name", "share_socket", "autoload"),
 }
 

@@ -23,7 +23,7 @@ from undertow.errors import ConfigError, Garbled, PeerLost, Refused
 from undertow.plan.sizing import Sizes
 from undertow.runtime.group import Group
 from undertow.runtime.shape import Shape
-from undertow.settings import Settings
+from undertow.settings import Checksum, Settings
 from undertow.trace.recorder import here
 from undertow.wire.loop import Loop
 from undertow.wire.routes import route_to, same_host_mark
@@ -39,7 +39,7 @@ Meet = Callable[[bytes], list[bytes]]
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What a worker tells the others when they meet; rank 0's numbers are everyone's."""
+    """What a worker tells the others when they meet; rank 0's numbers, and its choice of checksums, are everyone's."""
 
     address: str
     local_address: str
@@ -48,6 +48,7 @@ class Card(msgspec.Struct, frozen=True):
     token: str
     sizes: Sizes
     credit_bytes: Count
+    checksum: Checksum
 
 
 _cards: Decoder[Card] = Decoder(Card, "what another worker says of itself")
@@ -76,7 +77,6 @@ def form(
         size=size,
         host=address,
         silence_s=settings.silence_timeout_s,
-        checksum=settings.checksum,
         recorder=recorder,
     )
     group: Group | None = None
@@ -103,7 +103,7 @@ def form(
             names=tuple(names),
         )
         group = Group(shape, loop, transport, recorder=recorder)
-        transport.admit(token, job)
+        transport.admit(token, job, cards[0].checksum)
         loop.post(transport.start, group)
         loop.post(group.start)
         for peer in range(rank):
@@ -139,6 +139,7 @@ def _own_card(transport: SocketTransport, settings: Settings) -> Card:
         secrets.token_hex(16),
         settings.sizes,
         settings.credit_bytes,
+        settings.checksum,
     )
 
 

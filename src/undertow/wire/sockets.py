@@ -50,7 +50,6 @@ class SocketTransport:
         size: int,
         host: str,
         silence_s: float,
-        checksum: Checksum = Checksum.AUTO,
         recorder: Recorder | None = None,
     ) -> None:
         self.refused: Counter[str] = Counter()  # why, how often
@@ -58,7 +57,7 @@ class SocketTransport:
         self._rank = rank
         self._size = size
         self._silence_s = silence_s
-        self._checksum = checksum
+        self._checksum = Checksum.AUTO
         self._recorder = recorder
         self._job = 0
         self._token = b""
@@ -81,10 +80,11 @@ class SocketTransport:
         """The same for workers on this host, for whom a Unix socket is cheaper; empty if there is none."""
         return LOCAL + self._local_listener.getsockname()[1:].decode() if self._local_listener else ""
 
-    def admit(self, token: bytes, job: int) -> None:
-        """Whom to let in; call it before `start` and `dial`."""
+    def admit(self, token: bytes, job: int, checksum: Checksum = Checksum.AUTO) -> None:
+        """Whom to let in, and which frames they agree to check; call it before `start` and `dial`."""
         self._token = token
         self._job = job
+        self._checksum = checksum
 
     def start(self, receiver: Receiver) -> None:
         """Accept peers from now on; call it in the engine thread."""
