@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.contract.wires import JOB, MemoryWires, SocketWires, Wires, send
-from undertow.core.frames import HEADER_BYTES, Header, Kind, pack
+from undertow.core.frames import HEADER_BYTES, Body, Header, Kind, pack
 from undertow.settings import Checksum
 from undertow.wire.transport import Transport
 
@@ -161,7 +161,7 @@ def test_bytes_that_are_no_frame_end_the_link_with_a_reason(wires_of: MakeWires)
 def test_a_body_that_was_damaged_on_the_way_ends_the_link_with_a_reason(wires_of: MakeWires, size: int) -> None:
     wires = wires_of(2)
     sent = bytes(size)
-    header = pack(Header(Kind.PUSH, key=1, length=size, job=JOB), checked_body=sent)
+    header = pack(Header(Kind.PUSH, key=1, length=size, job=JOB), checked_body=Body(sent))
     damaged = bytearray(sent)
     damaged[size // 2] ^= 1
     wires.run(lambda: wires.transports[0].send(1, header, damaged))
@@ -177,7 +177,7 @@ def test_who_sent_damaged_bytes_hears_what_is_said_of_the_loss_and_then_the_end(
     """Also behind frames that were on their way to it, while it still sends, and nothing that is said later."""
     wires = wires_of(3)
     body = bytes(1_000_000)
-    frame = bytearray(pack(Header(Kind.PUSH, key=1, length=len(body), job=JOB), checked_body=body) + body)
+    frame = bytearray(pack(Header(Kind.PUSH, key=1, length=len(body), job=JOB), checked_body=Body(body)) + body)
     frame[at] ^= 1
     told: list[bool] = []
 

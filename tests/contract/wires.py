@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from undertow.core.frames import Header, Kind, pack
+from undertow.core.frames import Body, Header, Kind, pack
 from undertow.settings import Checksum
 from undertow.wire.loop import Loop
 from undertow.wire.memory import MemoryNetwork
@@ -128,4 +128,5 @@ class SocketWires:
 def send(wires: Wires, sender: int, receiver: int, key: int, body: Any = None) -> None:
     length = 0 if body is None else memoryview(body).nbytes
     header = Header(Kind.PUSH, key=key, rank=sender, length=length, job=JOB)
-    wires.run(lambda: wires.transports[sender].send(receiver, pack(header, checked_body=body), body))
+    packed = pack(header, checked_body=None if body is None else Body(body))
+    wires.run(lambda: wires.transports[sender].send(receiver, packed, body))

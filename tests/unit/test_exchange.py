@@ -11,7 +11,7 @@ from undertow.core import frames
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
 from undertow.core.frames import ABSENT, Header, Kind
-from undertow.core.rounds import Array, KeySpec, Op
+from undertow.core.rounds import EVERYONE, Array, KeySpec, Op
 from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Part, Slice
 from undertow.runtime.exchange import Exchange
@@ -120,6 +120,32 @@ def test_all_begin_with_another_peer(monkeypatch: pytest.MonkeyPatch) -> None:
         give(bench, rank, Share(THEIRS))
     bench.settle()
     assert sent == [2, 3, 0]
+
+
+def test_what_goes_to_several_peers_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    compute = frames._compute_checksum
+    monkeypatch.setattr(frames, "_compute_checksum", lambda body: (hashed.append(bytes(body)), compute(body))[1])
+    bench = Bench(4, op=Op.SUM)
+    for rank in range(4):
+        give(bench, rank, Share(THEIRS, 10.0**rank))
+    for rank in (0, 2, 3):
+        bench.deliver(rank, 1)
+    assert [bench.network.links_with_frames()] == [[(1, 0), (1, 2), (1, 3)]]
+    assert hashed.count(np.full(4, 1111.0, np.float32).tobytes()) == 1
+
+
+def test_a_piece_for_everybody_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    compute = frames._compute_checksum
+    bench = Bench(4)
+    everyones = Slice(KeySpec(99, 0, DType.FLOAT32, Op.GATHER, EVERYONE), (Part(0, 0, 4, 0),))
+    bench.exchanges[0].learn([everyones])
+    monkeypatch.setattr(frames, "_compute_checksum", lambda body: (hashed.append(bytes(body)), compute(body))[1])
+    share = Share(99, 5.0, wants=False)
+    give(bench, 0, share)
+    assert len(bench.network.links_with_frames()) == 3
+    assert hashed == [share.array.tobytes()]
 
 
 def test_results_land_in_place_on_all_ranks() -> None:

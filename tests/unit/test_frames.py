@@ -13,6 +13,7 @@ from undertow.core.frames import (
     MAGIC,
     VERSION,
     WANTS,
+    Body,
     Garbled,
     Header,
     Kind,
@@ -42,7 +43,7 @@ def with_checksum(fields: bytes) -> bytes:
 @pytest.mark.parametrize("size", [1, 8, 300])
 def test_one_flipped_bit_of_a_body_is_noticed(size: int) -> None:
     body = bytes(range(256))[:size].ljust(size)
-    header = unpack(pack(Header(Kind.PUSH, length=size), checked_body=body))
+    header = unpack(pack(Header(Kind.PUSH, length=size), checked_body=Body(body)))
     check_body(header, body)
     for bit in range(8 * size):
         damaged = bytearray(body)

@@ -81,11 +81,30 @@ class Header(NamedTuple):
     body_checksum: int = 0
 
 
+class Body:
+    """The bytes behind a header, or behind several that leave one after the other.
+
+    Their checksum is computed once, when the first one leaves.
+    """
+
+    __slots__ = ("_checksum", "data")
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self._checksum: int | None = None
+
+    @property
+    def checksum(self) -> int:
+        if self._checksum is None:
+            self._checksum = _compute_checksum(self.data)
+        return self._checksum
+
+
 _KINDS = {int(kind): kind for kind in Kind}
 _DTYPES = {int(dtype): dtype for dtype in DType}
 
 
-def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Any = None) -> bytes:
+def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Body | None = None) -> bytes:
     """The header's bytes.  What was received, and further flags, are filled in last, when the frame leaves.
 
     With a `checked_body` the receiver notices if even one of its bits was flipped on the way.
@@ -93,7 +112,7 @@ def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Any = 
     body_checksum = 0
     if checked_body is not None:
         flags |= CHECKED
-        body_checksum = _compute_checksum(checked_body)
+        body_checksum = checked_body.checksum
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,

@@ -15,7 +15,7 @@ import numpy as np
 
 from undertow.core import frames
 from undertow.core.flow import Contribution, Flow
-from undertow.core.frames import ABSENT, RECEIPT, WANTS, Header, Kind
+from undertow.core.frames import ABSENT, RECEIPT, WANTS, Body, Header, Kind
 from undertow.core.outbox import Outbox, Parcel, count_for
 from undertow.core.rate import Rate
 from undertow.core.rounds import EVERYONE, Array, KeySpec, Op, Round, view_bytes
@@ -192,10 +192,10 @@ class Exchange:
             for peer in self._shape.peers:
                 self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
 
-    def _send(self, peer: int, header: Header, body: Array | None, flags: int = 0) -> None:
+    def _send(self, peer: int, header: Header, body: Body | None, flags: int = 0) -> None:
         received = self._acknowledged_bytes[peer] = self._received_bytes[peer]
         checked_body = body if self._transport.checks_bodies(peer) else None
-        self._transport.send(peer, self._pack(header, received, flags, checked_body), body)
+        self._transport.send(peer, self._pack(header, received, flags, checked_body), body and body.data)
 
     # Questions
 
@@ -251,7 +251,7 @@ class Exchange:
                 self._answer(self._shard.publish(self._rank, item.key, item.step, item.source, present=item.present))
         elif spec.shard != self._rank:
             header = self._push_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
-            self._outbox.put(self._make_parcel(spec.shard, header, item.source), item.priority)
+            self._outbox.put(self._make_parcel(spec.shard, header, _wrap(item.source)), item.priority)
         elif item.is_pull:
             self._answer([self._shard.pull(self._rank, item.key, item.step)])
         else:
@@ -266,7 +266,8 @@ class Exchange:
         header = self._push_header(Kind.PUSH, item, spec)
         self._expect_size(header.length)  # nothing else tells
         peers = self._shape.peers if spec.shard == EVERYONE else [spec.shard]
-        parcels = [self._make_parcel(peer, header, item.source) for peer in peers if peer != self._rank]
+        body = _wrap(item.source)
+        parcels = [self._make_parcel(peer, header, body) for peer in peers if peer != self._rank]
         self._outbox.put_all(parcels, item.priority)
         if spec.shard in (self._rank, EVERYONE):
             self._gather(self._rank, item.key, item.step, Piece(item.source, item.present))
@@ -327,11 +328,11 @@ class Exchange:
                 self._answer_self(answer)
                 continue
             if like is None or like.array is not answer.array or like.key != answer.key:
-                like, header = answer, self._answer_header(kind, answer)  # the same for most
+                like, header, body = answer, self._answer_header(kind, answer), _wrap(answer.array)  # the same for most
             if parcels and parcels[-1].header.key != answer.key:
                 self._put_all(parcels)
                 parcels = []
-            parcels.append(self._make_parcel(answer.rank, header, answer.array))
+            parcels.append(self._make_parcel(answer.rank, header, body))
         self._put_all(parcels)
 
     def _answer_header(self, kind: Kind, answer: Answer) -> Header:
@@ -369,9 +370,9 @@ class Exchange:
         if answers:
             self._outbox.put_all(answers, self._priorities.get(answers[0].header.key, 0))
 
-    def _make_parcel(self, peer: int, header: Header, body: Array | None) -> Parcel:
+    def _make_parcel(self, peer: int, header: Header, body: Body | None) -> Parcel:
         queued_s = self._recorder.clock() if self._recorder.is_on else 0.0
-        return Parcel(peer, header, None if body is None else view_bytes(body), header.length, queued_s)
+        return Parcel(peer, header, body, header.length, queued_s)
 
     # What is noted of it
 
@@ -400,3 +401,7 @@ class Exchange:
     def _note_sum(self, since_s: float, answers: Sequence[Answer]) -> None:
         if since_s and answers:
             self._recorder.note(notes.Summed(since_s, self._recorder.clock(), answers[0].key, answers[0].step))
+
+
+def _wrap(array: Array | None) -> Body | None:
+    return None if array is None else Body(view_bytes(array))

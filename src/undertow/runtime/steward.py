@@ -158,7 +158,7 @@ class Steward:
     def tell(self, peer: int, message: messages.Message) -> None:
         body = messages.encode(message)
         header = Header(Kind.CONTROL, rank=self._shape.rank, length=len(body), job=self._shape.job)
-        checked_body = body if self._transport.checks_bodies(peer) else None
+        checked_body = frames.Body(body) if self._transport.checks_bodies(peer) else None
         self._transport.send(peer, frames.pack(header, checked_body=checked_body), body)
 
     def tell_all(self, message: messages.Message) -> None:
