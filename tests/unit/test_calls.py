@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from undertow.coordinator import key_sets
 from undertow.coordinator.agreement import Keys
 from undertow.coordinator.calls import Calls
+from undertow.coordinator.key_sets import KeySets
 from undertow.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
 from undertow.coordinator.terms import Route, Terms, find_difference, lay_out
 from undertow.core.dtypes import DType
@@ -223,6 +226,37 @@ def test_the_keys_of_the_oldest_calls_are_dropped_when_too_many_are_free(monkeyp
     assert make(made, "x1", summed(1), 0, 1) == [Begin("x1", numbers[0])]
     [anew] = make(made, "x2", summed(2), 0, 1)
     assert isinstance(anew, Prepare)
+
+
+def test_sets_of_one_form_are_dropped_in_the_order_in_which_they_were_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sets, "MOST_FREE_KEYS", 2)
+    sets = KeySets()
+    first, second, third, fourth = (sets.make("form", 1) for _ in range(4))
+    other = sets.make("other form", 1)
+    for number in (second, first, other, third, fourth):
+        sets.give(number)
+    assert sets.drop_surplus() == [second, first, other]
+    assert [sets.take("form"), sets.take("form"), sets.take("form"), sets.take("other form")] == [
+        fourth,
+        third,
+        None,
+        None,
+    ]
+
+
+def test_a_set_is_found_as_quickly_among_many() -> None:
+    def time_calls(free: int) -> float:
+        sets = KeySets()
+        for number in [sets.make("form", 1) for _ in range(free)]:
+            sets.give(number)
+        since_s = time.process_time()
+        for _ in range(3000):
+            number = sets.take("form")
+            assert number is not None
+            sets.give(number)
+        return time.process_time() - since_s
+
+    assert time_calls(key_sets.MOST_FREE_KEYS) < 10 * min(time_calls(10) for _ in range(3))
 
 
 def test_keys_in_use_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ A program whose calls all differ in size would otherwise leave a set behind for 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ class KeySets:
     def __init__(self) -> None:
         self._made = 0  # sets so far; their numbers are never used again
         self._sets: dict[int, _KeySet] = {}
-        self._free: dict[Hashable, list[int]] = {}  # form -> sets that are free; no list is empty
+        # form -> sets that are free, the one that was used longest ago first; none is empty
+        self._free: dict[Hashable, deque[int]] = {}
         self._idle: dict[int, None] = {}  # all of these, the one that was used longest ago first
         self._free_keys = 0
 
@@ -33,7 +35,7 @@ class KeySets:
         free = self._free.get(form)
         if free is None:
             return None
-        number = free[-1]
+        number = free.pop()
         self._remove(number)
         return number
 
@@ -46,7 +48,7 @@ class KeySets:
     def give(self, number: int) -> None:
         """The call on these keys is over."""
         found = self._sets[number]
-        self._free.setdefault(found.form, []).append(number)
+        self._free.setdefault(found.form, deque()).append(number)
         self._idle[number] = None
         self._free_keys += found.count
 
@@ -54,16 +56,17 @@ class KeySets:
         """Sets that are dropped, because more keys are free than are worth keeping."""
         dropped = []
         while self._free_keys > MOST_FREE_KEYS:
-            dropped.append(next(iter(self._idle)))
-            self._remove(dropped[-1])
-            del self._sets[dropped[-1]]
+            number = next(iter(self._idle))
+            self._free[self._sets[number].form].popleft()  # used longest ago of all, so also of its form
+            self._remove(number)
+            del self._sets[number]
+            dropped.append(number)
         return dropped
 
     def _remove(self, number: int) -> None:
-        """It is not free any more."""
+        """It is not free any more, and was taken from the others of its form."""
         found = self._sets[number]
         del self._idle[number]
         self._free_keys -= found.count
-        self._free[found.form].remove(number)
         if not self._free[found.form]:
             del self._free[found.form]
