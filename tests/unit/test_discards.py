@@ -16,6 +16,7 @@ from undertow.plan.sizing import Sizes
 from undertow.plan.slicing import Slice
 from undertow.runtime.discarding import Discarding, discard_with
 from undertow.runtime.exchange import Exchange
+from undertow.runtime.pool import Pool
 from undertow.runtime.shape import Shape
 from undertow.store.shard import Unexpected
 from undertow.wire.memory import MemoryNetwork
@@ -56,7 +57,8 @@ class Bench:
             silence_timeout_s=10.0,
             stall_timeout_s=10.0,
         )
-        self.exchange = Exchange(shape, network.transports[0])
+        self.memory = Pool()
+        self.exchange = Exchange(shape, network.transports[0], memory=self.memory)
         self.exchange.learn([Slice(KeySpec(key, 4, DType.FLOAT32, Op.SUM, key % 2), ()) for key in USED])
         self.told: list[Discarded] = []
         self.discarding = Discarding(0, 2, self.exchange, self.told.append)
@@ -76,6 +78,26 @@ def test_the_other_ranks_hear_of_discarded_keys_and_forgotten_ones_leave_nothing
     assert bench.known() == []
     with pytest.raises(Unexpected, match="key 10 is not known here"):
         bench.exchange._shard.spec(10)
+
+
+def test_memory_is_let_go_of_with_the_keys_of_a_table() -> None:
+    bench = Bench()
+    bench.memory.give(memory := bench.memory.take(16))
+    bench.discarding.begin_with_table(KEYS)
+    bench.memory.give(taken := bench.memory.take(16))
+    assert taken is memory  # another rank still uses the keys
+    bench.discarding.hear(1, 10)
+    assert bench.memory.take(16) is not memory
+
+
+def test_memory_is_kept_when_keys_of_calls_are_dropped() -> None:
+    """A model that trains beside them would have to ask the system for it anew."""
+    bench = Bench()
+    bench.memory.give(memory := bench.memory.take(16))
+    bench.discarding.begin(KEYS)
+    bench.discarding.hear(1, 10)
+    assert bench.known() == []
+    assert bench.memory.take(16) is memory
 
 
 def test_keys_with_a_contribution_under_way_are_discarded_later() -> None:

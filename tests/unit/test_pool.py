@@ -54,6 +54,21 @@ def test_a_cleared_pool_holds_nothing() -> None:
     assert pool.take(64) is not memory
 
 
+def test_memory_of_sizes_that_nobody_asks_for_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MOST_FREE_BYTES", 100)
+    monkeypatch.setattr(pool_module, "MOST_REFUSED_BYTES", 600)
+    pool = Pool()
+    pool.give(pool.take(90))
+    taken = [pool.take(64) for _ in range(10)]
+    for memory in taken[:9]:
+        pool.give(memory)
+    assert list(pool._free) == [90]
+    pool.give(taken[9])  # with it 640 bytes had no room
+    assert not pool._free
+    pool.give(taken[0])
+    assert pool.take(64) is taken[0]
+
+
 def test_a_size_that_was_asked_for_once_leaves_nothing_behind() -> None:
     pool = Pool()
     for size_bytes in range(1, 100):

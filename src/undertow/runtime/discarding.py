@@ -37,7 +37,13 @@ class Discarding:
         self._exchange = exchange
         self._tell_all = tell_all
         self._discards = Discards(rank, size)
+        self._tables: set[int] = set()  # first keys of those that are not forgotten yet
         self._busy: list[range] = []  # of tables that are gone here, while contributions may still be under way
+
+    def begin_with_table(self, keys: range) -> None:
+        """As `begin`, of a whole table: its memory is let go of with the keys, unlike that of single calls."""
+        self._tables.add(keys.start)
+        self.begin(keys)
 
     def begin(self, keys: range) -> None:
         """This rank starts no more rounds of these keys; those under way may still take a while."""
@@ -63,3 +69,6 @@ class Discarding:
     def _forget(self, keys: range | None) -> None:
         if keys is not None:
             self._exchange.forget(keys)
+            if keys.start in self._tables:
+                self._tables.remove(keys.start)
+                self._exchange.free_memory()

@@ -100,6 +100,9 @@ class Exchange:
         self._gathering.disown(keys)
         for key in keys:
             self._priorities.pop(key, None)
+
+    def free_memory(self) -> None:
+        """Let go of memory that is kept for contributions to come: those to come have other sizes."""
         self._memory.clear()
 
     def resize(self, slice_bytes: int) -> None:

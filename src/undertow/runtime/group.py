@@ -122,7 +122,9 @@ class Group:
 
     def discard(self, keys: range) -> None:
         """Use a table's keys no more: they are forgotten once all ranks have discarded them.  Never blocks."""
-        self._loop.post(self._run, functools.partial(self._steward.discarding.begin, keys), threading.Event())
+        self._loop.post(
+            self._run, functools.partial(self._steward.discarding.begin_with_table, keys), threading.Event()
+        )
 
     def note_names(self, label: str, tensors: Sequence[TensorSpec], slices: Sequence[Slice]) -> None:
         """For those who look on: which tensors these slices carry."""

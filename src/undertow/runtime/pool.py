@@ -13,6 +13,9 @@ import numpy as np
 from undertow.core.rounds import Array
 
 MOST_FREE_BYTES = 64 << 20
+# A full pool may hold sizes that nobody asks for any more.  It begins anew when it had no room for so much:
+# what is lost by that is little beside what came from the system meanwhile.
+MOST_REFUSED_BYTES = 16 * MOST_FREE_BYTES
 
 
 class Memory(Protocol):
@@ -34,6 +37,7 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}  # by size; no list is empty
         self._free_bytes = 0
+        self._refused_bytes = 0  # what was given since it began and did not fit
 
     def take(self, size_bytes: int) -> Array:
         """Bytes for one contribution."""
@@ -52,8 +56,12 @@ class Pool:
         if self._free_bytes + memory.nbytes <= MOST_FREE_BYTES:
             self._free.setdefault(memory.nbytes, []).append(memory)
             self._free_bytes += memory.nbytes
+            return
+        self._refused_bytes += memory.nbytes
+        if self._refused_bytes > MOST_REFUSED_BYTES:
+            self.clear()
 
     def clear(self) -> None:
         """Let go of what is free: other sizes will be asked for from now on."""
         self._free.clear()
-        self._free_bytes = 0
+        self._free_bytes = self._refused_bytes = 0
