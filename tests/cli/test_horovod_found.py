@@ -40,6 +40,29 @@ def test_horovod_is_ours_unless_it_is_there(
     assert result.stdout == f"found {found}\n"
 
 
+LOADING = """
+    import horovod.torch as hvd
+    import torch
+
+    def first(index):
+        import horovod
+        print("worker finds", horovod.__name__, os.environ["HOROVOD_RANK"], flush=True)
+
+    if __name__ == "__main__":
+        hvd.init()
+        options = {"worker_init_fn": first, "multiprocessing_context": sys.argv[1]}
+        list(torch.utils.data.DataLoader(range(4), num_workers=1, **options))
+        hvd.barrier()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_load_data_find_it_too(method: str, cli: Cli) -> None:
+    result = cli.run("run", "-n", 2, cli.write(LOADING), method)
+    seen = sorted(result.stdout.splitlines())
+    assert seen == [f"[rank {rank}] worker finds undertow.horovod {rank}" for rank in (0, 1)], result.stderr
+
+
 def test_a_script_for_horovod_runs_as_it_is(tmp_path: Path) -> None:
     run = Runs(tmp_path).run("horovod_classic.py", "-n", 2)
     assert run.lines[-1].startswith("final loss ")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import undertow.horovod
 from undertow.errors import ConfigError
-from undertow.horovod import packing, topology
+from undertow.horovod import aliases, packing, topology
 from undertow.horovod.ops import ReduceOp, divide_whole, reduce_arrays, split_rows
 
 ALIASES = """
@@ -63,6 +65,51 @@ except ModuleNotFoundError:
 def test_the_names_lead_to_our_modules_and_go_away_again() -> None:
     done = subprocess.run([sys.executable, "-c", ALIASES], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("gone\n", "")
+
+
+SPAWNING = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    import undertow.horovod
+    before = list(sys.path)
+    undertow.horovod.install()
+    assert sys.path[:-1] == before  # Horovod itself would come first
+import horovod.torch as hvd
+
+def work(queue):
+    import undertow.horovod.torch
+    queue.put((__name__, hvd is undertow.horovod.torch, sys.modules["horovod"] is undertow.horovod))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.SimpleQueue()
+    child = context.Process(target=work, args=(queue,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    print(queue.get())
+    undertow.horovod.uninstall()
+    assert sys.path == before
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_are_spawned_find_the_names_too(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, check=False)
+    assert done.stdout == "('__mp_main__', True, True)\n", done.stderr
+
+
+def test_the_way_for_spawned_processes_is_not_taken_for_horovod_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, aliases.DOOR])
+    assert not aliases.is_installed()
+    undertow.horovod.install()
+    assert not aliases.is_installed()
+    assert importlib.import_module("horovod") is undertow.horovod
+    assert not aliases.is_installed()
+    undertow.horovod.uninstall()
+    assert aliases.DOOR not in sys.path
 
 
 def test_horovod_itself_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """`horovod` as another name of `undertow.horovod`, and the same for everything below it.
 
 In: imports of `horovod...`.  Out: the very modules of ours, imported when first asked for, never a
-second copy of one.
+second copy of one.  Processes that multiprocessing spawns inherit `sys.path` alone: a folder at its end leads them to
+the same modules.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 from undertow.errors import ConfigError
 
 ALIAS = "horovod"
 REAL = "undertow.horovod"
+DOOR = str(Path(__file__).parent / "door")
 
 
 def install() -> None:
@@ -29,15 +32,27 @@ def install() -> None:
         )
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    if DOOR not in sys.path:
+        sys.path.append(DOOR)  # the last: Horovod itself, where it is installed, comes first
 
 
 def uninstall() -> None:
     """Take the names away again; modules that were imported by them stay what they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+    if DOOR in sys.path:
+        sys.path.remove(DOOR)
     for name in [name for name in sys.modules if name == ALIAS or name.startswith(f"{ALIAS}.")]:
         if sys.modules[name] is sys.modules.get(REAL + name.removeprefix(ALIAS)):
             del sys.modules[name]
+
+
+def is_installed() -> bool:
+    """Whether Horovod itself is there."""
+    spec = importlib.util.find_spec(ALIAS)
+    if spec is None or spec.name == REAL or isinstance(spec.loader, _Loader):
+        return False
+    return not (spec.origin or "").startswith(DOOR)
 
 
 class _Finder(MetaPathFinder):

@@ -7,12 +7,12 @@ script may know nothing of ranks, the others are quiet until that is known; `hor
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
 
 from undertow import hidden, horovod
+from undertow.horovod import aliases
 from undertow.horovod.place import guess_place
 from undertow.script.admission import check_launcher
 from undertow.script.awareness import speaks_of_horovod, speaks_of_ranks
@@ -38,6 +38,8 @@ class Preparation:
             if settings.horovod is Horovod.ON or speaks_of_horovod(script):
                 self._place = guess_place(settings).to_environment()
                 os.environ.update(self._place)
+        else:
+            horovod.uninstall()  # what PYTHONPATH may have brought from a process that has ours
         self.voice = Voice()
         # Without a launcher of ours the port of the meeting is what all ranks of this job, and no others, share.
         word = settings.token or f"{settings.master_addr}:{settings.master_port}"
@@ -100,7 +102,7 @@ def _looks_plain(settings: Settings, script: str | None) -> bool:
 
 
 def _provides_horovod(choice: Horovod) -> bool:
-    return choice is Horovod.ON or (choice is Horovod.AUTO and importlib.util.find_spec("horovod") is None)
+    return choice is Horovod.ON or (choice is Horovod.AUTO and not aliases.is_installed())
 
 
 _current: Preparation | None = None
