@@ -56,7 +56,7 @@ LOADING = """
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_that_load_data_find_it_too(method: str, cli: Cli) -> None:
     result = cli.run("run", "-n", 2, cli.write(LOADING), method)
     seen = sorted(result.stdout.splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -350,6 +351,35 @@ def test_who_and_where(rank: int) -> None:
         hvd.rank()
     hvd.init()
     assert hvd.allreduce(filled(rank, 3), op=hvd.Sum).tolist() == [1] * 3
+
+
+class Places(torch.utils.data.Dataset[Any]):
+    """What a process knows of its place, and what it is told when it makes a call."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> list[Any]:
+        numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+        every = hvd.global_process_set
+        with pytest.raises(RuntimeError, match="was forked from a worker") as caught:
+            hvd.allreduce(torch.ones(1))
+        assert isinstance(caught.value, ConfigError)
+        with pytest.raises(RuntimeError, match="was forked from a worker"):
+            hvd.barrier()
+        return [*numbers, hvd.is_initialized(), hvd.is_homogeneous(), every.rank(), every.size(), every.included()]
+
+
+@on_workers(2, init=False)
+def test_workers_that_load_data_know_their_place(rank: int) -> None:
+    hvd.init()
+    loader = torch.utils.data.DataLoader(Places(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert list(loader) == [[rank, 2, rank, 2, 0, 1, True, True, rank, 2, True]]
+    assert hvd.allreduce(filled(rank, 3), op=hvd.Sum).tolist() == [1] * 3
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(Exception, match=r"call hvd\.init\(\) first"):
+        list(loader)
 
 
 @on_workers(1)

@@ -79,9 +79,12 @@ class Preparation:
         self.voice.stop()
 
     def forget(self) -> None:
-        """In a forked child, which is the script's own business; it goes on as loud or quiet as it was."""
+        """In a forked child, which is the script's own business; it goes on as loud or quiet as it was.
+
+        What it has of Horovod it keeps.
+        """
         self.voice, self._seeds = Voice(), Seeds("")
-        self._place = {}
+        self._has_horovod, self._place = False, {}
         self.undo()
 
     def undo(self) -> None:

@@ -69,6 +69,9 @@ class _AllRanks(ProcessSet):
     def ranks(self) -> list[int]:
         return list(range(basics.size()))
 
+    def rank(self) -> int:
+        return basics.rank()
+
 
 def _read_ranks(given: Any) -> list[int]:
     try:
