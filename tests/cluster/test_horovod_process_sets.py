@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from tests.workers import RETURNED, on_workers, outcomes_of, run_workers
-from undertow.errors import ConfigError, MismatchError
+from undertow.errors import ConfigError, MismatchError, PeerLost
 from undertow.horovod import torch as hvd
 from undertow.horovod.torch.process_sets import own_groups
-from undertow.runtime import process
+from undertow.runtime import formation, process
 
 LARGE = 30_000  # several slices
 
@@ -288,6 +289,56 @@ def test_a_member_that_is_gone_is_named_by_its_rank(dies: bool) -> None:
     assert outcomes[1].kind == "WorkerLost"
     assert "rank 2 on host" in outcomes[1].text
     assert "this is rank 1 " in outcomes[1].text
+
+
+def no_transport(*args: Any, **options: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def no_dialling(*args: Any, **options: Any) -> Any:
+    raise PeerLost("the way is blocked")
+
+
+def fail_late(*args: Any, **options: Any) -> Any:
+    FORM(*args, **options).close("it changed its mind")
+    raise ConfigError("it was complete")
+
+
+FORM = formation.form
+FAILURES = {"SocketTransport": no_transport, "_dial": no_dialling, "form": fail_late}
+
+
+def form_badly(rank: int, part: str) -> str:
+    hvd.init(process_sets="dynamic")
+    kept = hvd.add_process_set([0, 2])
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(formation, part, FAILURES[part])
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.add_process_set(one := hvd.ProcessSet([0, 1]))
+    assert one.process_set_id is None
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0, 2]}
+    assert len(process._groups) == (2 if kept.included() else 1)
+    assert hvd.allreduce(filled(rank, 2), op=hvd.Sum).tolist() == [3, 3]
+    assert hvd.add_process_set(one).process_set_id == 2
+    if one.included():
+        assert hvd.allreduce(filled(rank, 2), op=hvd.Sum, process_set=one).tolist() == [1, 1]
+    hvd.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("SocketTransport", "rank 1: OSError: [Errno 24] Too many open files"),
+        ("_dial", "rank 1: the way is blocked"),
+        ("form", "rank 1: it was complete"),
+    ],
+)
+def test_a_set_that_one_rank_cannot_join_is_on_no_rank(part: str, words: str) -> None:
+    told = run_workers(3, form_badly, part, init=False, environment={"UNDERTOW_SILENCE_TIMEOUT": "2"})
+    assert len(set(told)) == 1
+    assert told[0].startswith(f"ranks 0 and 1 cannot form a group: {words}")
 
 
 @on_workers(1)

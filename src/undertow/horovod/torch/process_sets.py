@@ -244,7 +244,7 @@ def _compare(kind: str, details: str) -> None:
     handles.synchronize(handles.start(kind, "ranks", terms, lambda slices, answer: [], lambda: None, group=world))
 
 
-def _exchange(payload: bytes) -> list[bytes]:
+def _exchange(title: str, payload: bytes) -> list[bytes]:
     world = basics.group()
     transfer = Gathered(world, np.array(bytearray(payload), np.uint8))
 
@@ -254,6 +254,6 @@ def _exchange(payload: bytes) -> list[bytes]:
         return told
 
     terms = Terms("process_set", Route.EVERYONE)
-    handle = handles.start("process_set", "addresses", terms, transfer.contribute, end, group=world)
+    handle = handles.start("process_set", title, terms, transfer.contribute, end, group=world)
     told: list[bytes] = handles.synchronize(handle)
     return told
