@@ -13,6 +13,7 @@ import torch
 from tests.workers import on_workers
 from undertow.errors import ConfigError, MismatchError
 from undertow.horovod import torch as hvd
+from undertow.runtime.group import Group
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32)
@@ -154,6 +155,8 @@ def test_what_is_impossible_is_said_when_it_is_asked_for(rank: int) -> None:
         "root_rank 2 is not there": lambda: hvd.broadcast(rows, 2),
         "without a dimension": lambda: hvd.allgather(torch.tensor(1)),
         "Adasum is not there, because it is no exact sum": lambda: hvd.allreduce(rows, op=hvd.Adasum),
+        "allreduce of truth values: they have no mean": lambda: hvd.allreduce(rows > 0),
+        "reducescatter of truth values": lambda: hvd.reducescatter(rows > 0),
         "op 17 is not known": lambda: hvd.allreduce(rows, op=17),
         "both op and average": lambda: hvd.allreduce(rows, True, op=hvd.Sum),
         "takes tensors, not float": lambda: hvd.allreduce_async_(1.0),  # type: ignore[arg-type]
@@ -302,6 +305,32 @@ def test_sparse_tensors_are_summed_as_they_are(rank: int) -> None:
     )
     total = hvd.synchronize(hvd.sparse_allreduce_async(own if rank else empty, name="s", op=hvd.Sum))
     assert total.to_dense().sum() == 10
+
+
+class Unreadable:
+    """An object that can be pickled, and not be read again."""
+
+    def __reduce__(self) -> Any:
+        return float, ("unreadable",)
+
+
+@on_workers(2)
+def test_what_cannot_be_read_gives_its_memory_back(rank: int) -> None:
+    given_back = []
+    with pytest.MonkeyPatch.context() as patch:
+        release = Group.release
+        patch.setattr(Group, "release", lambda group, pieces: given_back.append(release(group, pieces)))
+        with pytest.raises(ValueError, match="could not convert"):
+            hvd.allgather_object(Unreadable())
+    assert len(given_back) == 1
+    assert hvd.allgather_object(rank) == [0, 1]
+
+
+@on_workers(2)
+def test_truth_values_have_an_extreme_and_no_mean(rank: int) -> None:
+    own = torch.tensor([True, False, rank == 0])
+    for op, expected in ((hvd.Max, [True, False, True]), (hvd.Min, [True, False, False])):
+        assert hvd.allreduce(own, op=op).tolist() == expected
 
 
 @on_workers(3)

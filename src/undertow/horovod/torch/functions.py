@@ -99,8 +99,8 @@ def broadcast_object(
     transfer = Gathered(group, _dump(obj) if is_root else None)
 
     def end() -> Any:
-        result = obj if is_root else _load(transfer.pieces()[place])
-        transfer.release()
+        with transfer.received() as pieces:
+            result = obj if is_root else _load(pieces[place])
         return result
 
     terms = Terms("broadcast_object", Route.EVERYONE, details=f"root {root_rank}")
@@ -113,8 +113,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: Any = globa
     transfer = Gathered(group, _dump(obj))
 
     def end() -> list[Any]:
-        result = [_load(piece) for piece in transfer.pieces()]
-        transfer.release()
+        with transfer.received() as pieces:
+            result = [_load(piece) for piece in pieces]
         return result
 
     terms = Terms("allgather_object", Route.EVERYONE)

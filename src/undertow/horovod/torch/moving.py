@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from undertow.coordinator.terms import Route, Terms
-from undertow.core.rounds import Op
+from undertow.core.rounds import Array, Op
 from undertow.horovod.errors import BadCall
 from undertow.horovod.packing import pack, read_counts, unpack
 from undertow.horovod.rank_sets import name_ranks
@@ -32,20 +32,10 @@ def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group:
     transfer = Gathered(group, piece)
 
     def end() -> Any:
-        counts = [read_counts(piece, len(tensors)) for piece in transfer.pieces() if piece is not None]
-        outputs = [
-            tensor.new_empty((sum(count[index] for count in counts), *tensor.shape[1:]))
-            for index, tensor in enumerate(tensors)
-        ]
-        results = [_like(host, len(output)) for host, output in zip(hosts, outputs, strict=True)]
-        starts = [0] * len(tensors)
-        for piece, count in zip(transfer.pieces(), counts, strict=True):
-            assert piece is not None
-            sizes_bytes = [rows * _row_bytes(host) for rows, host in zip(count, hosts, strict=True)]
-            for index, part in enumerate(unpack(piece, sizes_bytes, len(tensors))):
-                values.raw(results[index])[starts[index] : starts[index] + part.size] = part
-                starts[index] += part.size
-        transfer.release()
+        with transfer.received() as pieces:
+            results = _join_rows(pieces, hosts)
+        rows = [len(result) for result in results]
+        outputs = [tensor.new_empty((count, *tensor.shape[1:])) for tensor, count in zip(tensors, rows, strict=True)]
         for result, output in zip(results, outputs, strict=True):
             values.put(result, output)
         return outputs
@@ -90,11 +80,11 @@ def start_broadcast(
     gathered = Gathered(group, pack([values.raw(host) for host in hosts]) if is_root else None)
 
     def take_apart() -> None:
-        piece = gathered.pieces()[place]
-        assert piece is not None
-        for part, result in zip(unpack(piece, [spec.elements for spec in specs]), results, strict=True):
-            values.raw(result)[...] = part
-        gathered.release()
+        with gathered.received() as pieces:
+            piece = pieces[place]
+            assert piece is not None
+            for part, result in zip(unpack(piece, [spec.elements for spec in specs]), results, strict=True):
+                values.raw(result)[...] = part
 
     terms = Terms("broadcast", Route.EVERYONE, tensors=specs, details=details)
     return handles.start("broadcast", name, terms, gathered.contribute, lambda: finish(take_apart), group=group)
@@ -120,14 +110,9 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group
     transfer = Scattered(group, [pack([values.raw(part)], [len(part)]) for part in parts])
 
     def end() -> Any:
-        pieces = [piece for piece in transfer.pieces() if piece is not None]
-        received = [read_counts(piece, 1)[0] for piece in pieces]
-        result, start = _like(host, sum(received)), 0
-        for piece, rows in zip(pieces, received, strict=True):
-            part = unpack(piece, [rows * _row_bytes(host)], 1)[0]
-            values.raw(result)[start : start + part.size] = part
-            start += part.size
-        transfer.release()
+        with transfer.received() as pieces:
+            received = [read_counts(piece, 1)[0] for piece in pieces if piece is not None]
+            [result] = _join_rows(pieces, [host])
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
         values.put(result, output)
         like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
@@ -135,6 +120,20 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group
 
     terms = Terms("alltoall", Route.EACH, tensors=[values.row_spec(name or "tensor", tensor)])
     return handles.start("alltoall", name, terms, transfer.contribute, end, group=group)
+
+
+def _join_rows(pieces: Sequence[Array | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each tensor, the rows of all ranks, one rank's after the other's."""
+    counts = [read_counts(piece, len(like)) for piece in pieces if piece is not None]
+    results = [_like(host, sum(count[index] for count in counts)) for index, host in enumerate(like)]
+    starts = [0] * len(like)
+    for piece, count in zip(pieces, counts, strict=True):
+        assert piece is not None
+        sizes_bytes = [rows * _row_bytes(host) for rows, host in zip(count, like, strict=True)]
+        for index, part in enumerate(unpack(piece, sizes_bytes, len(like))):
+            values.raw(results[index])[starts[index] : starts[index] + part.size] = part
+            starts[index] += part.size
+    return results
 
 
 def _count_rows(rows: int, splits: Any, size: int) -> list[int]:

@@ -249,9 +249,8 @@ def _exchange(title: str, payload: bytes) -> list[bytes]:
     transfer = Gathered(world, np.array(bytearray(payload), np.uint8))
 
     def end() -> list[bytes]:
-        told = [b"" if piece is None else piece.tobytes() for piece in transfer.pieces()]
-        transfer.release()
-        return told
+        with transfer.received() as pieces:
+            return [b"" if piece is None else piece.tobytes() for piece in pieces]
 
     terms = Terms("process_set", Route.EVERYONE)
     handle = handles.start("process_set", title, terms, transfer.contribute, end, group=world)

@@ -107,8 +107,8 @@ class Allreduce:
         transfer = Gathered(self._group, pack([values.raw(host) for host in self._hosts]))
 
         def end() -> Sequence[torch.Tensor]:
-            results = _reduce_pieces(self._op, transfer.pieces(), self._hosts, self._group.size)
-            transfer.release()
+            with transfer.received() as pieces:
+                results = _reduce_pieces(self._op, pieces, self._hosts, self._group.size)
             return self._finish(results)
 
         terms = self._terms(Route.EVERYONE, Op.GATHER, specs)
@@ -129,6 +129,10 @@ def check_reducible(tensors: Sequence[torch.Tensor], op: ReduceOp, kind: str) ->
     values.check_tensors(tensors, kind)
     if op not in (Sum, Average) and any(tensor.is_complex() for tensor in tensors):
         raise BadCall(f"{kind} of complex numbers: they can be summed and averaged, there is no {op.name} here")
+    if op is Average and any(tensor.dtype is torch.bool for tensor in tensors):
+        raise BadCall(
+            f"{kind} of truth values: they have no mean. Use hvd.Max (any), hvd.Min (all), or make them numbers"
+        )
 
 
 def make_specs(name: str | None, tensors: Sequence[torch.Tensor]) -> list[TensorSpec]:
@@ -179,8 +183,8 @@ def start_reducescatter(
     transfer = Scattered(group, [pack([values.raw(part) for part in share]) for share in shares])
 
     def end() -> Sequence[torch.Tensor]:
-        results = _reduce_pieces(op, transfer.pieces(), shares[group.rank], group.size)
-        transfer.release()
+        with transfer.received() as pieces:
+            results = _reduce_pieces(op, pieces, shares[group.rank], group.size)
         outputs = []
         for tensor, result in zip(tensors, results, strict=True):
             output = tensor.new_empty((len(result), *tensor.shape[1:]))

@@ -6,7 +6,8 @@ arrays of the result, or of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
@@ -63,12 +64,9 @@ class Gathered:
         self._contribution = _contribute(slices[0].spec.key, self._piece, answer)
         return [self._contribution]
 
-    def pieces(self) -> list[Array | None]:
-        """What each rank contributed; to be given back with `release` when it is read."""
-        return _read(self._contribution)
-
-    def release(self) -> None:
-        _release(self._group, self._contribution)
+    def received(self) -> AbstractContextManager[list[Array | None]]:
+        """What each rank contributed, to be read inside the block."""
+        return _lend(self._group, self._contribution)
 
 
 class Scattered:
@@ -85,12 +83,9 @@ class Scattered:
         ]
         return self._contributions
 
-    def pieces(self) -> list[Array | None]:
-        """What each rank had for this one; to be given back with `release` when it is read."""
-        return _read(self._contributions[self._group.rank])
-
-    def release(self) -> None:
-        _release(self._group, self._contributions[self._group.rank])
+    def received(self) -> AbstractContextManager[list[Array | None]]:
+        """What each rank had for this one, to be read inside the block."""
+        return _lend(self._group, self._contributions[self._group.rank])
 
 
 def _contribute(key: int, piece: Array | None, answer: Answer) -> Contribution:
@@ -98,13 +93,13 @@ def _contribute(key: int, piece: Array | None, answer: Answer) -> Contribution:
     return Contribution(key, source, None, int(piece is not None), answer)
 
 
-def _read(contribution: Contribution | None) -> list[Array | None]:
+@contextmanager
+def _lend(group: Group, contribution: Contribution | None) -> Iterator[list[Array | None]]:
+    """The pieces, whose memory is given back at the end of the block, however that comes."""
     assert contribution is not None
-    empty: Array = np.empty(0, np.uint8)
-    return [(empty if piece.array is None else piece.array) if piece.present else None for piece in contribution.pieces]
-
-
-def _release(group: Group, contribution: Contribution | None) -> None:
-    assert contribution is not None
-    group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != group.rank])
-    contribution.pieces = ()
+    pieces, empty = contribution.pieces, np.empty(0, np.uint8)
+    try:
+        yield [(empty if piece.array is None else piece.array) if piece.present else None for piece in pieces]
+    finally:
+        group.release([piece for rank, piece in enumerate(pieces) if rank != group.rank])
+        contribution.pieces = ()
