@@ -305,6 +305,13 @@ def test_sparse_tensors_are_summed_as_they_are(rank: int) -> None:
     )
     total = hvd.synchronize(hvd.sparse_allreduce_async(own if rank else empty, name="s", op=hvd.Sum))
     assert total.to_dense().sum() == 10
+    for rows, op, words in (
+        (5 + rank, hvd.Sum, r"shape \[5, 2\].* against .*shape \[6, 2\]"),
+        (5, (hvd.Sum, hvd.Average)[rank], "op Sum against .*op Average"),
+    ):
+        one = torch.sparse_coo_tensor([[rows - 1]], [[1.0, 2.0]], (rows, 2), check_invariants=True)
+        with pytest.raises(MismatchError, match=words):
+            hvd.sparse_allreduce_async(one, name="s", op=op)()
 
 
 class Unreadable:

@@ -22,8 +22,11 @@ from undertow.runtime.group import Group
 from undertow.torch.tensors import byte_spec
 
 
-def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group) -> int:
-    """A list with the rows of all ranks for each tensor, in rank order; ranks may have different numbers of them."""
+def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group, details: str = "") -> int:
+    """A list with the rows of all ranks for each tensor, in rank order; ranks may have different numbers of them.
+
+    `details` are what else must be the same on all ranks, in words.
+    """
     values.check_rows(tensors, "allgather")
     hosts = [values.to_host(tensor) for tensor in tensors]
     names = values.name_specs(name, len(tensors))
@@ -40,7 +43,7 @@ def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group:
             values.put(result, output)
         return outputs
 
-    terms = Terms("allgather", Route.EVERYONE, tensors=specs)
+    terms = Terms("allgather", Route.EVERYONE, tensors=specs, details=details)
     return handles.start("allgather", name, terms, transfer.contribute, end, group=group)
 
 

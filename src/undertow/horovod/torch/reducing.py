@@ -213,7 +213,9 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str, op: Any, process_set
     if chosen not in (Sum, Average):
         raise BadCall(f"a sparse tensor can be summed or averaged; {chosen.name} would need its zeros, too")
     parts = [tensor._indices().t().contiguous(), tensor._values()]
-    handle = start_allgather(parts, name=f"{name}.sparse", group=group)
+    # Indices of a larger tensor would lie outside of this one.
+    details = f"a sparse tensor of shape {list(tensor.shape)}, op {chosen.name}"
+    handle = start_allgather(parts, name=f"{name}.sparse", group=group, details=details)
 
     def wait() -> torch.Tensor:
         indices, gathered = handles.synchronize(handle)
