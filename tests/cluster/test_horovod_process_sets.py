@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import os
+import pickle
 import signal
 import weakref
 from typing import Any
@@ -134,6 +136,41 @@ def check_refusals(rank: int, first: Any, second: Any, alone: Any, middle: Any) 
 
 def test_sets_of_three_workers_have_calls_of_their_own() -> None:
     run_workers(3, three_workers, init=False)
+
+
+@on_workers(2, init=False)
+def test_a_second_init_finds_the_sets_that_are_there(rank: int) -> None:
+    assert (hvd.global_process_set.ranks, str(hvd.global_process_set)) == ([], "ProcessSet(process_set_id=0, ranks=[])")
+    first, again, new = hvd.ProcessSet([0]), hvd.ProcessSet([0]), hvd.ProcessSet([1])
+    hvd.init(process_sets=[first])
+    assert (hvd.global_process_set.ranks, hvd.global_process_set.size()) == ([0, 1], 2)
+    hvd.init(process_sets=[new, again])
+    assert [one.process_set_id for one in (first, again, new)] == [1, 1, 2]
+    own = (first, again) if rank == 0 else (new,)
+    for one in own:
+        assert hvd.allgather_object(rank, process_set=one) == [rank]
+    for wrong in (first, 3, [[0]], [first, None], "static"):
+        with pytest.raises(ValueError, match=r'takes a list of hvd.ProcessSet, or "dynamic", as process_sets'):
+            hvd.init(process_sets=wrong)
+    with pytest.raises(ValueError, match="ranks 0 is there already, in the same list"):
+        hvd.init(process_sets=[first, again])
+
+
+@on_workers(2, init=False)
+def test_a_copy_of_a_removed_set_is_none(rank: int) -> None:
+    hvd.init(process_sets="dynamic")
+    removed = hvd.add_process_set([0])
+    copies = [copy.deepcopy(removed), pickle.loads(pickle.dumps(removed))]  # noqa: S301
+    if rank == 0:
+        assert [hvd.allgather_object(rank, process_set=one) for one in copies] == [[0], [0]]
+    assert hvd.remove_process_set(copies.pop())
+    assert hvd.add_process_set([1]).process_set_id == 1  # the number of the removed one
+    for one in (removed, *copies):
+        with pytest.raises(ValueError, match="or it was removed"):
+            hvd.allgather_object(rank, process_set=one)
+        assert not hvd.remove_process_set(one)
+        assert one.process_set_id is None
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
 
 
 def dynamic(rank: int) -> None:

@@ -39,7 +39,7 @@ class ProcessSet:
     @property
     def ranks(self) -> list[int]:
         """In ascending order."""
-        return self._ranks
+        return list(self._ranks)
 
     def size(self) -> int | None:
         """How many ranks it has; None without a number."""
@@ -67,7 +67,11 @@ class _AllRanks(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        return list(range(basics.size()))
+        """Empty before `hvd.init`."""
+        return list(range(basics.size())) if basics.is_initialized() else []
+
+    def size(self) -> int:
+        return basics.size()
 
     def rank(self) -> int:
         return basics.rank()
@@ -115,15 +119,26 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 def find_group(process_set: Any) -> Group | None:
     """The workers that make the calls of this set; None if this rank is not in it."""
     world = basics.group()
-    number = getattr(process_set, "process_set_id", None)
+    number = _find_number(process_set)
     if number == 0:
         return world
-    if number not in _sets:
+    if number is None:
         raise BadCall(
             f"{process_set} is not a process set that was given to hvd.init() or hvd.add_process_set(), "
             "or it was removed"
         )
     return process.find_group(_names[number]) if world.rank in _sets[number].ranks else None
+
+
+def _find_number(process_set: Any) -> int | None:
+    """Of this set, or of the one that it is a copy of; None if there is none.
+
+    A copy of a set that was removed may have the number of another one.
+    """
+    number: int | None = getattr(process_set, "process_set_id", None)
+    if number is None or number == 0:
+        return number
+    return number if number in _sets and _sets[number].ranks == process_set.ranks else None
 
 
 def group_of(process_set: Any) -> Group:
@@ -152,10 +167,10 @@ def register_static(given: Any) -> None:
     is_dynamic = isinstance(given, str) and given.lower() == "dynamic"
     if is_dynamic:
         os.environ[DYNAMIC] = "1"
-    sets = [] if is_dynamic or given is None else [_read_set(one) for one in given]
-    sets = [one for one in sets if one not in _sets.values()]  # a second call changes nothing
+    numbers = _find_numbers()
+    sets = [one for one in _read_sets(None if is_dynamic else given) if not _take_over(one)]
     if sets or not _is_compared:
-        numbers, _is_compared = _find_numbers(), True
+        _is_compared = True
         details = ", ".join(f"[{', '.join(map(str, one.ranks))}]" for one in sets)
         _compare("hvd.init", f"process sets {details}" if details else "no process sets")
         _check_all(numbers, sets)
@@ -163,10 +178,25 @@ def register_static(given: Any) -> None:
             _register(one, numbers)
 
 
-def _read_set(one: Any) -> ProcessSet:
-    if not isinstance(one, ProcessSet):
-        raise BadCall(f'hvd.init() takes a list of hvd.ProcessSet, or "dynamic", as process_sets, not {one!r} in it')
-    return one
+def _read_sets(given: Any) -> list[ProcessSet]:
+    if given is None:
+        return []
+    sets: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    for place, one in enumerate(sets):
+        if not isinstance(one, ProcessSet):
+            raise BadCall(f'hvd.init() takes a list of hvd.ProcessSet, or "dynamic", as process_sets, not {given!r}')
+        if any(one.ranks == other.ranks for other in sets[:place]):
+            raise BadCall(f"hvd.init(): the process set of {name_ranks(one.ranks)} is there already, in the same list")
+    return sets
+
+
+def _take_over(one: ProcessSet) -> bool:
+    """Whether a set of these ranks is there: then it goes by this name, too."""
+    number = next((number for number, known in _sets.items() if known.ranks == one.ranks), None)
+    if number is None:
+        return False
+    one.process_set_id = number
+    return True
 
 
 def _check_all(numbers: RankSets, sets: list[ProcessSet]) -> None:
@@ -195,11 +225,12 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Take a set away; returns whether there was one.  All ranks of the job call it alike; that of all ranks stays."""
-    number = process_set.process_set_id
-    if number is None or number == 0:
+    if process_set.process_set_id in (None, 0):
         return False
     _require_dynamic("removing")
-    if number not in _sets:
+    number = _find_number(process_set)
+    if number is None:
+        process_set.process_set_id = None  # a copy of one that was removed
         return False
     own = find_group(process_set)
     if own is not None:
