@@ -418,3 +418,21 @@ def test_one_rank_alone_trains_as_without(rank: int) -> None:
     assert torch.equal(
         hvd.SyncBatchNorm(4)(torch.arange(8.0).view(2, 4)), nn.BatchNorm1d(4)(torch.arange(8.0).view(2, 4))
     )
+
+
+@on_workers(2, init=False)
+def test_what_was_given_can_be_read(rank: int) -> None:
+    hvd.init(process_sets=(sets := [hvd.ProcessSet([0])]))
+    for process_set in (hvd.global_process_set, *sets):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1),
+            backward_passes_per_step=3,
+            op=hvd.Average,
+            gradient_predivide_factor=2.0,
+            process_set=process_set,
+        )
+        assert (optimizer.backward_passes_per_step, optimizer.op) == (3, hvd.Average)
+        assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (2.0, process_set)
+        optimizer.set_backward_passes_per_step(2)
+        assert optimizer.backward_passes_per_step == 2
+    assert hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1)], lr=0.1), op=hvd.Sum).op is hvd.Sum

@@ -57,6 +57,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     # All of the user's optimizer but what a learning-rate scheduler has put over its step.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     wrapped._connect(group, named, chosen is Sum, compression, backward_passes_per_step)
+    # By Horovod's own names: scripts read them.
+    wrapped.op, wrapped.process_set = Average if op is None else op, process_set
+    wrapped.gradient_predivide_factor, wrapped.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     return wrapped
 
 
@@ -74,6 +77,7 @@ class _Distributed:
         self._watched: set[torch.nn.Parameter] = set()  # those whose gradients travel
         self._waits = True  # `step` does, outside of `skip_synchronize`
         self._is_synchronized = False
+        self._passes = passes
         if group is not None and group.size > 1:
             is_sparse = isinstance(self, torch.optim.SparseAdam)
             self._gradients = StepGradients(
@@ -101,9 +105,17 @@ class _Distributed:
 
     @property
     def backward_passes_per_step(self) -> int:
-        return 1 if self._gradients is None else self._gradients.passes
+        return self._passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        """From the next step on."""
+        self._passes = passes
+        if self._gradients is not None:
+            self._gradients.passes = passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
+        self._passes = passes
         if self._gradients is not None:
             self._gradients.set_passes(passes)
 
