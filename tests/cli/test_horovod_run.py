@@ -37,9 +37,10 @@ CALLER = """
 """
 
 
-def test_a_function_runs_on_local_workers(cli: Cli) -> None:
-    script = cli.write(CALLER)
-    result = cli.run("run", "--quiet-ranks", script)
+@pytest.mark.parametrize("start", [["run", "--quiet-ranks"], []])
+def test_a_function_runs_on_local_workers(cli: Cli, start: list[str]) -> None:
+    cli.environment["RANK"] = "0"  # for the beginning of the script
+    result = cli.run(*start, cli.write(CALLER))
     assert result.stdout.splitlines() == [
         "results [(0, 2, 42.0, '0', '2'), (1, 2, 42.0, '1', '2')]",
         "error horovod.run: rank 1 failed: KeyError: 'a defect'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import socket
 from contextlib import closing
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from undertow import hidden
 from undertow.errors import ConfigError, PeerLost
 from undertow.horovod.errors import RunFailed
 from undertow.horovod.runner import box as box_module
 from undertow.horovod.runner import function, run
 from undertow.horovod.runner.box import Box
-from undertow.horovod.runner.options import check_options, count_workers
+from undertow.horovod.runner.options import count_workers
 from undertow.launch.guard import Guard
 
 
@@ -35,10 +37,43 @@ def test_what_is_not_there_is_refused_in_words(options: dict[str, Any], advice: 
         run(print, **options)
 
 
-def test_what_chooses_nothing_is_accepted_and_what_is_unknown_is_not() -> None:
-    check_options({"use_gloo": True, "verbose": 2, "disable_cache": True, "use_mpi": None, "hostfile": None})
+def test_what_chooses_nothing_is_accepted_and_what_is_unknown_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "_launch", lambda guard, command: 0)
+    monkeypatch.setattr(function, "_collect", lambda box, size, code: [size])
+    unused = {"use_gloo": True, "verbose": 2, "disable_cache": True, "use_mpi": None, "network_interfaces": ["eth0"]}
+    assert run(print, **unused) == [1]
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_procs'"):
-        check_options({"num_procs": 3})
+        run(print, num_procs=3)
+
+
+def test_arguments_stand_where_horovod_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "_launch", lambda guard, command: 0)
+    monkeypatch.setattr(function, "_collect", lambda box, size, code: [size])
+    assert run(print, (), {}, 3, None, None, None, None, None, "localhost:3") == [3]
+    with pytest.raises(ConfigError, match="min_num_proc=2"):
+        run(print, (), {}, 3, 2)
+    words = "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile "
+    words += "host_discovery_script start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose "
+    words += "use_gloo use_mpi mpi_args network_interface network_interfaces executable np min_np max_np"
+    assert list(inspect.signature(run).parameters) == words.split()
+
+
+def test_one_of_several_workers_starts_no_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"one of 2 already .*: start the script once"):
+        run(print)
+    hidden.hide()  # as in a script that looks like one of a single process
+    try:
+        with pytest.raises(ConfigError, match="one of 2 already"):
+            run(print)
+    finally:
+        hidden.show()
+
+
+@pytest.mark.parametrize("executable", ["/nonexistent/python", __file__], ids=["absent", "no program"])
+def test_a_program_that_cannot_be_started_is_named(executable: str) -> None:
+    with pytest.raises(ConfigError, match=f"executable '{executable}' cannot be started: (No such|Permission)"):
+        run(print, executable=executable)
 
 
 def test_hosts_are_this_one() -> None:

@@ -30,17 +30,27 @@ _REFUSED = {
     "mpi_args": "MPI is not used: leave it out",
     "output_filename": "the output of the workers goes to this process's: redirect that",
 }
-# They choose between ways that undertow does not have; there is nothing to lose by leaving them out.
-_UNUSED = ("use_gloo", "disable_cache", "verbose", "network_interface", "network_interfaces")
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise for what was asked for and is not there; an unknown name is a TypeError, as with any function."""
+def check_options(**options: Any) -> None:
+    """Raise for what was asked for and is not there.
+
+    `use_gloo`, `disable_cache`, `verbose` and the network's interfaces are not looked at: they choose between ways that
+    undertow does not have.
+    """
     for name, value in options.items():
-        if name not in _REFUSED and name not in _UNUSED:
-            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-        if value and name in _REFUSED:
+        if value:
             raise ConfigError(f"horovod.run({name}={value!r}) is not possible: {_REFUSED[name]}")
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raise in one of several workers: each of them would start workers of its own."""
+    size = bounds.read_count(environ.get("WORLD_SIZE", "")) or 1
+    if size > 1:
+        raise ConfigError(
+            f"horovod.run starts workers itself, but this process is one of {size} already (WORLD_SIZE), and each "
+            "would start its own: start the script once, with `python -m undertow script.py`"
+        )
 
 
 def count_workers(num_proc: Any, hosts: str | None) -> int:
