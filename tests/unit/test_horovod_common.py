@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import queue
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from undertow.errors import UndertowError
 from undertow.hidden import HOROVOD
 from undertow.horovod.common import exceptions, util
 from undertow.horovod.place import guess_place
-from undertow.horovod.runner.util.threads import in_thread
+from undertow.horovod.runner.util.threads import execute_function_multithreaded, in_thread
 from undertow.settings import read_settings
 
 
@@ -100,7 +101,7 @@ def test_average_and_op_exclude_each_other() -> None:
 
 def test_small_helpers() -> None:
     assert [number for number in range(9) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
-    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert util.split_list(l=[1, 2, 3, 4, 5], n=3) == [[1, 2], [3, 4], [5]]
     assert util._cache(lambda: object())() is not None
     assert util.is_iterable("text")
     assert not util.is_iterable(3)
@@ -109,6 +110,33 @@ def test_small_helpers() -> None:
     for wrong in ((1.9, "1.9.0"), ("1.9.0", "1.9")):
         with pytest.raises(ValueError, match="version"):
             util.is_version_greater_equal_than(*wrong)
+
+
+def test_names_are_where_horovod_has_them() -> None:
+    ops = importlib.import_module("undertow.horovod.torch.mpi_ops")
+    hvd = importlib.import_module("undertow.horovod.torch")
+    assert (ops.gpu_available, ops.num_rank_is_power_2) == (util.gpu_available, util.num_rank_is_power_2)
+    assert ops.check_installed_version("torch", "2.0") is None
+    assert ops.handle_average_backwards_compatibility(None, None) is hvd.Average
+    assert hvd._check_has_gpu() is util.gpu_available("torch")
+
+
+def test_a_function_is_called_in_many_threads() -> None:
+    assert execute_function_multithreaded(divmod, [[7, 2], [9, 3], [1, 1]], max_concurrent_executions=2) == {
+        0: (3, 1),
+        1: (3, 0),
+        2: (1, 0),
+    }
+    done = queue.SimpleQueue[int]()
+    assert execute_function_multithreaded(done.put, [[3]], block_until_all_done=False) is None
+    assert done.get(timeout=60) == 3
+    assert execute_function_multithreaded(divmod, []) == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_in_threads_that_fail_are_counted() -> None:
+    with pytest.raises(RuntimeError, match="1 of 3 calls of divmod failed"):
+        execute_function_multithreaded(divmod, [[1, 0], [4, 2], [9, 3]])
 
 
 def test_a_thread_is_started_and_may_fail_in_silence() -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from undertow.horovod.errors import MissingModule
+from undertow.horovod.ops import split_rows
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
@@ -107,11 +108,9 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
-def split_list(items: Sequence[T], parts: int) -> list[Sequence[T]]:
-    """Cut into contiguous parts; the first ones have one more where it does not come out even."""
-    each, more = divmod(len(items), parts)
-    starts = [part * each + min(part, more) for part in range(parts + 1)]
-    return [items[starts[part] : starts[part + 1]] for part in range(parts)]
+def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741  # Horovod's name
+    """Cut into `n` contiguous parts; the first ones have one more where it does not come out even."""
+    return [l[rows.start : rows.stop] for rows in split_rows(len(l), n)]
 
 
 def is_iterable(x: Any) -> bool:

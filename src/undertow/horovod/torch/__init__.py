@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import torch
+
 from undertow.horovod.errors import NotThere
 from undertow.horovod.missing import ELASTIC
 from undertow.horovod.torch import mpi_ops
@@ -31,6 +33,10 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
 ]
+
+
+def _check_has_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 def __getattr__(name: str) -> NoReturn:

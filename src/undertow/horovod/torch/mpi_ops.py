@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from undertow.coordinator.terms import Route, Terms
+from undertow.horovod.common.util import (  # noqa: F401  # scripts import them from here, as with Horovod
+    check_installed_version,
+    get_average_backwards_compatibility_fun,
+    gpu_available,
+    num_rank_is_power_2,
+)
 from undertow.horovod.errors import HorovodInternalError
+from undertow.horovod.ops import ReduceOp
 from undertow.horovod.torch import autograd, handles
 from undertow.horovod.torch import basics as _basics  # noqa: F401  # by Horovod's own name: scripts look into it
 from undertow.horovod.torch.basics import (
@@ -130,6 +137,8 @@ __all__ = [
 
 Tensors = Sequence[torch.Tensor]
 EVERYONE = global_process_set
+
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOp)
 
 
 # Allreduce

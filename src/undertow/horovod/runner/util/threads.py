@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -18,6 +20,39 @@ def in_thread(
     thread = threading.Thread(target=_silence(target) if silent else target, args=tuple(args), name=name, daemon=daemon)
     thread.start()
     return thread
+
+
+def execute_function_multithreaded(
+    fn: Callable[..., Any],
+    args_list: Sequence[Sequence[Any]],
+    block_until_all_done: bool = True,
+    max_concurrent_executions: int = 1000,
+) -> dict[int, Any] | None:
+    """Call `fn` with each of these arguments, many at once: returns the results by their numbers.
+
+    Raises RuntimeError if one of them fails.  Without `block_until_all_done` nothing is waited for or returned.
+    """
+    results: dict[int, Any] = {}
+    waiting = queue.SimpleQueue[tuple[int, Sequence[Any]]]()
+    for item in enumerate(args_list):
+        waiting.put(item)
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                number, args = waiting.get(block=False)
+                results[number] = fn(*args)
+
+    count = min(max_concurrent_executions, len(args_list))
+    threads = [in_thread(work, daemon=not block_until_all_done) for _ in range(count)]
+    if not block_until_all_done:
+        return None
+    for thread in threads:
+        thread.join()
+    if len(results) != len(args_list):
+        name = getattr(fn, "__name__", repr(fn))
+        raise RuntimeError(f"{len(args_list) - len(results)} of {len(args_list)} calls of {name} failed")
+    return {number: results[number] for number in sorted(results)}
 
 
 def _silence(target: Callable[..., Any]) -> Callable[..., None]:
