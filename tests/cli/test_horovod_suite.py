@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.command import Cli
+from tests.cli.command import Cli, is_alive
 
 COMMAND = Path(__file__).parents[2] / "scripts" / "horovod-suite"
 
@@ -27,10 +27,46 @@ class TorchTests(unittest.TestCase):
 """
 
 
-def test_the_outcome_of_each_test_is_shown(cli: Cli, tmp_path: Path) -> None:
-    suite = tmp_path / "test" / "parallel" / "test_torch.py"
+HANGING = """
+import unittest
+import horovod.torch as hvd
+
+class TorchTests(unittest.TestCase):
+    def test_first(self):
+        hvd.init()
+        hvd.barrier()
+
+    def test_second(self):
+        import os, pathlib, time
+        pathlib.Path({folder!r}, f"pid-{{os.getpid()}}").touch()
+        time.sleep(1000)
+"""
+
+
+def test_tests_that_do_not_end_are_ended(cli: Cli, tmp_path: Path) -> None:
+    write_suite(tmp_path, HANGING.format(folder=str(tmp_path)))
+    started = cli.start_python(COMMAND, tmp_path, "--limit", 20)
+    pids = [int(file.name.removeprefix("pid-")) for file in cli.wait_for_files("pid-*", 2)]
+    result = cli.finish(started)
+    assert not any(map(is_alive, pids))
+    assert result.stdout.splitlines() == [
+        "passed  test_first",
+        "1 tests on 2 workers: 1 passed, 0 skipped, 0 failed",
+        "rank 0 was in test_second",
+        "rank 1 was in test_second",
+    ]
+    assert "the tests did not run to their end within 20 s" in result.stderr
+    assert result.returncode == 1
+
+
+def write_suite(folder: Path, text: str) -> None:
+    suite = folder / "test" / "parallel" / "test_torch.py"
     suite.parent.mkdir(parents=True)
-    suite.write_text(SUITE)
+    suite.write_text(text)
+
+
+def test_the_outcome_of_each_test_is_shown(cli: Cli, tmp_path: Path) -> None:
+    write_suite(tmp_path, SUITE)
     result = cli.finish(cli.start_python(COMMAND, tmp_path))
     lines = result.stdout.splitlines()
     assert sorted(line.partition(": ")[0] for line in lines[:3]) == [
