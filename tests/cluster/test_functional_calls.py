@@ -16,7 +16,7 @@ from torch.nn.utils import stateless
 from torch.nn.utils.parametrizations import weight_norm
 
 from tests.cluster.test_plain_optimizers import run
-from tests.workers import on_workers
+from tests.workers import on_workers, run_workers
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, parallelize
 
@@ -182,3 +182,76 @@ def test_a_script_for_one_process_is_trained_by_such_calls() -> None:
         optimizer.step()
     for trained in run(2, train_functionally):
         torch.testing.assert_close(trained, [parameter.detach() for parameter in alone.parameters()])
+
+
+def make_with_buffers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def sample_gradients(model: nn.Module, x: torch.Tensor, buffers: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Of each row; the buffers, if any are given, are mapped over as well."""
+    tensors = {name: tensor.detach() for name, tensor in parameters(model).items()}
+
+    def loss(tensors: Any, buffers: Any, row: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, (tensors, buffers), (row[None],)).square().sum()
+
+    each = {name: tensor.detach().expand(len(x), *tensor.shape) for name, tensor in buffers.items()}
+    return list(vmap(grad(loss), in_dims=(None, 0, 0))(tensors, each, x).values())
+
+
+def train_beside_transforms(rank: int, wrap: Callable[..., Any]) -> list[torch.Tensor]:
+    """Returns the weights; what each rank computes of samples is checked here."""
+    raw = make_with_buffers()
+    model, optimizer = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
+    x = inputs_of(rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        call_with_derived(model, x)
+        optimizer.step()
+        model.eval()
+        own = {name: tensor.clone() for name, tensor in model.named_buffers()}  # not yet rank 0's
+        given = (dict(model.named_buffers()), own, {})  # the first share memory with those of the module
+        with_the_modules, with_own, with_none = (sample_gradients(model, x, buffers) for buffers in given)
+        model.train()
+        alone = make_with_buffers().eval()
+        alone.load_state_dict({name: tensor.clone() for name, tensor in raw.state_dict().items()})
+        torch.testing.assert_close(with_none, sample_gradients(alone, x, {}))
+        torch.testing.assert_close(with_the_modules, with_none)
+        bare = {name.removeprefix("module."): tensor for name, tensor in own.items()}
+        torch.testing.assert_close(with_own, sample_gradients(alone, x, bare))
+    return [tensor.detach().clone() for tensor in raw.state_dict().values()]
+
+
+def wrap_in_ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return DistributedDataParallel(model), optimizer
+
+
+def leave_as_it_is(*objects: Any) -> Any:
+    return objects
+
+
+def check_trained_beside_transforms(trained: list[list[torch.Tensor]]) -> None:
+    alone, averaged = make_with_buffers(), []
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+    first_buffers = copy.deepcopy(alone)
+    for _ in range(3):
+        averaged = []
+        for rank in range(2):
+            alone.zero_grad()
+            call_with_derived(alone, inputs_of(rank))
+            averaged.append([parameter.grad for parameter in alone.parameters()])
+            if rank == 0:
+                first_buffers = copy.deepcopy(alone)
+        for parameter, *gradients in zip(alone.parameters(), *averaged, strict=True):
+            parameter.grad = torch.stack(gradients).mean(0)  # type: ignore[arg-type]
+        alone.load_state_dict(dict(first_buffers.named_buffers()), strict=False)
+        optimizer.step()
+    for one in trained:
+        torch.testing.assert_close(one, [tensor.detach() for tensor in alone.state_dict().values()])
+
+
+def test_transforms_of_a_model_with_buffers_beside_its_training() -> None:
+    check_trained_beside_transforms(run_workers(2, train_beside_transforms, wrap_in_ddp))
+    check_trained_beside_transforms(run_workers(2, train_beside_transforms, parallelize))
+    check_trained_beside_transforms(run(2, train_beside_transforms, leave_as_it_is))

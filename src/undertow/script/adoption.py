@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from undertow.plan.plan import Plan
 from undertow.runtime.group import Group
 from undertow.settings import Priority
-from undertow.torch.broadcast import Broadcast
+from undertow.torch.broadcast import Broadcast, find_own
 from undertow.torch.hooks import ForwardHook, never_compiled
 from undertow.torch.overlap import Overlap, is_opaque
 from undertow.torch.swapping import restore
@@ -124,6 +124,7 @@ class Buffers:
         self._label = f"the buffers of {type(module).__name__}"
         self._group = group
         self._broadcast: Broadcast | None = None
+        self._own: Sequence[tuple[str, torch.Tensor]] = list(module.named_buffers())
         self._are_old = True
         self._handles: list[RemovableHandle] = []
         self.follow(module)
@@ -133,10 +134,10 @@ class Buffers:
         self._handles.append(module.register_forward_pre_hook(_Copy(self), prepend=True))
 
     def copy(self) -> None:
-        named = list(self.module.named_buffers())
+        self._own = find_own(list(self.module.named_buffers()), self._own)
         if self._broadcast is None:
-            self._broadcast = Broadcast(self._group, self._label, named)
-        self._broadcast.run(named)
+            self._broadcast = Broadcast(self._group, self._label, self._own)
+        self._broadcast.run(self._own)
 
     def begin_forward(self, module: torch.nn.Module) -> None:
         if self._are_old:

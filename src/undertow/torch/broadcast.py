@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from undertow.core.dtypes import DType
 from undertow.core.flow import Contribution
@@ -36,13 +37,20 @@ class Broadcast:
         self.table = Table(self._group, self._label, [byte_spec(name, tensor) for name, tensor in named], Op.COPY)
         self._forms = _forms(named)
 
-    @torch.no_grad()
     def run(self, named: Sequence[tuple[str, torch.Tensor]], *, source: int | None = 0) -> None:
         """Copy the source rank's values into everyone's tensors.
 
         With `source=None` every rank offers its own, and the lowest rank that takes part wins.
         The source itself does not wait until the others have them.
         """
+        if torch._C._are_functorch_transforms_active():
+            with temporarily_clear_interpreter_stack():  # what is made here is no part of the transform
+                self._copy(named, source)
+        else:
+            self._copy(named, source)
+
+    @torch.no_grad()
+    def _copy(self, named: Sequence[tuple[str, torch.Tensor]], source: int | None) -> None:
         if _forms(named) != self._forms:  # a buffer was assigned anew in another shape, on all ranks alike
             self._register(named)
         tensors = [tensor for _, tensor in named]
@@ -74,6 +82,14 @@ class Broadcast:
             scatter_parts(item, memory, arrays)
         for tensor, host in zip(tensors, hosts, strict=True):
             _overwrite(tensor, host)
+
+
+def find_own(
+    found: Sequence[tuple[str, torch.Tensor]], known: Sequence[tuple[str, torch.Tensor]]
+) -> Sequence[tuple[str, torch.Tensor]]:
+    """The tensors of a module: those that are known, where a transform of `torch.func` has others instead."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return known if any(is_wrapped(tensor) for _, tensor in found) else found
 
 
 def _forms(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Size, torch.dtype]]:

@@ -19,7 +19,7 @@ from undertow.plan.plan import Plan
 from undertow.plan.planner import AUTO, choose_policy
 from undertow.plan.scheme import Scheme
 from undertow.plan.slicing import Slice
-from undertow.torch.broadcast import Broadcast
+from undertow.torch.broadcast import Broadcast, find_own
 from undertow.torch.claims import SHOWN, Claim, claim, exempt
 from undertow.torch.functional import find_stand_ins, is_stand_in, keeps_gradient
 from undertow.torch.gradients import Gradients
@@ -81,11 +81,12 @@ class Synchroniser:
             self.passes.plan_with(self.planning)
         self._states: dict[bool, Broadcast] = {}  # without and with the buffers
         self._buffers: Broadcast | None = None
+        self._own_buffers: Sequence[tuple[str, torch.Tensor]] = self._named_buffers()
         self._has_warned = False  # of gradients that stay with the tensors of a functional call
         self._adopt([(name, parameter) for name, parameter in self._frozen if parameter.requires_grad])
         # Now, when all ranks are here: in a join one of them may never come to a forward.
         if wrapper.forward_sync_buffers:
-            self._buffers = self._make_broadcast("buffers", self._named_buffers())
+            self._buffers = self._make_broadcast("buffers", self._own_buffers)
 
     def _claim(self, wrapper: Wrapper) -> Claim | None:
         if self.group.size > 1:
@@ -176,10 +177,10 @@ class Synchroniser:
 
     def copy_buffers(self, *, from_lowest: bool) -> None:
         """Give everyone rank 0's buffers; of those that still train, the lowest one's."""
-        buffers = self._named_buffers()
+        self._own_buffers = find_own(self._named_buffers(), self._own_buffers)
         if self._buffers is None:
-            self._buffers = self._make_broadcast("buffers", buffers)
-        self._buffers.run(buffers, source=None if from_lowest else 0)
+            self._buffers = self._make_broadcast("buffers", self._own_buffers)
+        self._buffers.run(self._own_buffers, source=None if from_lowest else 0)
 
     @property
     def follows_buffers(self) -> bool:
