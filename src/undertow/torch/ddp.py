@@ -58,6 +58,10 @@ class NothingToTrain(ConfigError, RuntimeError):
     """No parameter of a module can be trained.  A RuntimeError too, because torch raises one."""
 
 
+class Uninitialized(ConfigError, RuntimeError):
+    """A parameter of a module has no shape yet.  A RuntimeError too, because torch raises one."""
+
+
 class DistributedDataParallel(TorchDistributedDataParallel):
     """Wraps a module so that `backward()` leaves the mean gradient of all workers.
 
@@ -82,6 +86,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _check_options(options)
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        # First of all, as torch has it: scripts catch its error for models that they give device_ids as ever.
+        _check_trainable(module, self.parameters_to_ignore)
         _check_module(module, device_ids, output_device)
         self.module = module
         self.device_ids = [getattr(device, "index", device) for device in device_ids] if device_ids else None
@@ -98,8 +105,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.forward_sync_buffers = copies_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        _check_trainable(module, self.parameters_to_ignore)
         _check_steps(module, self.parameters_to_ignore)
         self._has_trained = False
         self._has_buffers = any(name not in self.parameters_to_ignore for name, _ in module.named_buffers())
@@ -344,8 +349,8 @@ def _check_trainable(module: torch.nn.Module, ignored: set[str]) -> None:
     if not any(parameter.requires_grad for _, parameter in named):
         state = "they are all frozen" if named else "it has no parameters"
         raise NothingToTrain(
-            f"DistributedDataParallel is not needed: {type(module).__name__} doesn't have any parameter that requires "
-            f"a gradient, {state}. Use the module itself, or unfreeze a parameter before wrapping it"
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient. "
+            f"{type(module).__name__}: {state}. Use the module itself, or unfreeze a parameter before wrapping it"
         )
 
 
@@ -363,8 +368,8 @@ def _check_module(module: torch.nn.Module, device_ids: Any, output_device: Any) 
         raise _refuse("a module that was scripted with torch.jit cannot be wrapped: wrap the module it was made from")
     for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
-            raise ConfigError(
-                f"parameter {name!r} is uninitialized: run a forward pass of the module before wrapping it"
+            raise Uninitialized(
+                f"uninitialized parameter {name!r}: run a forward pass of the module before wrapping it"
             )
     is_on_host = all(parameter.device.type == "cpu" for parameter in module.parameters())
     if len(device_ids or ()) > 1 or (is_on_host and (device_ids or output_device is not None)):
