@@ -131,8 +131,34 @@ def test_gradients_of_copies_stay_with_them_and_rank_0_says_so_once(rank: int) -
             assert [("do not reach the model's parameters" in words) for words in heard] == [True] * (rank == 0)
 
 
+def learn_inside(model: nn.Module, x: torch.Tensor) -> None:
+    slow = parameters(model)
+    inner = grad(lambda tensors: loss_of(model, tensors, x))(slow)
+    loss_of(model, {name: slow[name] - 0.1 * inner[name] for name in slow}, x + 1).backward()
+
+
+def penalise_each(model: nn.Module, x: torch.Tensor) -> None:
+    """By the gradients of its rows, in which the parameters are wrapped more than once."""
+    inner = vmap(grad(lambda tensors, row: loss_of(model, tensors, row)), in_dims=(None, 0))(parameters(model), x)
+    sum(gradient.square().sum() for gradient in inner.values()).backward()  # type: ignore[union-attr]
+
+
+@on_workers(2)
+def test_gradients_that_reach_the_parameters_through_a_transform_are_averaged_without_a_word(rank: int) -> None:
+    heard: list[str] = []
+    logging.getLogger("undertow").addFilter(lambda record: heard.append(record.getMessage()) or True)
+    for call in (learn_inside, penalise_each):
+        model = DistributedDataParallel(make_model())
+        check_steps(model, torch.optim.SGD(model.parameters(), lr=0.01), rank, call)
+        raw = make_model()
+        check_steps(*parallelize(raw, torch.optim.SGD(raw.parameters(), lr=0.01)), rank, call)
+    assert not any("do not reach" in words for words in heard)
+
+
 @on_workers(2)
 def test_gradients_of_torch_func_are_those_of_the_worker(rank: int) -> None:
+    heard: list[str] = []
+    logging.getLogger("undertow").addFilter(lambda record: heard.append(record.getMessage()) or True)
     model, alone = DistributedDataParallel(make_model()), make_model()
     per_sample = {}
     for one in (model, alone):
@@ -140,6 +166,7 @@ def test_gradients_of_torch_func_are_those_of_the_worker(rank: int) -> None:
         compute = vmap(grad(lambda tensors, row, one=one: loss_of(one, tensors, row)), in_dims=(None, 0))
         per_sample[one] = list(compute(tensors, inputs_of(rank)).values())
     torch.testing.assert_close(per_sample[model], per_sample[alone], rtol=0, atol=0)
+    assert [("do not reach the model's parameters" in words) for words in heard] == [True] * (rank == 0)
     check_steps(model, torch.optim.SGD(model.parameters(), lr=0.01), rank, call_with_derived)  # it synchronises on
 
 

@@ -4,14 +4,15 @@ In: what a forward finds where a parameter was wrapped.  Out: whether it is ther
 gradient of it can reach the parameter.
 
 A tensor that is computed from the parameter (a fast weight of MAML) leads back to it: autograd adds to the parameter's
-gradient, and that is averaged as ever.  A leaf (a detached copy), or a tensor that `torch.func.grad` looks at, keeps
-its gradient for itself.  Torch's own DistributedDataParallel does not average that either.
+gradient, and that is averaged as ever.  So does the parameter itself where `torch.func.grad` differentiates by it: what
+that returns may be part of a loss.  A leaf (a detached copy), or a tensor without autograd that `torch.func.grad`
+differentiates by, keeps its gradient for itself.  Torch's own DistributedDataParallel does not average that either.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch.nn.utils import stateless
@@ -40,9 +41,14 @@ def is_stand_in(found: torch.Tensor | None, stand_ins: set[int]) -> bool:
     return found is not None and (id(found) in stand_ins or not isinstance(found, torch.nn.Parameter))
 
 
-def keeps_gradient(tensor: torch.Tensor) -> bool:
-    """Whether a gradient of this tensor stays with it, and reaches no parameter."""
+def keeps_gradient(tensor: torch.Tensor, parameters: Container[int]) -> bool:
+    """Whether a gradient of this tensor stays with it, and reaches none of these parameters, given by their ids."""
     transforms = torch._C._functorch
-    while transforms.is_batchedtensor(tensor):  # vmap: the gradient goes to what it was made from
+    is_differentiated = False
+    # Beneath is what a transform was given: in an outer backward the gradient goes on to what that was made from.
+    while transforms.is_functorch_wrapped_tensor(tensor):
+        is_differentiated |= transforms.is_gradtrackingtensor(tensor)
         tensor = transforms.get_unwrapped(tensor)
-    return bool(transforms.is_gradtrackingtensor(tensor)) or (tensor.requires_grad and tensor.is_leaf)
+    if not tensor.requires_grad:
+        return is_differentiated
+    return tensor.is_leaf and id(tensor) not in parameters

@@ -158,7 +158,8 @@ class Synchroniser:
                     f"parameter {name!r} was replaced after the module was wrapped (by load_state_dict(assign=True), "
                     "pruning or a parametrization?). Change the module first, then wrap it"
                 )
-        kept = [name for name, found in replaced.items() if found is not None and keeps_gradient(found)]
+        own = {id(parameter) for _, _, _, parameter, _ in self._owners}
+        kept = [name for name, found in replaced.items() if found is not None and keeps_gradient(found, own)]
         if kept and not self._has_warned and self.group.rank == 0 < self.group.size - 1:
             self._has_warned = True
             log.warning(
