@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers
-from undertow.torch import DistributedDataParallel
+from tests.cluster.test_plain_optimizers import run
+from tests.workers import on_workers, run_workers
+from undertow.torch import DistributedDataParallel, parallelize
+from undertow.torch.broadcast import Broadcast
 
 
 def make_layers(count: int = 3, width: int = 4) -> nn.Sequential:
@@ -120,6 +123,128 @@ def test_a_layer_outside_and_inside_of_a_reentrant_checkpoint_is_refused(rank: i
     outputs = model(both_inputs()[rank].clone().requires_grad_())
     with pytest.raises(undertow.UndertowError, match=r"'layers\.0\.0\..*became ready twice.*use_reentrant=False"):
         outputs.sum().backward()
+
+
+class WithBuffers(nn.Module):
+    """Batch norm, a part in a checkpoint of its own, and a parameter that comes outside of all checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4))
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs) + checkpoint(self.head, inputs, use_reentrant=False)
+
+
+def once(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return checkpoint(model, inputs, **options)  # type: ignore[no-any-return]
+
+
+def twice(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return once(model, once(model, inputs, **options), **options)
+
+
+def side_by_side(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return once(model, inputs, **options) * once(model, inputs + 1, **options)
+
+
+def one_in_another(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return checkpoint(lambda inputs: once(model, inputs, **options).tanh(), inputs, **options)  # type: ignore[no-any-return]
+
+
+def beside_a_call(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    return once(model, inputs, **options) * model(inputs + 1)
+
+
+def after_another_gradient(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    """It comes first, and with it the pass begins, in a script for one process."""
+    return once(model, inputs, **options) * getattr(model, "module", model).scale
+
+
+def accumulated(model: Any, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+    with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
+        once(model, inputs - 1, **options).square().sum().backward()
+    return once(model, inputs, **options)
+
+
+CHECKPOINTS = [
+    *(
+        (use, use_reentrant)
+        for use in (once, twice, side_by_side, one_in_another, accumulated)
+        for use_reentrant in (False, True)
+    ),
+    (beside_a_call, False),
+    (after_another_gradient, False),
+]
+
+
+def differentiate(use: Any, use_reentrant: bool, model: nn.Module, inputs: torch.Tensor) -> None:
+    use(model, inputs.clone().requires_grad_(), use_reentrant=use_reentrant).square().sum().backward()
+
+
+def train_in_checkpoints(rank: int, use: Any, use_reentrant: bool, wrap: Any) -> None:
+    """Each step is that of one process, with the mean of what it computes of the inputs of all ranks."""
+    raw = WithBuffers()
+    model, optimizer = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
+    for _ in range(5):
+        alone = WithBuffers()
+        alone.load_state_dict({name: tensor.detach().clone() for name, tensor in raw.state_dict().items()})
+        for inputs in both_inputs():
+            differentiate(use, use_reentrant, alone, inputs)
+        optimizer.zero_grad()
+        differentiate(use, use_reentrant, model, both_inputs()[rank])
+        for ours, theirs in zip(raw.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, None if theirs.grad is None else theirs.grad / 2)
+        optimizer.step()
+
+
+def leave_as_it_is(*objects: Any) -> Any:
+    return objects
+
+
+@on_workers(2)
+def test_a_wrapped_model_in_checkpoints(rank: int) -> None:
+    for use, use_reentrant in CHECKPOINTS:
+        for plan in ("dense", "factors"):
+            train_in_checkpoints(
+                rank, use, use_reentrant, lambda m, o, plan=plan: (DistributedDataParallel(m, plan=plan), o)
+            )
+            train_in_checkpoints(rank, use, use_reentrant, lambda m, o, plan=plan: parallelize(m, o, plan=plan))
+
+
+def train_a_script_in_checkpoints(rank: int) -> None:
+    for use, use_reentrant in CHECKPOINTS:
+        train_in_checkpoints(rank, use, use_reentrant, leave_as_it_is)
+
+
+def test_a_script_for_one_process_with_its_model_in_checkpoints() -> None:
+    run(2, train_a_script_in_checkpoints)
+    run(2, train_a_script_in_checkpoints, UNDERTOW_OVERLAP="on")
+
+
+def wrap_in_ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return DistributedDataParallel(model), optimizer
+
+
+def count_copies(rank: int, wrap: Any) -> int:
+    copies: list[Any] = []
+    run_broadcast = Broadcast.run
+    Broadcast.run = lambda self, *given, **options: copies.append(given) or run_broadcast(self, *given, **options)  # type: ignore[method-assign, assignment, func-returns-value]
+    raw = WithBuffers()
+    model, _ = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
+    copies.clear()
+    for _ in range(3):
+        after_another_gradient(model, both_inputs()[rank], use_reentrant=False).sum().backward()
+        once(model, both_inputs()[rank], use_reentrant=False).sum().backward()
+    return len(copies)
+
+
+def test_what_a_checkpoint_computes_again_copies_no_buffers() -> None:
+    assert run_workers(2, count_copies, wrap_in_ddp) == [6, 6]
+    assert run(2, count_copies, leave_as_it_is) == [6, 6]
 
 
 @on_workers(2)
@@ -284,30 +409,41 @@ def test_a_forward_that_is_never_walked_back_changes_nothing(rank: int) -> None:
     torch.testing.assert_close(gradients(model), expected(inputs, lambda alone, part: alone(part).sum()))
 
 
-@on_workers(2)
-def test_a_backward_that_broke_off_is_told_at_the_next_forward(rank: int) -> None:
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs.clone()
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
 
-        @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-            raise ArithmeticError("of the user")
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("of the user")
 
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = make_layers(2)
 
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self.layers[1](Broken.apply(self.layers[0](inputs)))
+class BreaksOff(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = make_layers(2)
 
-    model = DistributedDataParallel(Module())
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(Broken.apply(self.first(inputs)))
+
+
+def break_off(rank: int, wrap: Any) -> None:
+    raw = BreaksOff()
+    model, _ = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
+    inputs = both_inputs()[rank].requires_grad_()
     with pytest.raises(ArithmeticError, match="of the user"):
-        model(both_inputs()[rank]).sum().backward()
+        model(inputs).sum().backward()
     with pytest.raises(undertow.UndertowError, match="was broken off by an exception"):
-        model(both_inputs()[rank])
+        model(inputs)
+    # What another backward computes again is no part of the one that broke off.
+    with pytest.raises(undertow.UndertowError, match="was broken off by an exception"):
+        once(model, inputs, use_reentrant=True).sum().backward()
+
+
+def test_a_backward_that_broke_off_is_told_at_the_next_forward() -> None:
+    run_workers(2, break_off, wrap_in_ddp)
+    run(2, break_off, leave_as_it_is)
 
 
 @on_workers(2)

@@ -23,6 +23,7 @@ from undertow.settings import Priority
 from undertow.torch.broadcast import Broadcast, find_own
 from undertow.torch.hooks import ForwardHook, never_compiled
 from undertow.torch.overlap import Overlap, is_opaque
+from undertow.torch.passes import runs_backward
 from undertow.torch.swapping import restore
 from undertow.torch.synchroniser import Synchroniser
 
@@ -86,7 +87,7 @@ class Adopted:
         return [name for name, p in self.named_parameters() if p.grad is not None and bool(p.grad.any())]
 
     def begin_forward(self) -> None:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._synchroniser.passes.computes_again:
             return
         self._synchroniser.passes.check_closed()
         self._synchroniser.check_unchanged()
@@ -96,7 +97,7 @@ class Adopted:
             self._synchroniser.taking.begin_forward()
 
     def end_forward(self, outputs: Any) -> None:
-        if self._synchroniser.taking is not None:
+        if self._synchroniser.taking is not None and not self._synchroniser.passes.computes_again:
             self._synchroniser.taking.end_forward(outputs)
 
     def end_of_backward(self, absent: bool) -> None:
@@ -140,9 +141,11 @@ class Buffers:
         self._broadcast.run(self._own)
 
     def begin_forward(self, module: torch.nn.Module) -> None:
-        if self._are_old:
+        # What a backward computes again (checkpoints) has had them when it was computed first.
+        must_wait = self._are_old and runs_backward()
+        if self._are_old and not must_wait:
             self.copy()
-        self._are_old = torch.is_grad_enabled() and module.training
+        self._are_old = must_wait or (torch.is_grad_enabled() and module.training)
 
     def release(self) -> None:
         for handle in self._handles:

@@ -128,6 +128,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return next(iter(self.module.parameters()), torch.empty(0)).device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._synchroniser is not None and self._synchroniser.passes.computes_again:
+            inputs, kwargs = self._move(inputs, kwargs)
+            return self.module(*inputs, **kwargs)
         if self._overlap is not None and torch.compiler.is_compiling():
             self._flush()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync

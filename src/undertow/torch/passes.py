@@ -11,6 +11,7 @@ before (`no_sync`, an earlier pass) comes out right.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -68,6 +69,7 @@ class Passes:
         self._saw_forward = False  # since the last pass
         self._is_asked_for = False  # the next pass, by somebody else than a forward
         self._outer: int | None = None  # autograd's number of the backward that has reached an output
+        self._leaving: weakref.ref[Any] | None = None  # what that calls at its end, and holds until then
         self._task: int | None = None  # the same, once a gradient comes of it: the pass is open
         self._is_late = False  # another open pass sends these gradients: ours follow at the end
         self.noting = PassNoting()
@@ -151,6 +153,20 @@ class Passes:
         if self._planning.start_forward() and self._overlap is not None:
             self._overlap.gates.flush()
 
+    @property
+    def computes_again(self) -> bool:
+        """Whether a forward that runs now belongs to the very backward that is followed, as in a checkpoint.
+
+        The forward before has said all that there is to say.
+        """
+        return self._outer is not None and self._is_inside()
+
+    @never_compiled
+    def _is_inside(self) -> bool:
+        # Some backward runs here, perhaps one nested in ours, and autograd has not let go of ours after an exception.
+        is_running = self._leaving is not None and self._leaving() is not None
+        return is_running and runs_backward()
+
     def check_closed(self) -> None:
         if self._task is not None:
             raise UndertowError(
@@ -219,7 +235,9 @@ class Passes:
         """Be called when this backward ends, and not already when one nested in it does."""
         if self._outer is None:
             self._outer = torch._C._current_graph_task_id()
-            torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+            leave = functools.partial(self._leave)
+            self._leaving = weakref.ref(leave)
+            torch.autograd.Variable._execution_engine.queue_callback(leave)
 
     @never_compiled
     def _leave(self) -> None:
@@ -312,6 +330,11 @@ def _ask(ref: weakref.ref[Passes], table: int) -> Callable[[int], Ask]:
         return Ask.GRADIENT if passes is None else passes.ask(table, index)
 
     return ask
+
+
+def runs_backward() -> bool:
+    """Whether autograd has called what runs now."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def find_accumulator(parameter: torch.Tensor) -> Any:
