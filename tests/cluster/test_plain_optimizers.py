@@ -450,6 +450,27 @@ def test_batches_of_the_scripts_own_are_the_same_and_a_remedy_is_told() -> None:
     assert "--seed-per-rank" in said
 
 
+def step_by_itself(rank: int, script: str) -> str:
+    multiprocessing.set_start_method("fork", force=True)
+    plain.imports_undertow = lambda: False
+    prepare(script)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.full((1, 1), float(rank))).sum().backward()
+        optimizer.step()
+    return said.getvalue()
+
+
+def test_of_a_script_that_may_take_its_rows_by_rank_nobody_says_that_all_compute_the_same(tmp_path: Path) -> None:
+    for text, is_certain in (("import torch", True), ("import os\nfirst = int(os.environ['RANK'])", False)):
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        said, _ = run_workers(2, step_by_itself, str(script), init=False)
+        assert ("every rank computes the same, nothing is gained" in said) is is_certain
+        assert ("if the script gives all ranks the same data, nothing is gained" in said) is not is_certain
+
+
 def test_with_a_seed_per_rank_each_rank_draws_other_batches() -> None:
     (drawn0, weights0, said), (drawn1, weights1, _) = first = run(2, draw_own_batches, UNDERTOW_SEED_PER_RANK="on")
     assert not {*drawn0} & {*drawn1}

@@ -265,9 +265,14 @@ class Plain(Sharing):
             self._own_weights.forget(parameter for _, parameter in adopted.named_parameters())
         self._fresh = [adopted for adopted in self._fresh if not adopted.has_trained]
         if not self._has_shared and not self._has_diverged:
+            same = (
+                "every rank computes the same, nothing is gained"
+                if self._looks_plain
+                else "if the script gives all ranks the same data, nothing is gained"
+            )
             self.say(
-                "no shuffling DataLoader so far: every rank computes the same, nothing is gained. Take batches from a "
-                "DataLoader with shuffle=True, or, if the script draws them itself (torch.randint), add --seed-per-rank"
+                f"no shuffling DataLoader so far: {same}. Take batches from a DataLoader with shuffle=True, or, if the "
+                "script draws them itself (torch.randint), add --seed-per-rank"
             )
 
     # Data
