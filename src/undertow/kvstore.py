@@ -1,4 +1,4 @@
-"""The store itself, for anyone's own framework: numpy in, numpy out.
+"""The store itself, for anyone's own framework: numpy in, numpy out.  Real numbers only, no complex ones.
 
     kv = undertow.kvstore.create()
     kv.init("w", value)                     # all workers; rank 0's value counts

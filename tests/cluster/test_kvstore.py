@@ -119,6 +119,8 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(rank: int) -> None:
         kv.pull("w", out=np.zeros((2, 3)))
     with pytest.raises(undertow.ConfigError, match="cannot be summed"):
         kv.init("text", np.array(["a"]))
+    with pytest.raises(undertow.ConfigError, match="complex64 cannot be summed; use one of float64"):
+        kv.init("pairs", np.zeros(3, np.complex64))
     fixed = np.zeros((2, 3), np.float32)
     fixed.flags.writeable = False
     with pytest.raises(undertow.ConfigError, match="read-only"):
