@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.unit.damage import damage_file
 from tests.unit.report_samples import results, sweep
 from undertow.cli.plan import make_plan_table
-from undertow.errors import UndertowError
+from undertow.errors import PlanError, UndertowError
 from undertow.plan.cluster import Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import read_plan
@@ -131,3 +131,12 @@ def test_a_damaged_file_is_used_or_refused(tmp_path: Path, use: Callable[[Path],
     count = MOST_PAGES if use is use_results else MUTATIONS
     used = sum(try_damaged(tmp_path, use, document, seed) for seed in range(count))
     assert 0 < used < count
+
+
+def test_a_profile_of_more_parameters_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    """Each tensor may be possible, and all of them together would take hours to plan."""
+    tensors = tuple(TensorProfile(name=f"t{number}", shape=(1 << 36,)) for number in range(17))
+    layer = LayerProfile(name="fc", tensors=tensors, forward_s=0.1, backward_s=0.2)
+    msgspec.structs.replace(MEASURED, profile=Profile(layers=(layer,))).write(tmp_path / "profile.json")
+    with pytest.raises(PlanError, match="the number of parameters is 1168231104512, which is not possible"):
+        read_measured(tmp_path / "profile.json")

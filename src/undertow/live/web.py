@@ -166,6 +166,14 @@ class Handler(BaseHTTPRequestHandler):
         super().setup()
         self.rfile: Any = _Limited(self.rfile, MOST_REQUEST_BYTES)
 
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except LineTooLong:  # http.server catches it among the headers, but not in the first line
+            self.requestline, self.request_version, self.command = "", "HTTP/1.1", "GET"
+            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
+            self.close_connection = True
+
     def parse_request(self) -> bool:
         is_parsed = super().parse_request()
         self.server.has_asked(self.connection)
@@ -234,7 +242,7 @@ class _Limited:
         line = self._file.readline(most_bytes if size < 0 else min(size, most_bytes))
         self._left_bytes -= len(line)
         if self._left_bytes < 0:
-            raise LineTooLong("request")  # answered by http.server
+            raise LineTooLong("request")
         return line
 
     def close(self) -> None:

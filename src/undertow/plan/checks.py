@@ -21,6 +21,7 @@ _TIME_S = Bounds(least=0, most=1e6, unit="seconds", is_whole=False)
 _STEP_S = Bounds(least=0, most=1e12, unit="seconds", is_whole=False)
 _LENGTH = Bounds(least=0, most=1 << 40)
 _ELEMENTS = Bounds(least=0, most=1 << 36)
+_PARAMETERS = Bounds(least=0, most=1 << 40)  # more than any model has: planning them would take hours
 _ITEM_BYTES = Bounds(least=1, most=16, unit="bytes")
 _ROWS = Bounds(least=0, most=1e12, is_whole=False)
 _BYTES = Bounds(least=0, most=1e18, unit="bytes", is_whole=False)
@@ -42,6 +43,7 @@ def check_profile(profile: Profile) -> None:
     """`PlanError` if no model can be like this."""
     for layer in profile.layers:
         _check_layer(layer)
+    _check("the number of parameters", sum(math.prod(tensor.shape) for tensor in profile.tensors), _PARAMETERS)
     _check_names([tensor.name for tensor in profile.tensors])
 
 
