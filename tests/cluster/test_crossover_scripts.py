@@ -196,7 +196,7 @@ def test_children_of_workers_neither_take_turns_nor_keep_a_dead_parent_in(arbite
     crew = start_workers(2, load_data, init=False, environment=environment)
     children = hear_all([crew])
     try:
-        assert max(arbiter.turns()) >= 4
+        assert max(arbiter.turns()) > 0  # how many depends on when the workers heard of the other job
         for rank in range(2):
             crew.send_signal(rank, signal.SIGKILL)
         eventually(lambda: len(arbiter.turns()) == 1)
