@@ -48,7 +48,7 @@ from undertow.plan.outlook import Report, check_digests, follow_rates, merge_clu
 from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
 from undertow.plan.sizing import Sizes
 from undertow.report.sharing import make_status
-from undertow.runtime import formation
+from undertow.runtime import formation, subsets
 from undertow.settings import Checksum
 from undertow.watch import NOBODY
 
@@ -101,6 +101,19 @@ def run_worker_card(data: bytes) -> None:
     assert card.sizes.start > 0
     card.token.encode()
     parse_address(card.address)
+
+
+def run_subset_bid(data: bytes) -> None:
+    """What one of three ranks brings to the meeting of two of them."""
+    own = msgspec.msgpack.encode(subsets._Bid(b"own card"))
+    cards = subsets._Gathering([0, 1], lambda title, bid: [own, data, own]).meet(b"own card")
+    assert [type(card) for card in cards] == [bytes, bytes]
+
+
+def run_subset_outcome(data: bytes) -> None:
+    """How another rank says that it has joined, or why not."""
+    text = subsets._agree(None, lambda title, told: [told, data, told])
+    assert isinstance(text, str)
 
 
 def run_host_card(data: bytes) -> None:
@@ -350,6 +363,7 @@ def make_targets() -> list[Target]:
     joins = [pack(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
     replies = [pack(Reply([b"a", b"b"])), pack(Reply([], Complaint.ABSENT, "rank 1 did not arrive"))]
     card = formation.Card("10.0.0.1:4000", "unix:x", "mark", "host", "token", Sizes(), 0, Checksum.AUTO)
+    failure = subsets._Failure("too many open files", 1.5)
     launchers = [b"".join(map(_with_length, [Beat(), Go(), Left(1), Met(), Goodbye()])), _with_length(Lost("a cause"))]
     measured = Measured(1, 0, 1e-4, 2e-4, 0.1, Received(10**9, 1.0), Received(10**9, 1.0))
     to_arbiter = [
@@ -377,6 +391,8 @@ def make_targets() -> list[Target]:
         ),
         of("rendezvous reply", replies, run_reply, decodes=("coordinator/rendezvous.py",)),
         of("worker card", [pack(card)], run_worker_card, decodes=("runtime/formation.py",)),
+        of("subset's bid", [pack(subsets._Bid(b"card"))], run_subset_bid, decodes=("runtime/subsets.py",)),
+        of("subset's outcome", [pack(None), pack(failure)], run_subset_outcome, decodes=("runtime/subsets.py",)),
         of(
             "host card",
             [pack(NodeCard(2, "10.0.0.1:40", "token", True, "b", "10.0.0.1:41"))],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from undertow.coordinator.meeting import name_ranks
-from undertow.core.decoding import Decoder
+from undertow.core.decoding import Decoder, Seconds
 from undertow.errors import UndertowError
 from undertow.runtime import formation, process
 from undertow.runtime.group import Group
@@ -35,7 +35,7 @@ class _Failure(msgspec.Struct, frozen=True):
     """Why a rank could not join, in words that are empty if another one has said it."""
 
     text: str
-    after_s: float  # since it began
+    after_s: Seconds  # since it began
 
 
 _bids: Decoder[_Bid] = Decoder(_Bid, "what another worker brings to a group")
