@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from undertow.cli import progress
 from undertow.cli.progress import open_watch
+from undertow.launch.guard import Guard
 
 # The package has a function of this name too.
 plan_command = importlib.import_module("undertow.cli.plan")
@@ -97,7 +98,8 @@ def test_what_a_script_prints_stands_above_the_bar(monkeypatch: pytest.MonkeyPat
         looking = threading.Thread(target=look, args=[terminal], daemon=True)
         looking.start()
         command = [sys.executable, "-c", source, str(bar), str(end)]
-        assert plan_command._run(command, os.environ, "running the first steps") == 3
+        with closing(Guard()) as guard:
+            assert plan_command._run(command, os.environ, "running the first steps", guard) == 3
         looking.join()
     assert above[0].endswith("\x1b[2K")  # the bar was wiped first
 
