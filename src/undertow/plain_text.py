@@ -34,5 +34,5 @@ def _escape(letter: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """The same of a text whose lines stay apart."""
+    """Clean a text line by line; line breaks stay."""
     return "\n".join(clean(line, LONGEST_MESSAGE) for line in text.split("\n"))

@@ -202,7 +202,7 @@ def test_who_sent_damaged_bytes_hears_what_is_said_of_the_loss_and_then_the_end(
     assert wires.recorders[1].frames == []
     assert told == [True]
     assert [wires.transports[rank].is_connected(1 - rank) for rank in (0, 1)] == [False, False]
-    while wires.run(lambda: wires.transports[1].is_parting):
+    while wires.run(lambda: wires.transports[1].is_draining):
         pass
     send(wires, 1, 2, 3, b"still here")
     wires.until(lambda: bool(wires.recorders[2].frames))
@@ -214,7 +214,7 @@ def test_a_receiver_may_close_when_it_hears_of_damage(wires_of: MakeWires) -> No
     wires.run(lambda: wires.transports[0].send(1, b"this is not a header".ljust(HEADER_BYTES)))
     wires.until(lambda: all(recorder.losses for recorder in wires.recorders))
     assert [len(recorder.losses) for recorder in wires.recorders] == [1, 1]
-    assert not wires.run(lambda: wires.transports[1].is_parting)
+    assert not wires.run(lambda: wires.transports[1].is_draining)
 
 
 def test_a_body_without_a_checksum_is_taken_as_it_is(wires_of: MakeWires) -> None:

@@ -101,7 +101,7 @@ class Nowhere:
     """A transport whose peers are all connected, and read nothing."""
 
     bytes_sent = 0
-    is_parting = False
+    is_draining = False
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None:
         assert 0 <= peer < SIZE
@@ -186,7 +186,7 @@ def run_link(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         _turn(loop)
         assert not link.is_open
-        assert not link.is_parting
+        assert not link.is_draining
         assert len(lost) == 1
     check_engine(group)
 

@@ -79,7 +79,7 @@ class Wire:
     """A transport that tells nobody, and is connected to nobody."""
 
     bytes_sent = 0
-    is_parting = False
+    is_draining = False
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None: ...
 

@@ -102,14 +102,14 @@ def test_processes_that_are_spawned_find_the_names_too(method: str, tmp_path: Pa
 
 
 def test_the_way_for_spawned_processes_is_not_taken_for_horovod_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, aliases.DOOR])
+    monkeypatch.setattr(sys, "path", [*sys.path, aliases.IMPORT_PATH])
     assert not aliases.is_installed()
     undertow.horovod.install()
     assert not aliases.is_installed()
     assert importlib.import_module("horovod") is undertow.horovod
     assert not aliases.is_installed()
     undertow.horovod.uninstall()
-    assert aliases.DOOR not in sys.path
+    assert aliases.IMPORT_PATH not in sys.path
 
 
 def test_horovod_itself_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:

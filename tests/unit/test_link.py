@@ -14,7 +14,7 @@ import pytest
 from undertow.core.frames import HEADER_BYTES, Header, Kind, pack
 from undertow.trace import notes
 from undertow.trace.recorder import Recorder
-from undertow.wire.link import PARTING_TIMEOUT_S, STAGING_BYTES, Link
+from undertow.wire.link import DRAIN_TIMEOUT_S, STAGING_BYTES, Link
 
 
 class HandLoop:
@@ -197,11 +197,11 @@ def test_a_peer_that_sends_garbage_for_ever_is_read_in_turn_and_cut_off_after_a_
         ends[0].sendall(bytes(100_000))
         settle(loop)
     assert not loop.turn()  # it sleeps until more comes
-    assert ends[1].is_parting
+    assert ends[1].is_draining
     [(delay_s, close)] = loop.timers
-    assert delay_s == PARTING_TIMEOUT_S
+    assert delay_s == DRAIN_TIMEOUT_S
     close()
-    assert not ends[1].is_parting
+    assert not ends[1].is_draining
     with pytest.raises(BrokenPipeError):
         ends[0].sendall(b"more")
     assert len(inbox.lost) == 1
@@ -220,7 +220,7 @@ def test_a_link_that_breaks_while_it_says_its_last_words_is_lost_once(
     settle(loop)
     assert len(inbox.lost) == 1
     assert not ends[1].is_open
-    assert not ends[1].is_parting
+    assert not ends[1].is_draining
 
 
 @pytest.mark.parametrize("sent", [0, 10, HEADER_BYTES, HEADER_BYTES + 3])

@@ -45,7 +45,7 @@ class Outgoing:
         self.kinds: list[tuple[int, Kind]] = []
         self.connected = {0, 1, 2}
         self.bytes_sent = 0
-        self.is_parting = False
+        self.is_draining = False
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None:
         kind = frames.unpack(header[:HEADER_BYTES]).kind
@@ -252,20 +252,20 @@ def test_who_has_left_and_whose_last_bytes_were_damaged_hears_that_nobody_was_lo
 
 def test_leaving_waits_for_last_words_to_one_whose_bytes_were_damaged(house: House) -> None:
     left: list[str] = []
-    house.out.is_parting = True
+    house.out.is_draining = True
     house.steward.lose(2, "bytes from it were damaged on the way")
     house.steward.leave("it failed", lambda: left.append("gone"))
     house.steward.obey(0, messages.Farewell())
     house.timers.fire()
     assert not left
-    house.out.is_parting = False
+    house.out.is_draining = False
     house.timers.fire()
     assert left == ["gone"]
 
 
 def test_leaving_does_not_wait_for_ever_for_last_words(house: House) -> None:
     left: list[str] = []
-    house.out.is_parting = True
+    house.out.is_draining = True
     house.steward.lose(2, "bytes from it were damaged on the way")
     house.steward.leave("it failed", lambda: left.append("gone"))
     house.clock.now += GOODBYE_TIMEOUT_S + 0.1

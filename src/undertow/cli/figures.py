@@ -21,7 +21,7 @@ class Refusal(Exception):
 
 
 class FigureParser:
-    """What typer calls with the text of an option, or with its default."""
+    """Parser of one option; typer calls it with the text, or with the default."""
 
     def __init__(self, option: str, bounds: Bounds) -> None:
         self.option = option

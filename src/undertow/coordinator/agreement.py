@@ -168,7 +168,7 @@ def latest(payloads: Sequence[bytes]) -> bytes:
 
 
 def decode_latest(reply: bytes) -> tuple[int, list[int], bool]:
-    """Who stopped last, after how many rounds of each table, and whether all stopped there."""
+    """Decode who stopped last, after how many rounds of each table, and whether all stopped there."""
     return _latest.decode(reply)
 
 
@@ -178,7 +178,7 @@ def decode_difference(reply: bytes) -> tuple[str, list[int]]:
 
 
 def _decode_all(decoder: Decoder[T], payloads: Sequence[bytes]) -> list[T]:
-    """What all ranks bring; `Garbled` names the rank that brings something else."""
+    """Decode what all ranks bring; raises `Garbled` with the rank whose payload cannot be read."""
     found = []
     for rank, payload in enumerate(payloads):
         try:

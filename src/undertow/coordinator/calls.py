@@ -85,7 +85,7 @@ class Calls:
         return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
 
     def missing(self) -> dict[str, list[int]]:
-        """Of each call that waits, the names of those who have not made it."""
+        """Return the ranks that have not made it, for each call that waits."""
         here = {name: {*present, *self._out} for name, present in self._open.items()}
         everyone = range(self._size)
         return {name: [self._name(rank) for rank in everyone if rank not in ranks] for name, ranks in here.items()}

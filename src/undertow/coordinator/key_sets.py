@@ -64,7 +64,7 @@ class KeySets:
         return dropped
 
     def _remove(self, number: int) -> None:
-        """It is not free any more, and was taken from the others of its form."""
+        """Remove a set from the free ones; it is out of its form's queue already."""
         found = self._sets[number]
         del self._idle[number]
         self._free_keys -= found.count

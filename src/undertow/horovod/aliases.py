@@ -20,7 +20,7 @@ from undertow.errors import ConfigError
 
 ALIAS = "horovod"
 REAL = "undertow.horovod"
-DOOR = str(Path(__file__).parent / "door")
+IMPORT_PATH = str(Path(__file__).parent / "import_path")
 
 
 def install() -> None:
@@ -32,16 +32,16 @@ def install() -> None:
         )
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    if DOOR not in sys.path:
-        sys.path.append(DOOR)  # the last: Horovod itself, where it is installed, comes first
+    if IMPORT_PATH not in sys.path:
+        sys.path.append(IMPORT_PATH)  # the last: Horovod itself, where it is installed, comes first
 
 
 def uninstall() -> None:
     """Take the names away again; modules that were imported by them stay what they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    if DOOR in sys.path:
-        sys.path.remove(DOOR)
+    if IMPORT_PATH in sys.path:
+        sys.path.remove(IMPORT_PATH)
     for name in [name for name in sys.modules if name == ALIAS or name.startswith(f"{ALIAS}.")]:
         if sys.modules[name] is sys.modules.get(REAL + name.removeprefix(ALIAS)):
             del sys.modules[name]
@@ -52,7 +52,7 @@ def is_installed() -> bool:
     spec = importlib.util.find_spec(ALIAS)
     if spec is None or spec.name == REAL or isinstance(spec.loader, _Loader):
         return False
-    return not (spec.origin or "").startswith(DOOR)
+    return not (spec.origin or "").startswith(IMPORT_PATH)
 
 
 class _Finder(MetaPathFinder):

@@ -17,7 +17,7 @@ from undertow.store.shard import Unexpected
 
 
 class CanDiscard(Protocol):
-    """What forgets keys: a group."""
+    """Interface of a group that can forget keys."""
 
     def discard(self, keys: range) -> None: ...
 

@@ -282,7 +282,7 @@ class Steward:
         # A socket that is closed with unread bytes resets the connection and may cut off what the peer has not
         # read yet: so wait for the answers, of a slow peer for as long as it does not count as lost.
         timeout_s = GOODBYE_TIMEOUT_S if self._has_failed else max(GOODBYE_TIMEOUT_S, self._shape.silence_timeout_s)
-        self._until(lambda: self._farewells >= self._living() and not self._transport.is_parting, timeout_s, then)
+        self._until(lambda: self._farewells >= self._living() and not self._transport.is_draining, timeout_s, then)
 
     def _say_who_is_awaited(self, waited_s: float) -> None:
         text = "the script of rank %d has ended; it has waited for %.0f s to leave, because other ranks still need it"

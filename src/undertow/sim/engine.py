@@ -84,7 +84,7 @@ class Engine:
         return True
 
     @property
-    def is_parting(self) -> bool:
+    def is_draining(self) -> bool:
         return False
 
     def checks_bodies(self, peer: int) -> bool:

@@ -30,7 +30,7 @@ READS_IN_A_ROW = 8
 MAX_PARTS = 16
 _ABOUT_NO_SLICE = (Kind.RECEIVED, Kind.CONTROL, Kind.HEARTBEAT)
 # A peer whose bytes were damaged hangs up as soon as it has heard why.  One that does not is cut off after this.
-PARTING_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 30.0
 CLOSED = "its connection closed (the process ended)"
 
 
@@ -53,7 +53,7 @@ class Link:
         self.peer = peer
         self.bytes_sent = 0
         self.is_open = True
-        self.is_parting = False  # it takes no more frames; what was given to it before is still on its way
+        self.is_draining = False  # it takes no more frames; what was given to it before is still on its way
         self._sock = sock
         self._loop = loop
         self._receiver = receiver
@@ -119,7 +119,7 @@ class Link:
                 self._recorder.note(notes.Written(self._recorder.clock(), self.peer, kind, key, step))
 
     def _want_write(self, wants: bool) -> None:
-        if wants != self._wants_write and (self.is_open or self.is_parting):
+        if wants != self._wants_write and (self.is_open or self.is_draining):
             self._wants_write = wants
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants else 0)
             self._loop.rewatch(self._sock, events, self._ready)
@@ -135,13 +135,13 @@ class Link:
     def _read(self) -> None:
         try:
             for _ in range(READS_IN_A_ROW):
-                more = self._read_some() if self.is_open else self.is_parting and self._drop_some()
+                more = self._read_some() if self.is_open else self.is_draining and self._drop_some()
                 if not more:
                     return
         except BlockingIOError:
             pass
         except Garbled as error:
-            self._part(explain(error))
+            self._drain(explain(error))
         except OSError as error:
             self.close(_describe(error))
 
@@ -217,7 +217,7 @@ class Link:
 
     # The end
 
-    def _part(self, reason: str) -> None:
+    def _drain(self, reason: str) -> None:
         """The link is lost, and the peer does not know: say so while it can be told, then hang up.
 
         What it still sends is read and dropped: to close with unread bytes resets the connection, and that could
@@ -228,20 +228,20 @@ class Link:
         on_lost, self._on_lost = self._on_lost, lambda reason: None
         on_lost(reason)
         if self.is_open:
-            self.is_open, self.is_parting = False, True
-            self._loop.later(PARTING_TIMEOUT_S, self.close)
+            self.is_open, self.is_draining = False, True
+            self._loop.later(DRAIN_TIMEOUT_S, self.close)
             self._hang_up_when_written()
 
     def _hang_up_when_written(self) -> None:
         """The peer hears the end of the stream after the last frame, closes its own end, and so ends this one."""
-        if self.is_parting and not self._parts:
+        if self.is_draining and not self._parts:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:  # it has hung up already
                 self.close()
 
     def _drop_some(self) -> bool:
-        """As `_read_some`, but nobody wants the bytes."""
+        """Read and drop bytes; returns whether there may be more."""
         got = self._sock.recv_into(self._staging)
         if not got:
             self.close()
@@ -249,9 +249,9 @@ class Link:
 
     def close(self, reason: str | None = None) -> None:
         """Close; with a reason, the link was lost and says so."""
-        if not (self.is_open or self.is_parting):
+        if not (self.is_open or self.is_draining):
             return
-        self.is_open = self.is_parting = False
+        self.is_open = self.is_draining = False
         self._loop.unwatch(self._sock)
         self._sock.close()
         self._parts.clear()

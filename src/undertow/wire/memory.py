@@ -85,7 +85,7 @@ class MemoryTransport:
         return peer in self._peers
 
     @property
-    def is_parting(self) -> bool:
+    def is_draining(self) -> bool:
         return False  # what was sent arrives, also after `close`
 
     def checks_bodies(self, peer: int) -> bool:

@@ -113,8 +113,8 @@ class SocketTransport:
         return peer in self._links and self._links[peer].is_open
 
     @property
-    def is_parting(self) -> bool:
-        return any(link.is_parting for link in self._links.values())
+    def is_draining(self) -> bool:
+        return any(link.is_draining for link in self._links.values())
 
     def checks_bodies(self, peer: int) -> bool:
         return peer in self._checked_peers

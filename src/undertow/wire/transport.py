@@ -39,7 +39,7 @@ class Transport(Protocol):
         """Whether there is a link to this peer now."""
 
     @property
-    def is_parting(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether last words are still on their way to a peer whose bytes were damaged: to close would cut them off."""
 
     def checks_bodies(self, peer: int) -> bool:

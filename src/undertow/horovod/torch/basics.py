@@ -40,7 +40,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def _find_place() -> Place:
-    """Of this worker, or of the one from which this process was forked."""
+    """Return this worker's numbers, or those of the worker that this process was forked from."""
     global _place, _hosts, _pid
     if _place is not None and _is_forked():
         return _place

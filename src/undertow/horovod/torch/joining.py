@@ -36,7 +36,7 @@ def _forget_removed() -> None:
 
 
 def _groups() -> list[Group]:
-    """All that this rank is in, in an order that is the same on all ranks of each."""
+    """Return all groups of this rank, in an order that is the same on all ranks of each."""
     return [basics.group(), *own_groups()]
 
 

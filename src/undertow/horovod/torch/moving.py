@@ -126,7 +126,7 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group
 
 
 def _join_rows(pieces: Sequence[Array | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each tensor, the rows of all ranks, one rank's after the other's."""
+    """Concatenate each tensor's rows of all ranks, in rank order."""
     counts = [read_counts(piece, len(like)) for piece in pieces if piece is not None]
     results = [_like(host, sum(count[index] for count in counts)) for index, host in enumerate(like)]
     starts = [0] * len(like)

@@ -131,7 +131,7 @@ def find_group(process_set: Any) -> Group | None:
 
 
 def _find_number(process_set: Any) -> int | None:
-    """Of this set, or of the one that it is a copy of; None if there is none.
+    """Return the number of this set, or of the one that it is a copy of; None if there is none.
 
     A copy of a set that was removed may have the number of another one.
     """
@@ -153,7 +153,7 @@ def group_of(process_set: Any) -> Group:
 
 
 def own_groups() -> list[Group]:
-    """Those of all sets that this rank is in, in the order of their numbers."""
+    """Return the groups of all sets that this rank is in, in the order of their numbers."""
     groups = [find_group(one) for _, one in sorted(_sets.items())]
     return [group for group in groups if group is not None]
 
