@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from undertow.zoo import find_model
+from undertow.tools.zoo import find_model
 
 
 class Sleep(torch.autograd.Function):

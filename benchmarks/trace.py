@@ -16,7 +16,7 @@ import torch
 
 import undertow
 import undertow.torch
-from undertow.trace.recorder import here
+from undertow.tracing.recorder import process_recorder
 
 MODELS = {
     "stack": lambda: torch.nn.Sequential(
@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     undertow.init()
-    assert here.is_on is not options.without_hooks, "give --trace DIR --trace-steps all, or --without-hooks"
+    assert process_recorder.is_on is not options.without_hooks, "give --trace DIR --trace-steps all, or --without-hooks"
     model = MODELS[options.model]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     if options.overlap:
@@ -57,7 +57,7 @@ def main() -> None:
         undertow.torch.flush(model)
         undertow.barrier()
         time.sleep(0.6)  # what was noted before is written
-        here.is_on = is_on
+        process_recorder.is_on = is_on
         undertow.barrier()
         started_s, used_s = time.perf_counter(), time.process_time()
         for _ in range(options.steps):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chromium import Browser, check_installed, open_chromium
+from tests.support.chromium import Browser, check_installed, open_chromium
 
 _OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAUNCHERS = ("UNDERTOW_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_", "MPI_LOCAL", "MV2_", "HOROVOD_")

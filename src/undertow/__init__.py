@@ -19,9 +19,9 @@ from undertow.errors import (
     Refused,
     UndertowError,
 )
+from undertow.release import __version__
 
-__version__ = "0.1.0"
-# The engine is imported inside of the functions: the command line starts without it.
+# The functions import the engine when called, so that the command line starts without it.
 __all__ = [
     "ConfigError",
     "DriftError",
@@ -48,67 +48,68 @@ def init(**settings: Any) -> None:
     """Join the other workers of this job; call it once, before anything else.
 
     Settings come from here, then from the environment (`undertow env` lists them), then
-    from the defaults.  Under no launcher at all this is a job of one worker.
+    from the defaults.  Without a launcher, this is a job of one worker.
     Raises `PeerLost` if a worker does not arrive in time, `ConfigError` on bad settings.
     """
     from undertow.runtime import process
+    from undertow.torch_groups import TorchRendezvous
 
-    process.init(**settings)
+    process.init(TorchRendezvous(), **settings)
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` not yet."""
+    """Return whether `init` was called, and `shutdown` not since."""
     from undertow.runtime import process
 
     return process.is_joined_by_script()
 
 
 def rank() -> int:
-    """This worker's number, from 0 to `world_size() - 1`."""
+    """Return this worker's number, from 0 to `world_size() - 1`."""
     from undertow.runtime import process
 
     return process.default_group().rank
 
 
 def world_size() -> int:
-    """How many workers there are."""
+    """Return the number of workers."""
     from undertow.runtime import process
 
     return process.default_group().size
 
 
 def local_rank() -> int:
-    """This worker's number on its own host: choose the device with it."""
+    """Return this worker's number on its own host, which chooses its device."""
     from undertow.runtime import process
 
     return process.settings().local_rank
 
 
 def local_world_size() -> int:
-    """How many workers run on this host."""
+    """Return the number of workers on this host."""
     from undertow.runtime import process
 
     return process.settings().local_world_size
 
 
 def barrier() -> None:
-    """Wait until all workers are here."""
+    """Wait until all workers have called this."""
     from undertow.runtime import process
 
     process.default_group().barrier()
 
 
 def bytes_sent() -> int:
-    """Bytes that this worker has handed to the network so far, headers included."""
+    """Return the bytes that this worker has sent so far, headers included."""
     from undertow.runtime import process
 
     return process.default_group().bytes_sent
 
 
 def shutdown() -> None:
-    """Leave the job in order.  Done at the end of the process too; never hangs.
+    """Leave the job in an orderly way; never hangs.  The end of the process does it as well.
 
-    What `undertow run` has changed of torch for a script is undone as well.
+    Also undoes what `undertow run` has changed in torch for a script.
     """
     from undertow.runtime import process
     from undertow.script import preparation

@@ -1,9 +1,9 @@
-"""Under torchrun, and wherever else somebody sets RANK: `UNDERTOW_AUTOLOAD=1 torchrun train.py`.
+"""Prepares workers that another launcher starts, such as `UNDERTOW_AUTOLOAD=1 torchrun train.py`.
 
-In: torch has just been imported (it calls `load`, an entry point of ours).  Out: the process is prepared as
-`undertow run` would have prepared it, if the variable asks for that and this is a worker.  Under srun, mpirun and other
-launchers whose ranks are not read, the process ends with code 2 if each would train alone.
-Every process that imports torch comes here: nothing is imported, and nothing done, without the variable.
+In: torch has just been imported, and calls `load`, an entry point of this package.  Out: the process is prepared as
+`undertow run` would have prepared it, if the variable is set and this is a worker.  Under srun, mpirun and other
+launchers whose ranks undertow does not read, the process ends with code 2 if each process would train alone.
+Every process that imports torch runs this: without the variable, it imports nothing and does nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 
 def load() -> None:
-    """Called by torch, last of all when it is imported."""
+    """Prepare this process; torch calls this at the end of its import."""
     if "UNDERTOW_AUTOLOAD" not in os.environ:
         return
     is_worker = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -28,26 +28,26 @@ def load() -> None:
         _refuse_others(script)
         return
 
-    from undertow.script.frames import strip
-    from undertow.script.preparation import prepare, speak_up
+    from undertow.script.preparation import prepare, show_output
+    from undertow.script.tracebacks import strip_own_frames
 
     prepare(script)
     shows = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: object) -> None:
-        speak_up()
-        strip(error)
+        show_output()
+        strip_own_frames(error)
         shows(kind, error, error.__traceback__)
 
     sys.excepthook = show
 
 
 def _refuse_others(script: str | None) -> None:
-    """End the process under srun or mpirun, whose ranks are not read; torch would wrap an error in its own words."""
+    """End the process under srun or mpirun, whose ranks undertow does not read; torch would wrap an error."""
     import sys
 
     from undertow.errors import ConfigError
-    from undertow.script.admission import check_launcher
+    from undertow.script.launcher_check import check_launcher
 
     try:
         check_launcher(script)

@@ -1,7 +1,7 @@
-"""The limits of every figure that a user, a file or a peer gives, and the one check of them.
+"""Ranges of all numbers that a user, a file or a peer gives, and the only check of them.
 
-In: what the figure is called, and its value or its text.  Out: the number, or `ConfigError` with the name, the value
-and the range.  NaN is in no range: no comparison with it holds.
+In: the name of a number, and its value or its text.  Out: the number, or `ConfigError` with the name, the value and
+the range.  NaN is in no range: no comparison with it holds.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ LONGEST_SHOWN = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The range of one kind of figure, both ends included."""
+    """Range of one kind of number, both ends included."""
 
     least: float
     most: float
     unit: str = ""
     is_whole: bool = True
-    words: str = ""  # of the range, where its numbers alone would not tell
+    words: str = ""  # that describe the range, where its numbers alone would not do
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value, if it is one of these."""
+        """Return the value; raise `ConfigError` if it is of another type or outside."""
         if not self._is_of_kind(value):
             raise ConfigError(f"{name} {_cut(repr(value))} is not {self._kind}: give {self.describe()}")
         self.check_range(f"{name} {show(value)}", value)
         return int(value) if self.is_whole else float(value)
 
     def check_range(self, subject: str, value: float) -> None:
-        """Refuse a number that is outside; `subject` says what it is and shows it."""
+        """Raise `ConfigError` if the number is outside; `subject` names and shows it."""
         if not self.least <= value <= self.most:
             raise ConfigError(f"{subject} is not possible: give {self.describe()}")
 
     def parse(self, name: str, text: str, *, sign: str = " ") -> Any:
-        """Read the number of an option, or of a variable with "=" as the sign."""
+        """Read the number of an option, or with "=" as the sign that of a variable."""
         subject = f"{name}{sign}{_cut(text if sign == ' ' and _is_plain(text) else repr(text))}"
         try:
             value = int(text) if self.is_whole else float(text)
@@ -50,14 +50,14 @@ class Bounds:
         return value
 
     def describe(self) -> str:
-        """The range in words."""
+        """Return the range in words."""
         if self.words:
             return self.words
         unit = f" {self.unit}" if self.unit else ""
         return f"{show(self.least)} to {show(self.most)}{unit}"
 
     def _is_of_kind(self, value: Any) -> bool:
-        """numpy's numbers are among them; True and False are not meant."""
+        """Whether this is a number, also one of numpy; True and False are not."""
         return not isinstance(value, bool) and isinstance(value, numbers.Integral if self.is_whole else numbers.Real)
 
     @property
@@ -66,12 +66,12 @@ class Bounds:
 
 
 def read_count(text: str) -> int | None:
-    """The whole number that another program has written here; None if it is anything else, or has too many digits."""
+    """Return the whole number that another program has written; None for other text and for too many digits."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def show(value: Any) -> str:
-    """A number as a person would type it."""
+    """Return a number as a person would type it."""
     if isinstance(value, numbers.Integral):
         digits = int(value).bit_length() * math.log10(2)
         return str(value) if digits < LONGEST_SHOWN else f"of about {digits:.0f} digits"
@@ -98,7 +98,7 @@ COMPUTE_S = Bounds(least=1e-6, most=1e6, is_whole=False, words="1us to 1000000s,
 DELAY_S = Bounds(least=0, most=10, is_whole=False, words="0 to 10 s")
 LATENCY_S = Bounds(least=1e-6, most=10, is_whole=False, words="1us to 10s, such as 100us")
 
-# Places.
+# Workers, hosts and ports.
 MOST_WORKERS = 1 << 16
 WORLD_SIZE = Bounds(least=1, most=MOST_WORKERS, unit="workers")
 RANK = Bounds(least=0, most=MOST_WORKERS - 1)
@@ -116,7 +116,7 @@ CHOSEN_SLICE_BYTES = Bounds(least=0, most=1 << 36, unit="bytes, 0 for what fits 
 CREDIT_BYTES = Bounds(least=0, most=1 << 40, unit="bytes, 0 for some slices per peer")
 NUMBER_BYTES = Bounds(least=1, most=16, unit="bytes: 4 for float32, 2 for half of it")
 BANDWIDTH = Bounds(least=1e3, most=1e12, is_whole=False, words="1kbit to 1000gbit, such as 1gbit")
-# A slow link is simulated in turns of half a millisecond, of which below this a step has millions.
+# The simulator lets streams share a link in turns of half a millisecond: on slower links a step has millions.
 SIMULATED = Bounds(least=1e7, most=1e12, is_whole=False, words="10mbit to 1000gbit, such as 1gbit")
 RATE = Bounds(least=1, most=1e21, unit="per second", is_whole=False)
 PARAMETERS = Bounds(least=1, most=1e15, is_whole=False, words="1 to 1e+15, such as 61.5M")

@@ -1,17 +1,17 @@
-"""Files that undertow writes, also in folders that other users can write to, such as /tmp.
+"""Files that undertow writes, also to folders that other users can write to, such as /tmp.
 
-In: a path and what belongs there.  Out: that file, and no other: a symbolic link that another user has put there is
-never followed.  What a job records is readable by its own user only.
+In: a path and the file's content.  Out: that file and no other: a symbolic link of another user is never followed.
+Only the user of a job can read what it records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,9 +21,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Open a new file in place of whatever has this name, readable by this user only.
+    """Open a new file that replaces any file of this name, readable by this user only.
 
-    A link of this name is replaced, not followed; a file that others have open stays theirs.
+    A link of this name is replaced, not followed.  Processes that have the old file open keep it.
     """
     draft = _name_draft(path)
     file = os.fdopen(os.open(draft, _NEW, PRIVATE), "wb")
@@ -36,9 +36,9 @@ def create_private(path: Path) -> BinaryIO:
     return file
 
 
-@contextmanager
+@contextlib.contextmanager
 def replace_file(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
-    """Write a file in place of whatever has this name: whole, or not at all."""
+    """Write a file that replaces any file of this name once it is complete."""
     draft = _name_draft(path)
     try:
         with os.fdopen(os.open(draft, _NEW, mode), "wb") as file:
@@ -49,7 +49,7 @@ def replace_file(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write where a user has said, as `write_file` does, but a file that is cut off never has this name."""
+    """Write where a user has said, as `write_file` does, but never leave an incomplete file of this name."""
     if _find_link(path) is None and not _is_special(path):
         with replace_file(Path(path), SHARED) as file:
             file.write(data)
@@ -58,7 +58,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write where a user has said: also to a pipe or device, and through a link that is not another user's."""
+    """Write where a user has said, also to a pipe or device, and through a link unless another user made it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     link = _find_link(path)
     if link is None:
@@ -69,8 +69,29 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
         file.write(data)
 
 
+class UnnamedFile:
+    """File in memory, which is gone when no process has it open any more.
+
+    Other processes of this user open it by `path`.  Where the system has none, or they cannot, there is no `fd`.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.fd: int | None = None
+        self.path = ""
+        with contextlib.suppress(AttributeError, OSError):
+            self.fd = os.memfd_create(label)
+            self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+            if not os.access(self.path, os.R_OK | os.W_OK):
+                self.close()
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd, self.path = None, ""
+
+
 def _name_draft(path: Path) -> Path:
-    """A name beside it that cannot be guessed; hosts may share the folder."""
+    """Return a path in the same folder that other users and hosts cannot guess."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
@@ -83,15 +104,15 @@ def _find_link(path: str | os.PathLike[str]) -> os.stat_result | None:
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether it is there and no file: what is written there goes elsewhere."""
+    """Whether this is a pipe or device, which passes on what is written to it."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _is_trusted(link: os.stat_result, folder: Path) -> bool:
-    """As the kernel has it with fs.protected_symlinks.
+    """Whether to follow a link, by the rule of the kernel's fs.protected_symlinks.
 
-    Where all users can make files but not replace each other's, as in /tmp, only the user's own links and those of
-    the folder's owner.
+    In folders such as /tmp, where all users can make files but not replace each other's, only links of this user and
+    of the folder's owner are followed.
     """
     found = folder.stat()
     is_shared = bool(found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH)

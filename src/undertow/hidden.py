@@ -1,7 +1,7 @@
-"""The launcher's variables, for undertow alone where a script must not see them.
+"""Variables of the launcher that are hidden from single-process scripts.
 
-In: `hide`, before a single-process script runs.  Out: `os.environ`, which the script and its children see, without
-them; `read_environment` has them still.
+In: `hide`, before such a script runs.  Out: an `os.environ` without them, which the script and its children see;
+`read_environment` still returns them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-# Where a worker of Horovod's stands.
+# Ranks and sizes, as horovodrun sets them.
 HOROVOD = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -18,7 +18,7 @@ HOROVOD = (
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
 )
-# Where a worker stands, as torchrun and launchers like it say it.
+# Ranks, sizes and addresses, as torchrun and similar launchers set them.
 RANKS = (
     "RANK",
     "WORLD_SIZE",
@@ -42,12 +42,12 @@ _hidden: dict[str, str] = {}
 
 
 def hide() -> None:
-    """Take the launcher's variables away from the script."""
+    """Hide the launcher's variables from the script."""
     _hidden.update({name: os.environ.pop(name) for name in RANKS if name in os.environ})
 
 
 def show() -> None:
-    """Put them back."""
+    """Restore the hidden variables."""
     os.environ.update(_hidden)
     _hidden.clear()
 
@@ -57,5 +57,5 @@ def is_hidden() -> bool:
 
 
 def read_environment() -> Mapping[str, str]:
-    """The environment with what is hidden, which wins: a script may set a RANK of its own in its place."""
+    """Return the environment with the hidden variables; they win over a RANK that the script sets itself."""
     return {**os.environ, **_hidden} if _hidden else os.environ

@@ -1,7 +1,8 @@
-"""The one reader of the environment: argument first, then variable, then default.
+"""Settings of a process: arguments first, then environment variables, then defaults.
 
-In: keyword arguments and a mapping of environment variables.
-Out: a frozen `Settings`.  Nothing else in the package reads `UNDERTOW_*`.
+In: keyword arguments and a mapping of environment variables.  Out: a frozen `Settings`.
+No other module reads a variable `UNDERTOW_*`, with one exception: `autoload`, which every import of torch calls, looks
+for UNDERTOW_AUTOLOAD before it imports this module.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.hidden import read_environment
-from undertow.plan.sizing import ALIGNMENT, Sizes
-from undertow.trace.window import parse_window
+from undertow.sizing import ALIGNMENT, CREDIT_RULE, Sizes
+from undertow.tracing.window import parse_window
 
 # The range of every setting that is a number.
 BOUNDS = {
@@ -40,22 +41,22 @@ BOUNDS = {
 
 
 class Priority(enum.Enum):
-    """Where urgent slices may overtake others; only where the next forward pass starts early."""
+    """Directions in which urgent slices may overtake others, if the next forward pass starts early."""
 
     BOTH = "both"
-    PUSH = "push"  # to the shards; their answers leave in the order in which they are ready
+    PUSH = "push"  # only to the shards, whose answers leave in the order in which they are ready
     OFF = "off"
 
 
 class Batch(enum.Enum):
-    """What becomes of the batch of a single-process script, and of loaders given to `undertow.torch.distribute`."""
+    """Batch size of each worker, in a single-process script and in loaders given to `undertow.torch.distribute`."""
 
-    SAME = "same"  # every rank keeps the script's: all together have as many times of it
-    SPLIT = "split"  # all together have the script's: results are those of a single process
+    SAME = "same"  # as in the script: N workers together have N times as much
+    SPLIT = "split"  # all workers together as in the script: results are those of a single process
 
 
 class _Switch(enum.Enum):
-    """A choice with the members ON and OFF, which accepts the other words of a switch as well."""
+    """Choice with the members ON and OFF, which accepts the other words of a switch as well."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
@@ -64,15 +65,15 @@ class _Switch(enum.Enum):
 
 
 class Horovod(_Switch):
-    """What `import horovod.torch` finds."""
+    """Module that `import horovod.torch` finds."""
 
     AUTO = "auto"  # undertow's, unless Horovod is installed
     ON = "on"  # undertow's
-    OFF = "off"  # what it finds without undertow
+    OFF = "off"  # the one that is found without undertow
 
 
 class Checksum(_Switch):
-    """Which frames carry a checksum of their body; those that do are always checked."""
+    """Frames that carry a checksum of their body; the receiver checks it whatever its own choice is."""
 
     AUTO = "auto"  # frames between hosts: Unix sockets on one host cannot damage anything
     ON = "on"
@@ -80,200 +81,132 @@ class Checksum(_Switch):
 
 
 class PlainScripts(_Switch):
-    """What becomes of a single-process script."""
+    """Treatment of a single-process script."""
 
-    AUTO = "auto"  # trained on all workers; it sees RANK, until that has led it to NCCL on a host without it
+    AUTO = "auto"  # trained on all workers; it sees RANK, unless that made it choose NCCL on a host without it
     ON = "on"  # trained on all workers; it never sees RANK
-    OFF = "off"  # left alone: each worker runs it by itself
+    OFF = "off"  # unchanged: each worker runs it independently
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How a job takes turns with others."""
+    """Options of a job that takes turns with others."""
 
     name: str
     weight: float
     is_urgent: bool
-    socket: str  # where the arbiter is; empty: where it always is
-    is_spokesman: bool  # the first worker on its host
+    socket: str  # of the arbiter; empty: the default one of this user and host
+    is_spokesman: bool  # the first worker on its host, which logs for all of them
+
+
+def _setting(default: Any, variable: str, text: str) -> Any:
+    return field(default=default, metadata={"env": variable, "help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set, with its variable and its default."""
+    """Settings of a process, with their variables and defaults."""
 
-    rank: int = field(default=0, metadata={"env": "RANK", "help": "this worker's number, 0 to world_size - 1"})
-    world_size: int = field(default=1, metadata={"env": "WORLD_SIZE", "help": "number of workers"})
-    local_rank: int = field(default=0, metadata={"env": "LOCAL_RANK", "help": "this worker's number on its host"})
-    local_world_size: int = field(default=1, metadata={"env": "LOCAL_WORLD_SIZE", "help": "workers on this host"})
-    master_addr: str = field(default="127.0.0.1", metadata={"env": "MASTER_ADDR", "help": "host of rank 0"})
-    master_port: int = field(default=0, metadata={"env": "MASTER_PORT", "help": "where rank 0 waits for the others"})
-    rendezvous: str = field(
-        default="", metadata={"env": "UNDERTOW_RENDEZVOUS", "help": "address:port of the launcher's meeting point"}
+    rank: int = _setting(0, "RANK", "this worker's number, 0 to world_size - 1")
+    world_size: int = _setting(1, "WORLD_SIZE", "number of workers")
+    local_rank: int = _setting(0, "LOCAL_RANK", "this worker's number on its host")
+    local_world_size: int = _setting(1, "LOCAL_WORLD_SIZE", "workers on this host")
+    master_addr: str = _setting("127.0.0.1", "MASTER_ADDR", "host of rank 0")
+    master_port: int = _setting(0, "MASTER_PORT", "port at which rank 0 waits for the others")
+    rendezvous: str = _setting("", "UNDERTOW_RENDEZVOUS", "address:port of the launcher's rendezvous server")
+    token: str = _setting("", "UNDERTOW_TOKEN", "the job's secret; `undertow run` generates one")
+    start_marks: str = _setting(
+        "",
+        "UNDERTOW_START_MARKS",
+        "file in which a worker tells its launcher that it waits for others (`undertow run` sets it)",
     )
-    token: str = field(
-        default="", metadata={"env": "UNDERTOW_TOKEN", "help": "the job's secret; `undertow run` makes a fresh one"}
+    loss_note: str = _setting(
+        "",
+        "UNDERTOW_LOSS_NOTE",
+        "file in which a worker tells its launcher of the loss that ended it (`undertow run` sets it)",
     )
-    start_marks: str = field(
-        default="",
-        metadata={
-            "env": "UNDERTOW_START_MARKS",
-            "help": "file in which a worker tells its launcher that it waits for others (`undertow run` sets it)",
-        },
+    address: str = _setting(
+        "", "UNDERTOW_ADDRESS", "this worker's address for all peers; default: of the interface that routes to rank 0"
     )
-    address: str = field(
-        default="",
-        metadata={"env": "UNDERTOW_ADDRESS", "help": "own address, used for all peers; default: the route to rank 0"},
+    start_timeout_s: float = _setting(120.0, "UNDERTOW_START_TIMEOUT", "seconds to wait for all workers to arrive")
+    silence_timeout_s: float = _setting(
+        10.0, "UNDERTOW_SILENCE_TIMEOUT", "seconds without a sign of life until a worker counts as lost"
     )
-    start_timeout_s: float = field(
-        default=120.0, metadata={"env": "UNDERTOW_START_TIMEOUT", "help": "seconds to wait for all workers to arrive"}
+    stall_timeout_s: float = _setting(
+        1800.0, "UNDERTOW_STALL_TIMEOUT", "seconds to wait for a living worker that does not contribute"
     )
-    silence_timeout_s: float = field(
-        default=10.0, metadata={"env": "UNDERTOW_SILENCE_TIMEOUT", "help": "seconds without a sign of life: peer lost"}
+    slice_bytes: int = _setting(
+        0, "UNDERTOW_SLICE", "bytes of a slice; default: what the measured link carries in UNDERTOW_SLICE_TIME"
     )
-    stall_timeout_s: float = field(
-        default=1800.0,
-        metadata={
-            "env": "UNDERTOW_STALL_TIMEOUT",
-            "help": "seconds to wait for a living worker that does not contribute",
-        },
+    smallest_slice_bytes: int = _setting(
+        Sizes().smallest, "UNDERTOW_SMALLEST_SLICE", "bytes of the smallest slices that are chosen, for slow links"
     )
-    slice_bytes: int = field(
-        default=0,
-        metadata={
-            "env": "UNDERTOW_SLICE",
-            "help": "bytes of one slice on the wire; default: what the measured link carries in UNDERTOW_SLICE_TIME",
-        },
+    largest_slice_bytes: int = _setting(
+        Sizes().largest,
+        "UNDERTOW_LARGEST_SLICE",
+        "bytes of the largest slices that are chosen; a quarter of it before the link is measured",
     )
-    smallest_slice_bytes: int = field(
-        default=Sizes().smallest,
-        metadata={"env": "UNDERTOW_SMALLEST_SLICE", "help": "the least that is chosen where the link is slow"},
+    slice_time_s: float = _setting(
+        Sizes().time_s, "UNDERTOW_SLICE_TIME", "seconds that the link needs for a slice of the chosen size"
     )
-    largest_slice_bytes: int = field(
-        default=Sizes().largest,
-        metadata={"env": "UNDERTOW_LARGEST_SLICE", "help": "the most that is chosen; a quarter of it at the start"},
+    credit_bytes: int = _setting(0, "UNDERTOW_CREDIT", f"maximum of bytes in flight; default: {CREDIT_RULE}")
+    checksum: Checksum = _setting(
+        Checksum.AUTO,
+        "UNDERTOW_CHECKSUM",
+        "checksum of all slices: auto (between hosts), on (on one host too), off; rank 0's choice counts",
     )
-    slice_time_s: float = field(
-        default=Sizes().time_s,
-        metadata={"env": "UNDERTOW_SLICE_TIME", "help": "seconds that a link needs for a slice, if its size is chosen"},
+    wait_free: bool = _setting(True, "UNDERTOW_WAIT_FREE", "off: no gradient is sent before backward has ended")
+    priority: Priority = _setting(
+        Priority.BOTH,
+        "UNDERTOW_PRIORITY",
+        "slices that are needed first travel first: both (ways), push (to the shards only), off",
     )
-    credit_bytes: int = field(
-        default=0,
-        metadata={
-            "env": "UNDERTOW_CREDIT",
-            "help": "bytes in flight at most; default: four slices per peer, but 8 to 16",
-        },
+    plan: str = _setting(
+        "auto",
+        "UNDERTOW_PLAN",
+        "schemes of the gradients: auto (the fastest), poseidon, the name of one scheme, or a plan's file",
     )
-    checksum: Checksum = field(
-        default=Checksum.AUTO,
-        metadata={
-            "env": "UNDERTOW_CHECKSUM",
-            "help": "a checksum of frames' bytes: auto (between hosts), on (on one host too), off; rank 0 chooses",
-        },
+    profile: str = _setting(
+        "",
+        "UNDERTOW_PROFILE",
+        "file for the profile of the first steps, after which the script ends (`undertow plan` sets it)",
     )
-    wait_free: bool = field(
-        default=True,
-        metadata={"env": "UNDERTOW_WAIT_FREE", "help": "off: gradients leave only when backward has ended"},
+    share: bool = _setting(False, "UNDERTOW_SHARE", "take turns on the device with other jobs that do (undertow share)")
+    share_name: str = _setting("", "UNDERTOW_SHARE_NAME", "the job's name for other jobs; default: that of its script")
+    share_weight: float = _setting(1.0, "UNDERTOW_SHARE_WEIGHT", "multiple of an equal share of device time")
+    share_urgent: bool = _setting(False, "UNDERTOW_SHARE_URGENT", "on: other jobs compute only while this one waits")
+    share_socket: str = _setting("", "UNDERTOW_SHARE_SOCKET", "socket of the arbiter; default: one per user and host")
+    ddp: bool = _setting(True, "UNDERTOW_DDP", "off: a script's DistributedDataParallel stays torch's own")
+    plain: PlainScripts = _setting(
+        PlainScripts.AUTO,
+        "UNDERTOW_PLAIN",
+        "a single-process script is trained on all workers: auto, on (RANK is hidden from it), off (never)",
     )
-    priority: Priority = field(
-        default=Priority.BOTH,
-        metadata={
-            "env": "UNDERTOW_PRIORITY",
-            "help": "slices that are needed first travel first: both ways, push (to the shards only), off",
-        },
+    batch: Batch = _setting(
+        Batch.SAME,
+        "UNDERTOW_BATCH",
+        "batch size of single-process scripts and undertow.torch.distribute(): same (of each worker), "
+        "split (of all together)",
     )
-    plan: str = field(
-        default="auto",
-        metadata={
-            "env": "UNDERTOW_PLAN",
-            "help": "which way gradients travel: auto (the fastest), poseidon, the name of a scheme, or a plan's file",
-        },
+    overlap: bool = _setting(
+        False, "UNDERTOW_OVERLAP", "on: parallelize() for scripts that do not call it: the next forward starts early"
     )
-    profile: str = field(
-        default="",
-        metadata={
-            "env": "UNDERTOW_PROFILE",
-            "help": "file for what the first steps show of the model; the script ends then (`undertow plan` sets it)",
-        },
+    seed_per_rank: bool = _setting(
+        False,
+        "UNDERTOW_SEED_PER_RANK",
+        "on: workers draw different batches in a single-process script that draws its own",
     )
-    share: bool = field(
-        default=False,
-        metadata={"env": "UNDERTOW_SHARE", "help": "take turns on the device with other jobs that do (undertow share)"},
+    horovod: Horovod = _setting(
+        Horovod.AUTO,
+        "UNDERTOW_HOROVOD",
+        "`import horovod.torch` finds undertow's: auto (unless Horovod is installed), on, off",
     )
-    share_name: str = field(
-        default="", metadata={"env": "UNDERTOW_SHARE_NAME", "help": "what the job is called there; default: its script"}
+    autoload: bool = _setting(
+        False, "UNDERTOW_AUTOLOAD", "on: under torchrun, scripts that import torch are prepared as by `undertow run`"
     )
-    share_weight: float = field(
-        default=1.0, metadata={"env": "UNDERTOW_SHARE_WEIGHT", "help": "how many times an equal share of device time"}
-    )
-    share_urgent: bool = field(
-        default=False, metadata={"env": "UNDERTOW_SHARE_URGENT", "help": "the others fill this job's gaps only"}
-    )
-    share_socket: str = field(
-        default="",
-        metadata={"env": "UNDERTOW_SHARE_SOCKET", "help": "where the arbiter is; default: one per user and host"},
-    )
-    ddp: bool = field(
-        default=True,
-        metadata={"env": "UNDERTOW_DDP", "help": "off: torch's DistributedDataParallel of a script stays torch's own"},
-    )
-    plain: PlainScripts = field(
-        default=PlainScripts.AUTO,
-        metadata={
-            "env": "UNDERTOW_PLAIN",
-            "help": "a single-process script is trained on all workers: auto, on (RANK is hidden from it), off (never)",
-        },
-    )
-    batch: Batch = field(
-        default=Batch.SAME,
-        metadata={
-            "env": "UNDERTOW_BATCH",
-            "help": "in such a script, and for undertow.torch.distribute(): same (each worker keeps the batch size) or "
-            "split (all share it)",
-        },
-    )
-    overlap: bool = field(
-        default=False,
-        metadata={
-            "env": "UNDERTOW_OVERLAP",
-            "help": "scripts that are not written for undertow get parallelize: the next forward starts early",
-        },
-    )
-    seed_per_rank: bool = field(
-        default=False,
-        metadata={
-            "env": "UNDERTOW_SEED_PER_RANK",
-            "help": "in a single-process script that draws its own batches: each worker draws others",
-        },
-    )
-    horovod: Horovod = field(
-        default=Horovod.AUTO,
-        metadata={
-            "env": "UNDERTOW_HOROVOD",
-            "help": "import horovod.torch finds undertow's: auto (unless Horovod is installed), on, off (never)",
-        },
-    )
-    autoload: bool = field(
-        default=False,
-        metadata={
-            "env": "UNDERTOW_AUTOLOAD",
-            "help": "under torchrun: whatever imports torch is prepared as by `undertow run`",
-        },
-    )
-    trace: str = field(
-        default="", metadata={"env": "UNDERTOW_TRACE", "help": "folder for a record of every stage; off if empty"}
-    )
-    trace_steps: str = field(
-        default="100",
-        metadata={"env": "UNDERTOW_TRACE_STEPS", "help": "which steps are in it: 20 (the first), 1000:1050 or all"},
-    )
-    live: str = field(
-        default="",
-        metadata={
-            "env": "UNDERTOW_LIVE",
-            "help": "socket of a launcher that shows the job live (`undertow run` sets it)",
-        },
-    )
+    trace: str = _setting("", "UNDERTOW_TRACE", "folder for traces of every stage; empty: no traces")
+    trace_steps: str = _setting("100", "UNDERTOW_TRACE_STEPS", "steps to trace: 20 (the first ones), 1000:1050 or all")
+    live: str = _setting("", "UNDERTOW_LIVE", "socket of a launcher that shows the job live (`undertow run` sets it)")
 
     def __post_init__(self) -> None:
         for name, limits in BOUNDS.items():
@@ -298,12 +231,12 @@ class Settings:
 
     @property
     def sizes(self) -> Sizes:
-        """What slices may be."""
+        """Limits of slices."""
         return Sizes(self.slice_bytes, self.smallest_slice_bytes, self.largest_slice_bytes, self.slice_time_s)
 
     @property
     def sharing(self) -> Sharing | None:
-        """None: the job has its devices for itself."""
+        """Options of sharing; None if the job has its devices for itself."""
         if not self.share:
             return None
         return Sharing(
@@ -320,11 +253,11 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
     environ = read_environment() if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(Settings):
-        if arguments.get(item.name) is not None:
-            values[item.name] = _read_argument(item, arguments.pop(item.name))
-        elif environ.get(item.metadata["env"], "") != "":
+        argument = arguments.pop(item.name, None)
+        if argument is not None:
+            values[item.name] = _read_argument(item, argument)
+        elif is_given(item.name, environ):
             values[item.name] = _parse(item, item.metadata["env"], environ[item.metadata["env"]])
-        arguments.pop(item.name, None)
     if arguments:
         raise ConfigError(
             f"unknown setting {next(iter(arguments))!r}; known: {', '.join(f.name for f in fields(Settings))}"
@@ -332,8 +265,13 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
     return Settings(**values)
 
 
+def is_given(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the environment gives this setting a value."""
+    return environ.get(Settings.__dataclass_fields__[name].metadata["env"], "") != ""
+
+
 class Origin(enum.Enum):
-    """Where a setting's value came from."""
+    """Origin of a setting's value."""
 
     ARGUMENT = "argument"
     VARIABLE = "variable"
@@ -342,7 +280,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """One setting: its value as text, where that came from, and what is wrong with it, if anything."""
+    """Value of one setting as text, with its origin and what is wrong with it, if anything."""
 
     name: str
     variable: str
@@ -352,7 +290,7 @@ class Source:
 
 
 def list_sources(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[Source]:
-    """Every setting as `read_settings` would find it, also those that it would refuse."""
+    """Return every setting as `read_settings` would find it, also those that it would refuse."""
     environ = read_environment() if environ is None else environ
     return [_find_source(item, environ, arguments.get(item.name)) for item in fields(Settings)]
 
@@ -375,7 +313,7 @@ _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": F
 
 
 def _read_argument(item: Field[Any], value: Any) -> Any:
-    """The word of a choice or switch means what it means in a variable, and so do True and False."""
+    """Read an argument; words of a choice or switch, and True and False, mean the same as in a variable."""
     kind = type(item.default)
     if isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum)):
         return _parse(item, item.name, value)
@@ -421,7 +359,7 @@ def _check_text(variable: str, text: str) -> None:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """(variable, default, help) of every setting, for the docs and the help text."""
+    """Return (variable, default, help) of every setting, for the docs and the help text."""
     return [(f.metadata["env"], _show(f.default), f.metadata["help"]) for f in fields(Settings)]
 
 

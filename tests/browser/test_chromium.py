@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import chromium
-from tests.chromium import PHONE, Browser
+from tests.support import chromium
+from tests.support.chromium import PHONE, Browser
 
 PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>t</title>
 <meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">

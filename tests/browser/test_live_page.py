@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chromium import PHONE, WIDE, Browser
-from tests.unit.live_samples import make_board, make_picture, make_pulse
-from undertow.live.pulse import State
-from undertow.live.show import Web
+from tests.support.chromium import PHONE, WIDE, Browser
+from tests.support.live_samples import make_job_state, make_report, make_snapshot
+from undertow.observe.live.web import WebDisplay
+from undertow.observe.meter.status_report import Activity
 
 
 @pytest.fixture
-def web() -> Iterator[Web]:
-    web = Web(0, make_picture(4))
+def web() -> Iterator[WebDisplay]:
+    web = WebDisplay(0, make_snapshot(4))
     web.start()
     yield web
     web.release()
 
 
-def open_page(browser: Browser, web: Web, size: tuple[int, int] = WIDE, *, dark: bool = False) -> None:
-    browser.open(f"http://127.0.0.1:{web.port}/", size=size, dark=dark)
+def open_page(browser: Browser, web: WebDisplay, size: tuple[int, int] = WIDE, *, dark: bool = False) -> None:
+    browser.open(f"http://127.0.0.1:{web.server_port}/", size=size, dark=dark)
     wait_for_text(browser, "link", "live")
 
 
@@ -29,13 +29,13 @@ def wait_for_text(browser: Browser, name: str, text: str) -> None:
     browser.wait_until(f"document.getElementById('{name}').textContent.includes({text!r})")
 
 
-def end(web: Web, verdict: str) -> None:
-    board = make_board(4)
-    board.conclude(verdict)
-    web.finish(board.look(200.0))
+def end(web: WebDisplay, verdict: str) -> None:
+    job = make_job_state(4)
+    job.end_job(verdict)
+    web.finish(job.take_snapshot(200.0))
 
 
-def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browser, web: Web) -> None:
+def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browser, web: WebDisplay) -> None:
     open_page(browser, web)
     assert browser.driver.title == "train.py: step 1240"
     assert [browser.find(f"#{name}").text for name in ("steps", "waits", "out", "layer")] == [
@@ -45,11 +45,11 @@ def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browse
         "31 ms",
     ]
     assert [row.text for row in browser.find_all("#ranks td:first-child")] == ["0", "1", "2", "3"]
-    board = make_board(4)
-    board.hear(make_pulse(2, 2, steps=1250, steps_per_s=9.0), 100.0)
-    board.note_history()
-    board.lines.feed(1, b"loss 0.5\n")
-    web.show(board.look(101.0))
+    job = make_job_state(4)
+    job.add_report(make_report(2, 2, steps=1250, steps_per_s=9.0), 100.0)
+    job.add_history_point()
+    job.lines.feed(1, b"loss 0.5\n")
+    web.show(job.take_snapshot(101.0))
     wait_for_text(browser, "steps", "1250")
     assert browser.find("#lines").text == "loss 0.5"
     assert browser.find("#speeds polyline").get_attribute("points") != ""
@@ -59,14 +59,14 @@ def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browse
 
 
 def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
-    first = Web(0, make_picture(4))
+    first = WebDisplay(0, make_snapshot(4))
     first.start()
     open_page(browser, first)
-    first._gallery.hang(make_picture(4), is_last=True)  # the stream ends, though the job does not say so
+    first.latest.set(make_snapshot(4), is_last=True)  # the stream ends, though the job does not say so
     first.release()
-    wait_for_text(browser, "link", "connection lost, trying again")
+    wait_for_text(browser, "link", "connection lost, reconnecting")
     assert browser.run("return document.body.classList.contains('stale')")
-    second = Web(first.port, make_picture(4, steps=2000))
+    second = WebDisplay(first.server_port, make_snapshot(4, steps=2000))
     second.start()
     try:
         wait_for_text(browser, "link", "live")
@@ -77,18 +77,18 @@ def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
     assert all("ERR_" in complaint for complaint in browser.complaints())  # that nobody answered, nothing else
 
 
-def test_a_job_that_failed_says_so(browser: Browser, web: Web) -> None:
+def test_a_job_that_failed_says_so(browser: Browser, web: WebDisplay) -> None:
     open_page(browser, web)
     end(web, "rank 1 (host b) failed first: exit code 3")
     wait_for_text(browser, "link", "the job has ended: rank 1 (host b) failed first: exit code 3")
     assert browser.run("return document.getElementById('link').dataset.state") == "failed"
 
 
-def test_words_of_workers_are_never_markup(browser: Browser, web: Web) -> None:
+def test_words_of_workers_are_never_markup(browser: Browser, web: WebDisplay) -> None:
     trap = "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>"
-    board = make_board(1, layer=trap, waits_for=trap, state=State.WAITING, stands_for=trap)
-    board.lines.feed(1, trap.encode() + b"\n")
-    web.show(board.look(101.0))
+    job = make_job_state(1, layer=trap, waits_for=trap, state=Activity.WAITING, stands_for=trap)
+    job.lines.feed(1, trap.encode() + b"\n")
+    web.show(job.take_snapshot(101.0))
     open_page(browser, web)
     wait_for_text(browser, "lines", "<img")
     assert browser.find_all("main img, main script") == []
@@ -97,11 +97,13 @@ def test_words_of_workers_are_never_markup(browser: Browser, web: Web) -> None:
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_nothing_sticks_out_and_alarms_are_seen(browser: Browser, web: Web, size: tuple[int, int], dark: bool) -> None:
-    board = make_board(8, layer="features.denseblock4.layer32.conv2", waits_for="features.conv0.weight")
-    board.end(3, "killed by SIGKILL; out of memory?")
-    board.lines.feed(1, b"x" * 400 + b"\n")
-    web.show(board.look(101.0))
+def test_nothing_sticks_out_and_alarms_are_seen(
+    browser: Browser, web: WebDisplay, size: tuple[int, int], dark: bool
+) -> None:
+    job = make_job_state(8, layer="features.denseblock4.layer32.conv2", waits_for="features.conv0.weight")
+    job.end_rank(3, "killed by SIGKILL; out of memory?")
+    job.lines.feed(1, b"x" * 400 + b"\n")
+    web.show(job.take_snapshot(101.0))
     open_page(browser, web, size, dark=dark)
     browser.wait_until("document.querySelectorAll('#ranks tr').length == 8")
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
@@ -112,10 +114,10 @@ def test_nothing_sticks_out_and_alarms_are_seen(browser: Browser, web: Web, size
     )
 
 
-def test_a_keyboard_reaches_what_scrolls_and_a_screen_reader_hears_the_state(browser: Browser, web: Web) -> None:
-    board = make_board(2)
-    board.lines.feed(1, b"loss 0.5\n")
-    web.show(board.look(101.0))
+def test_a_keyboard_reaches_what_scrolls_and_a_screen_reader_hears_the_state(browser: Browser, web: WebDisplay) -> None:
+    job = make_job_state(2)
+    job.lines.feed(1, b"loss 0.5\n")
+    web.show(job.take_snapshot(101.0))
     open_page(browser, web, PHONE)
     wait_for_text(browser, "lines", "loss")
     reached = []

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.chromium import PHONE, WIDE, Browser
-from tests.unit.timeline_samples import Event, Job, make_trace, spans, write_trace
-from undertow.report.step_page import make_step_page
-from undertow.timeline.analysis import study
-from undertow.timeline.reading import read_trace
+from tests.support.chromium import PHONE, WIDE, Browser
+from tests.support.timeline_samples import Event, Job, make_trace, spans, write_trace
+from undertow.observe.report.step_page import make_step_page
+from undertow.observe.timeline.analysis import study
+from undertow.observe.timeline.trace_reader import read_trace
 
 JOB = Job(ranks=4, steps=12, layers=6, has_plan=True, has_gates=False, size_bytes=1_500_000, jitter=0.3)
 
@@ -218,7 +218,7 @@ def read_values(browser: Browser, table: str, column: int) -> list[str]:
     return [str(value) for value in browser.run(script, table, column)]
 
 
-@pytest.mark.parametrize(("table", "column"), [("tensors", 8), ("ranks", 3), ("path", 1), ("parts", 1)])
+@pytest.mark.parametrize(("table", "column"), [("tensors", 8), ("ranks", 3), ("path", 1), ("uses", 1)])
 def test_numbers_sort_both_ways(browser: Browser, page: Path, table: str, column: int) -> None:
     browser.open(page)
     button = browser.find_all(f"#{table} th button")[column]
@@ -277,7 +277,7 @@ def test_a_page_without_steps_complains_about_nothing(browser: Browser, tmp_path
     path = tmp_path / "report.html"
     path.write_text(make_step_page(study(trace)))
     browser.open(path, size=PHONE)
-    assert "There is no step that all ranks have recorded" in browser.find(".lead").text
+    assert "No step was recorded completely by all ranks" in browser.find(".lead").text
     assert browser.run("return document.documentElement.scrollWidth") <= PHONE[0]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
+from tests.support.command import Cli
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.unit.report_samples import results, sweep, timed
+from tests.support.command import Cli
+from tests.support.report_samples import results, sweep, timed
 from undertow.cli import main, measuring
-from undertow.lab.bench.series import Series
-from undertow.lab.real.names import REAL_NAMES
-from undertow.lab.systems import list_systems
-from undertow.report.points import write_results
-from undertow.zoo import MODELS
+from undertow.observe.report.points import write_results
+from undertow.tools.lab.bench.series import Series
+from undertow.tools.lab.real import REAL_NAMES
+from undertow.tools.lab.systems import list_systems
+from undertow.tools.zoo import MODELS
 
 # The package has a function of this name too.
 bench_command = importlib.import_module("undertow.cli.bench")
@@ -93,7 +93,7 @@ def test_the_list_has_every_model_task_and_system(cli: Cli) -> None:
         ("--lap inf", "--lap inf is not possible"),
         ("--out bench.txt", "--out bench.txt: give it the ending .json"),
         ("--out bench", "--out bench: give it the ending .json"),
-        ("--out nowhere/bench.json", "--out nowhere/bench.json: the folder nowhere is not there"),
+        ("--out nowhere/bench.json", "--out nowhere/bench.json: the folder nowhere does not exist"),
         ("--out folder.json", "--out folder.json is a folder"),
         ("before.json", "'before.json' is not an option; two files go with --compare"),
         ("--fast", "--fast"),
@@ -132,7 +132,8 @@ def test_without_emulated_hosts_there_is_a_way_out(
     monkeypatch.setattr(measuring, "find_obstacle", lambda: "emulated hosts need root; try it with sudo")
     assert call() == 2
     assert capfd.readouterr().err == (
-        "undertow bench: emulated hosts need root; try it with sudo. Without emulated hosts: --unshaped\n"
+        "undertow bench: emulated hosts need root; try it with sudo. "
+        "To measure without emulated hosts, add --unshaped\n"
     )
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Cli, wait_until
-from tests.cli.labs import find_marked, mark_processes, needs_lab
-from undertow.report.points import read_results
-from undertow.zoo import find_model
+from tests.support.command import Cli, wait_until
+from tests.support.labs import find_marked, mark_processes, needs_lab
+from undertow.observe.report.points import read_results
+from undertow.tools.zoo import find_model
 
 # Every worker imports torch; on a busy machine that takes its time.
 PATIENCE_S = 150.0

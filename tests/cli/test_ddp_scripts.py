@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.script_runs import Runs
+from tests.support.script_runs import Runs
 
 CLASSIC, ACCUMULATION, BRANCHES = "ddp_classic.py", "ddp_accumulation.py", "ddp_branches.py"
 ALL = pytest.mark.parametrize("script", [CLASSIC, ACCUMULATION, BRANCHES])

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from tests.cli.command import Cli, wait_until
-from tests.cli.doctors import lines_of, spare_torch
 from tests.cli.test_help import find_imports
 from tests.cli.test_run_nodes import free_port
+from tests.support.command import Cli, wait_until
+from tests.support.doctors import lines_of, spare_torch
 
 BROKEN_TORCH = """
 import sys
@@ -63,7 +63,7 @@ def test_this_host_with_its_real_torch(cli: Cli) -> None:
     [
         (["--hosts", "a,a"], "--hosts names a twice"),
         (["--hosts", "192.0.2.1,192.0.2.9"], "none of 192.0.2.1, 192.0.2.9 is this host"),
-        (["--hosts", "127.0.0.1,localhost"], "127.0.0.1 and localhost of --hosts are both 127.0.0.1"),
+        (["--hosts", "127.0.0.1,localhost"], "127.0.0.1 and localhost of --hosts have the same address, 127.0.0.1"),
         (["--hosts", "127.0.0.1,127.0.0.2", "--node-rank", "2"], "--node-rank 2 is outside of 0 to 1"),
         (["--timeout", "0"], "--timeout 0 is not possible"),
         (["a"], "unexpected extra argument"),
@@ -82,7 +82,7 @@ def test_a_torch_that_cannot_be_imported_is_a_failure_with_its_own_words(cli: Cl
     *_, failure, advice, verdict = result.stdout.splitlines()
     assert failure.split()[:2] == ["failure", "torch"]
     assert "ImportError: libtorch_cpu.so: cannot open shared object file" in failure
-    assert "-> install it anew: pip install 'undertow[torch]'" in advice
+    assert "-> reinstall it: pip install 'undertow[torch]'" in advice
     assert verdict.startswith("training would fail: torch ")
 
 
@@ -95,7 +95,7 @@ def test_settings_with_their_origin_and_no_secret(cli: Cli) -> None:
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert "UNDERTOW_TOKEN = set, 9 characters, from the variable" in lines
     assert "UNDERTOW_PLAN = dense, from the variable" in lines
-    assert "-> did you mean UNDERTOW_TOKEN? Else unset it" in lines
+    assert "-> did you mean UNDERTOW_TOKEN? Otherwise unset it" in lines
     assert lines[-1].startswith("training would fail: UNDERTOW_SLICE='big' is not a whole number: give 0 to ")
     everything = cli.run("doctor", "--all").stdout
     assert "UNDERTOW_CREDIT = 0, the default" in everything
@@ -110,8 +110,8 @@ def test_the_interface_follows_master_addr_and_its_port_must_be_free(cli: Cli) -
         result = cli.run("doctor")
     found = lines_of(result)
     assert result.returncode == 1
-    assert found["interface in use"].endswith("because 127.0.0.1 (MASTER_ADDR) is its own address")
-    taken = f"port {port}, where the hosts meet, cannot be had: Address already in use"
+    assert found["interface in use"].endswith("because 127.0.0.1 (MASTER_ADDR) is this host's own")
+    taken = f"port {port}, where the hosts meet, cannot be bound: Address already in use"
     assert found["ports"] == f"failure {taken}"
     assert cli.run("doctor").returncode == 0
 
@@ -157,7 +157,9 @@ def test_two_doctors_on_loopback_meet_and_measure(cli: Cli) -> None:
     assert (first.returncode, other.returncode) == (0, 0), first.stdout + other.stdout
     found = lines_of(first)
     assert found["firewall"].startswith("ok every host can connect to every other")
-    assert found["hosts"] == "note 127.0.0.1 and 127.0.0.2 are one machine: its link to itself says nothing"
+    assert found["hosts"] == (
+        "note 127.0.0.1 and 127.0.0.2 are the same machine: what is measured between them is no network link"
+    )
     rows = [line.split() for line in first.stdout.splitlines() if line.startswith(" 127.0.0.1 ")]
     assert [row[:2] for row in rows] == [["127.0.0.1", "-"]] * 2
     assert all(float(row[2]) > 0 for row in rows)

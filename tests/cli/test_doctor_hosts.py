@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.cli.command import Cli
-from tests.cli.doctors import finish_all, lines_of, spare_torch, start_doctor, start_doctors
-from tests.cli.labs import in_lab, needs_lab
-from undertow.lab.network import Host, Network
+from tests.support.command import Cli
+from tests.support.doctors import finish_all, lines_of, spare_torch, start_doctor, start_doctors
+from tests.support.labs import in_lab, needs_lab
+from undertow.tools.lab.network import Host, Network
 
 pytestmark = needs_lab
 
@@ -28,11 +28,11 @@ def test_three_hosts_find_themselves_and_agree(cli: Cli) -> None:
         assert [result.returncode for result in (first, *others)] == [0, 0, 0], first.stdout
         found = lines_of(first)
         assert found["interface in use"].startswith("ok eth0 (10.77.0.1, MTU 1500, ")
-        assert found["interface in use"].endswith("10.77.0.1 (host0, the first of --hosts) is its own address")
+        assert found["interface in use"].endswith("10.77.0.1 (host0, the first of --hosts) is this host's own")
         assert found["firewall"].startswith("ok ")
         assert found["MTU"] == "ok 1500 on all hosts"
         assert found["clocks"].startswith("ok ")
-        assert found["token"].startswith("note not set")
+        assert found["token"].startswith("note UNDERTOW_TOKEN is not set")
         rows = [line.split() for line in first.stdout.splitlines() if line.startswith(" host")]
         assert [row[0] for row in rows] == ["host0", "host1", "host2"] * 2
         assert all(float(cell) > 0 for row in rows for cell in row[1:] if cell != "-")
@@ -54,8 +54,8 @@ def test_a_firewall_between_two_that_both_reach_the_first_is_a_failure_of_all(cl
         assert [result.returncode for result in results] == [1, 1, 1]
         for result in results:
             text = lines_of(result)["firewall"]
-            assert text.startswith("failure host2 met host1 but cannot connect to it: nobody answers within ")
-            assert text.endswith("the other way, from host1: the dialling host's own rules forbid the connection")
+            assert text.startswith("failure host2 has met host1 but cannot connect to it: no answer within ")
+            assert "; in the other direction, from host1: the firewall or the routes of the dialling host" in text
             assert lines_of(result)["MTU"].startswith("warning it differs: 1500 on host0 and host2, 9000 on host1")
         latencies = next(line.split() for line in results[0].stdout.splitlines() if line.startswith(" host2 "))
         assert float(latencies[1]) > 0
@@ -76,15 +76,15 @@ def test_a_host_that_does_not_come_is_named_and_the_others_are_measured(cli: Cli
         told = {text.partition(" ")[0]: text for text in failures}
         assert set(told) == {"host2", "nowhere.invalid"}
         assert f"host2 {came}: it is up and can be reached, but nothing listens at port 29500" in told["host2"]
-        assert f"nowhere.invalid {came}: the name is not known here" in told["nowhere.invalid"]
+        assert f"nowhere.invalid {came}: the name is unknown here" in told["nowhere.invalid"]
         assert lines_of(first)["bandwidth"]
-        assert "waiting for host2, nowhere.invalid: type the same command there" in first.stderr
+        assert "waiting for host2, nowhere.invalid: start the same command there" in first.stderr
         assert lines_of(second)["hosts"] == "failure nowhere.invalid did not come"
 
     in_lab(3, body)
 
 
-def test_without_the_first_host_the_others_say_what_is_in_the_way(cli: Cli) -> None:
+def test_without_the_first_host_the_others_say_why_they_cannot_meet(cli: Cli) -> None:
     spare_torch(cli)
 
     def body(network: Network) -> None:
@@ -117,7 +117,7 @@ def test_a_wrong_token_is_refused_and_named(cli: Cli) -> None:
         assert (first.returncode, second.returncode) == (1, 1)
         assert lines_of(second)["hosts"].startswith("failure host0 refuses this host: wrong token")
         assert "-> set the same UNDERTOW_TOKEN on every host" in second.stdout
-        assert "it may have another UNDERTOW_TOKEN" in first.stdout
+        assert "UNDERTOW_TOKEN may differ there" in first.stdout
         assert "right" not in first.stdout + second.stdout
 
     in_lab(2, body)

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.unit.bench_fakes import Watcher
+from tests.support.bench_fakes import FakeProgress
+from tests.support.command import Cli
 from undertow.cli import main
-from undertow.faults.scenarios import SCENARIOS
-from undertow.runtime.steward import Steward
+from undertow.engine.client.control import GroupControl
+from undertow.tools.faults.scenarios import SCENARIOS
 
 # The package has a function of this name too.
 faults_command = importlib.import_module("undertow.cli.faults")
@@ -40,11 +40,11 @@ def test_seeds_that_hold_are_counted(cli: Cli) -> None:
 
 
 def test_every_seed_is_a_lap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    watch = Watcher()
-    monkeypatch.setattr(faults_command, "open_watch", lambda: nullcontext(watch))
+    progress = FakeProgress()
+    monkeypatch.setattr(faults_command, "open_progress", lambda: nullcontext(progress))
     assert run_here(capsys, "--seeds", "3", "--first", "7")[0] == 0
-    assert (watch.expected, watch.laps) == (3, 3)
-    assert watch.said == [f"running 3 seeds: {seed}" for seed in (7, 8, 9)]
+    assert (progress.expected, progress.done) == (3, 3)
+    assert progress.said == [f"running 3 seeds: {seed}" for seed in (7, 8, 9)]
 
 
 def test_one_seed_says_what_it_was_and_with_story_all_of_it(cli: Cli) -> None:
@@ -74,7 +74,7 @@ def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[objec
 def test_a_failure_tells_the_claim_the_story_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Steward, "_mourn", lambda self, loss: None)  # nobody is told of a loss
+    monkeypatch.setattr(GroupControl, "_report_loss", lambda self, loss: None)  # nobody is told of a loss
     code, out = run_here(capsys, "--scenario", "killed", "--seeds", "50")
     lines = out.splitlines()
     assert code == 1
@@ -93,7 +93,7 @@ def test_a_failure_tells_the_claim_the_story_and_how_to_see_it_again(
 
 
 def test_what_is_skipped_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("undertow.faults.seeds.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("undertow.tools.faults.seeds.importlib.util.find_spec", lambda name: None)
     code, out = run_here(capsys, "--scenario", "gates", "--seeds", "3")
     assert code == 0
     assert out.splitlines()[:2] == ["gates was skipped: torch is not installed", "0 seeds, 0 to 2: everything held"]
@@ -106,7 +106,7 @@ def test_what_is_skipped_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     [
         (["--scenario", "flood"], "there is no scenario 'flood'; there are schedule, credit"),
         (["--seeds", "0"], "--seeds 0 is not possible: give 1 to 1000000000 seeds"),
-        (["--story"], "--story tells the story of one seed: say which with --seed"),
+        (["--story"], "--story prints the events of one seed: give it with --seed"),
         (["--seed", "many"], "--seed"),
     ],
 )

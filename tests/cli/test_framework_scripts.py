@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script_runs import Runs
+from tests.support.script_runs import Runs
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])

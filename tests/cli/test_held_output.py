@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.natively import SECOND, Case, check_same, run_both
+from tests.support.natively import SECOND, Case, check_same, run_both
 
 WAYS = {
     "print": "print('a')\nprint('b', end='')\nprint('c', flush=True)",

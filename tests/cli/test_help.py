@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
+import typer.main
 
-from tests.cli.command import Cli
-from undertow.cli import COMMANDS
+from tests.support.command import Cli
+from undertow.cli import COMMANDS, make_app
 from undertow.settings import table
 
 
@@ -30,6 +34,30 @@ def test_help_of_run_has_every_option_and_an_example(cli: Cli) -> None:
         assert option in result.stdout
     for option in ("--master-port", "--start-timeout", "--quiet-ranks", "--debug"):
         assert option in result.stdout
+
+
+VERBS = """
+Calculate Check Choose Compare Divide Emulate Examine Find Give Import Inject Keep Let Limit List Measure Meet Name Open
+Overlap Pass Plan Predict Print Read Record Replace Run Save Say Seed Send Serve Set Share Show Simulate Skip Slow Start
+Stop Take Train Treat Use Vary Wait Write
+"""
+
+
+def list_help(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield every command, option and argument with its help."""
+    yield name, command.help
+    for parameter in command.params:
+        if parameter.name != "help":
+            yield f"{name} {parameter.name}", parameter.help
+    for sub in getattr(command, "commands", {}).values():
+        yield from list_help(sub, f"{name} {sub.name}")
+
+
+def test_every_help_text_begins_with_a_verb() -> None:
+    command = typer.main.get_command(make_app(COMMANDS))
+    texts = dict(list_help(command, "undertow"))
+    assert len(texts) > 130
+    assert {name: text for name, text in texts.items() if text.split()[0] not in VERBS.split()} == {}
 
 
 def test_version_is_the_packages(cli: Cli) -> None:
@@ -68,7 +96,7 @@ def test_no_command_imports_torch() -> None:
 def test_a_command_imports_no_other_and_run_not_even_numpy() -> None:
     imported = find_imports("from undertow.cli import make_app; make_app(['run'])")
     assert "undertow.cli.run" in imported
-    assert not {"undertow.cli.lab", "undertow.cli.bench", "undertow.zoo", "numpy"} & set(imported)
+    assert not {"undertow.cli.lab", "undertow.cli.bench", "undertow.tools.zoo", "numpy"} & set(imported)
 
 
 def test_main_loads_what_is_asked_for() -> None:
@@ -92,7 +120,7 @@ def test_a_mistyped_command_is_told_the_right_one(cli: Cli) -> None:
         (["run", "--fast", "script.py"], "--fast"),
         (["run", "-n", "many", "script.py"], "-n"),
         (["run", "-n", "0", __file__], "-n 0 is not possible"),
-        (["run", "nowhere.py"], "script 'nowhere.py' is not there"),
+        (["run", "nowhere.py"], "script 'nowhere.py' does not exist"),
         (["run", "/"], "script '/' is a folder"),
         (["run", "--nnodes", "2", "--node-rank", "2", __file__], "--node-rank 2 is outside of 0 to 1"),
         (["run", "--start-timeout", "0", __file__], "--start-timeout 0"),
@@ -120,4 +148,4 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
     result = cli.run("run", "--debug", "nowhere.py")
     assert result.returncode != 0
     assert "Traceback" in result.stderr
-    assert "ConfigError: script 'nowhere.py' is not there" in result.stderr
+    assert "ConfigError: script 'nowhere.py' does not exist" in result.stderr

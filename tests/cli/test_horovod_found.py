@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.script_runs import Runs
+from tests.support.command import Cli
+from tests.support.script_runs import Runs
 
 ASK = """
     try:

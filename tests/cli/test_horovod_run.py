@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli, is_alive, wait_until
+from tests.support.command import Cli, is_alive, wait_until
 
 CALLER = """
     import horovod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.command import Cli, is_alive
+from tests.support.command import Cli, is_alive
 
 COMMAND = Path(__file__).parents[2] / "scripts" / "horovod-suite"
 

@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.cli.labs import needs_lab
+from tests.support.command import Cli
+from tests.support.labs import needs_lab
 
 PR_CAPBSET_DROP = 24
 CAP_SYS_ADMIN = 21
@@ -76,7 +76,7 @@ def test_every_host_runs_the_command_once(cli: Cli) -> None:
     assert result.returncode == 0
     assert result.stderr.splitlines()[0] == "undertow: 3 hosts, links as fast as this machine can (no --bandwidth)"
     assert re.fullmatch(
-        r"undertow: sent, by the kernel's count: host0 0\.\d+ MB, host1 0\.\d+ MB, host2 0\.\d+ MB",
+        r"undertow: sent, by the kernel's count: host0 [\d.]+ k?B, host1 [\d.]+ k?B, host2 [\d.]+ k?B",
         result.stderr.splitlines()[-1],
     )
     for rank, place in enumerate(read_places(cli, 3)):
@@ -172,10 +172,10 @@ def test_rank_0_has_the_users_input(cli: Cli) -> None:
 @needs_lab
 def test_workers_meet_over_the_emulated_network(cli: Cli) -> None:
     script = cli.write("""
-        from undertow.coordinator.rendezvous import attend
+        from undertow.engine.coordinator.rendezvous import attend
         everybody = attend(
             os.environ["UNDERTOW_RENDEZVOUS"], os.environ["UNDERTOW_TOKEN"].encode(),
-            meeting="test", rank=rank, size=3, payload=b"%d" % rank, timeout_s=30,
+            name="test", rank=rank, size=3, payload=b"%d" % rank, timeout_s=30,
         )
         mark(f"met{rank}", everybody)
     """)
@@ -202,7 +202,7 @@ def test_two_labs_at_once_do_not_see_each_other(cli: Cli) -> None:
 def test_many_hosts_are_summed_up(cli: Cli) -> None:
     result = cli.run("lab", "run", "--hosts", 32, "--bandwidth", "1gbit", "--no-check", "true")
     assert result.returncode == 0
-    assert re.search(r"count: 0\.\d+ MB to 0\.\d+ MB per host, 0\.\d+ MB in all\n$", result.stderr)
+    assert re.search(r"count: [\d.]+ k?B to [\d.]+ k?B per host, [\d.]+ k?B in all\n$", result.stderr)
 
 
 def test_unshaped_needs_nothing_and_says_so(cli: Cli) -> None:
@@ -211,7 +211,7 @@ def test_unshaped_needs_nothing_and_says_so(cli: Cli) -> None:
     assert result.returncode == 0
     lines = result.stderr.splitlines()
     assert lines[0] == "undertow: 2 hosts on this machine's loopback: nothing is shaped"
-    assert re.fullmatch(r"undertow: this machine's loopback carried \d+\.\d+ MB, by the kernel's count", lines[1])
+    assert re.fullmatch(r"undertow: this machine's loopback carried [\d.]+ [kM]?B, by the kernel's count", lines[1])
     for rank, place in enumerate(read_places(cli, 2)):
         assert place["RANK"] == str(rank)
         assert place["address"] == place["MASTER_ADDR"] == place["UNDERTOW_ADDRESS"] == "127.0.0.1"

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli, wait_until
-from tests.cli.labs import count_threads, find_children, find_marked, find_traces, mark_processes, needs_lab
+from tests.support.command import HANG_S, Cli, wait_until
+from tests.support.labs import count_threads, find_children, find_marked, find_traces, mark_processes, needs_lab
 
 # Every rank has a child that nobody could find: in a session of its own, without a parent.
 FAMILY = """

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import HANG_S
-from tests.cli.labs import needs_lab
+from tests.support.command import HANG_S
+from tests.support.labs import needs_lab
 from undertow.errors import ConfigError
-from undertow.lab.isolation import run_isolated
-from undertow.lab.network import open_network
+from undertow.tools.lab.isolation import run_isolated
+from undertow.tools.lab.network import open_network
 
 pytestmark = needs_lab
 
@@ -71,7 +71,7 @@ def test_an_interrupt_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_what_was_printed_arrives_once() -> None:
     code = """
-from undertow.lab.isolation import run_isolated
+from undertow.tools.lab.isolation import run_isolated
 def work():
     print("inside", end=" ")
     return 0
@@ -165,7 +165,7 @@ def test_children_keep_their_codes_among_orphans() -> None:
 def test_a_caller_that_ignores_its_children_still_learns_the_code() -> None:
     code = """
 import signal, sys
-from undertow.lab.isolation import run_isolated
+from undertow.tools.lab.isolation import run_isolated
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 sys.exit(run_isolated(lambda: 5))
 """
@@ -175,7 +175,7 @@ sys.exit(run_isolated(lambda: 5))
 def test_closed_standard_streams_do_not_mix_with_our_files() -> None:
     code = """
 import os, sys
-from undertow.lab.isolation import run_isolated
+from undertow.tools.lab.isolation import run_isolated
 def work():
     os.write(2, b"this is no error")
     return 5

@@ -10,16 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cli.labs import in_lab, needs_lab
+from tests.support.labs import in_lab, needs_lab
 from undertow.errors import LabError
-from undertow.lab import link_check
-from undertow.lab.cabling import INTERFACE, port_of
-from undertow.lab.iproute import run_batch
-from undertow.lab.isolation import run_isolated
-from undertow.lab.link_check import check_links
-from undertow.lab.meeting import open_meeting
-from undertow.lab.network import Counters, Host, Network, open_network
-from undertow.lab.shaping import shape_command
+from undertow.tools.lab import link_check
+from undertow.tools.lab.iproute import INTERFACE, port_of, run_batch, shape_command
+from undertow.tools.lab.isolation import run_isolated
+from undertow.tools.lab.link_check import check_links
+from undertow.tools.lab.network import Counters, Host, Network, open_network
+from undertow.tools.lab.worker_environments import open_rendezvous
 
 pytestmark = needs_lab
 
@@ -163,11 +161,11 @@ def test_good_links_pass_the_check() -> None:
 
 def slow_down_sending(network: Network, host: int, rate: float) -> None:
     with network.hosts[host].entered():
-        run_batch("tc", [shape_command(INTERFACE, rate, queue_bytes=1 << 20)])
+        run_batch("tc", [shape_command(INTERFACE, rate, is_port=False)])
 
 
 def slow_down_receiving(network: Network, host: int, rate: float) -> None:
-    run_batch("tc", [shape_command(port_of(host), rate, queue_bytes=1 << 16)])
+    run_batch("tc", [shape_command(port_of(host), rate, is_port=True)])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_one_network_after_the_other_fits_in_one_world() -> None:
 def test_workers_of_a_meeting_use_the_link() -> None:
     def body(network: Network) -> None:
         outer = {"UNDERTOW_ADDRESS": "192.0.2.1", "GLOO_SOCKET_IFNAME": "wlan0"}
-        with open_meeting(network, outer) as environments:
+        with open_rendezvous(network, outer) as environments:
             for environment in environments:
                 assert environment["MASTER_ADDR"] == "10.77.0.1"
                 assert environment["GLOO_SOCKET_IFNAME"] == INTERFACE

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli, wait_until
-from tests.cli.live import FAIL, LATE, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
-from tests.unit.test_live_views import read_metrics
+from tests.support.command import HANG_S, Cli, wait_until
+from tests.support.live_jobs import FAIL, LATE, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
+from tests.unit.observe.live.test_views import read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_a_port_in_use_is_wrong_usage_and_nothing_is_started(cli: Cli) -> None:
         port = server.getsockname()[1]
         result = cli.run("run", "--live-port", port, cli.write("mark('started')"))
     assert result.returncode == 2
-    words = f"undertow run: --live-port: 127.0.0.1:{port}: Address already in use; 0 takes any free port\n"
+    words = f"undertow run: --live-port: 127.0.0.1:{port}: Address already in use (port 0 takes any free one)\n"
     assert result.stderr == words
     assert not (cli.folder / "started").exists()
 
@@ -122,8 +122,8 @@ def test_an_outer_jobs_launcher_is_not_told_of_an_inner_one(cli: Cli) -> None:
     assert (cli.folder / "address").read_text() == ""
 
 
-def test_a_job_goes_on_when_nobody_listens_to_its_pulses(cli: Cli) -> None:
-    script = cli.write("os.environ['UNDERTOW_LIVE'] = '/nowhere/pulses'" + TRAIN.replace("\n    ", "\n"))
+def test_a_job_goes_on_when_nobody_listens_to_its_reports(cli: Cli) -> None:
+    script = cli.write("os.environ['UNDERTOW_LIVE'] = '/nowhere/reports'" + TRAIN.replace("\n    ", "\n"))
     result = cli.run("run", "--live", "-n", 2, script)
     assert (result.returncode, result.stdout) == (0, "loss 0.5 of rank 0\n")
     assert result.stderr == "a warning\n"

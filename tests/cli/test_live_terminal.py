@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.cli.command import Cli, is_alive
-from tests.cli.live import FAIL, LATE, LINGER, TRAIN, UNTIL_TOLD, Terminal
+from tests.support.command import Cli, is_alive
+from tests.support.live_jobs import FAIL, LATE, LINGER, TRAIN, UNTIL_TOLD, Terminal
 
 COLOURED = re.compile(rb"\x1b\[(?:\d+;)*3[1-7]m")
 

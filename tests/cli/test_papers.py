@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.command import Cli
+from tests.support.command import Cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli, is_alive, wait_until
+from tests.support.command import Cli, is_alive, wait_until
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import read_plan
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
@@ -25,7 +25,7 @@ def test_a_table_says_scheme_bytes_and_reason_of_every_tensor(cli: Cli) -> None:
     row = next(line for line in result.stdout.splitlines() if "fc6.weight" in line)
     assert row.split()[:7] == ["fc6.weight", "4096", "x", "25088", "factors", "56", "MB"]
     assert "220  56 MB instead of 771 MB with K = 32" in row  # P* of the paper
-    assert result.stdout.count("has no other lossless way") == 35
+    assert result.stdout.count("has no other lossless scheme") == 35
     assert "predicted step:" in result.stdout
     assert "each scheme alone, wherever it is possible: dense" in result.stdout
 
@@ -72,8 +72,9 @@ def test_a_script_is_run_for_a_few_steps_and_planned(planned: tuple[Path, subpro
     assert "with ['1000000', '--x']" in result.stderr
     assert plan["workers"] == 8
     choices = {choice["tensor"]: choice for choice in plan["choices"]}
-    assert choices["0.weight"]["scheme"] == "factors"
-    assert choices["0.weight"]["bytes_out"] == 7 * 8 * (512 + 512) * 4
+    # Which of the two is decided by how long products take on this machine now.
+    bytes_out = {"factors": 7 * 8 * (512 + 512) * 4, "factors-to-shard": 7 / 8 * (8 * (512 + 8 * 512) + 512 * 512) * 4}
+    assert choices["0.weight"]["bytes_out"] == bytes_out[choices["0.weight"]["scheme"]]
     assert choices["2.weight"]["scheme"] == "dense"
     assert plan["compute_s"] > 0
 
@@ -151,10 +152,10 @@ def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
         (("--profile", "nowhere.json"), "cannot read the profile nowhere.json: No such file"),
         (("--profile", __file__), "test_plan.py is no profile of undertow: "),
         (("--profile", "x.json", "--batch", "3"), "--batch is for models of the zoo"),
-        (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json keeps what was measured of a script"),
-        (("--save-profile", "/nowhere/x.json", "train.py"), "the folder /nowhere is not there"),
+        (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json saves what was measured of a script"),
+        (("--save-profile", "/nowhere/x.json", "train.py"), "the folder /nowhere does not exist"),
         (("--save-profile", "/", "train.py"), "--save-profile / is a folder"),
-        (("train.py", "--save-profile", "/nowhere/x.json"), "the folder /nowhere is not there"),
+        (("train.py", "--save-profile", "/nowhere/x.json"), "the folder /nowhere does not exist"),
         (("train.py", "--save-profile=/"), "--save-profile / is a folder"),
         (("train.py", "--epochs", "3", "--save-profile"), "--save-profile needs the name of a file"),
         (("nowhere.py",), "there is no script nowhere.py"),

@@ -1,4 +1,4 @@
-"""What a terminal, and what a file, gets to see of a command's watch."""
+"""What a terminal, and what a file, gets to see of a command's progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from undertow.cli import progress
-from undertow.cli.progress import open_watch
-from undertow.launch.guard import Guard
+from undertow.cli.progress import open_progress
+from undertow.launch.cleanup_guard import CleanupGuard
 
 # The package has a function of this name too.
 plan_command = importlib.import_module("undertow.cli.plan")
@@ -47,12 +47,12 @@ def read_until(reader: int, words: str) -> str:
 def test_in_a_terminal_a_bar_moves_by_itself_and_stdout_stays_free(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with open_terminal(monkeypatch) as terminal, open_watch() as watch:
-        watch.say("resnet50")
+    with open_terminal(monkeypatch) as terminal, open_progress() as work:
+        work.say("resnet50")
         read_until(terminal, "resnet50")
-        watch.expect(2)
+        work.expect(2)
         read_until(terminal, " 0%")
-        watch.lap()
+        work.advance()
         read_until(terminal, " 50%")
         print("a table")
     assert capfd.readouterr().out == "a table\n"
@@ -61,8 +61,8 @@ def test_in_a_terminal_a_bar_moves_by_itself_and_stdout_stays_free(
 
 def test_an_error_of_the_work_takes_the_bar_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(terminal: int) -> None:
-        with open_watch() as watch:
-            watch.say("resnet50")
+        with open_progress() as work:
+            work.say("resnet50")
             read_until(terminal, "resnet50")
             raise ValueError("broken")
 
@@ -98,7 +98,7 @@ def test_what_a_script_prints_stands_above_the_bar(monkeypatch: pytest.MonkeyPat
         looking = threading.Thread(target=look, args=[terminal], daemon=True)
         looking.start()
         command = [sys.executable, "-c", source, str(bar), str(end)]
-        with closing(Guard()) as guard:
+        with closing(CleanupGuard()) as guard:
             assert plan_command._run(command, os.environ, "running the first steps", guard) == 3
         looking.join()
     assert above[0].endswith("\x1b[2K")  # the bar was wiped first
@@ -110,8 +110,8 @@ def test_a_file_gets_lines_whatever_colours_are_asked_for(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(progress, "SHORT_S", 0.0)
     seen = ""
-    with open_watch() as watch:
-        watch.say("resnet50")
+    with open_progress() as work:
+        work.say("resnet50")
         while not seen.endswith("\n"):
             time.sleep(0.01)
             seen += capfd.readouterr().err
@@ -120,10 +120,10 @@ def test_a_file_gets_lines_whatever_colours_are_asked_for(
 
 def test_short_work_leaves_no_trace(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SHORT_S", 3600.0)
-    monkeypatch.setattr(progress, "LOOK_S", 0.001)
-    with open_watch() as watch:
-        watch.expect(1)
-        watch.say("resnet50")
+    monkeypatch.setattr(progress, "UPDATE_S", 0.001)
+    with open_progress() as work:
+        work.expect(1)
+        work.say("resnet50")
         time.sleep(0.05)
-        watch.lap()
+        work.advance()
     assert capfd.readouterr() == ("", "")

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from tests.unit.timeline_samples import Job, make_trace, spans, write_trace
+from tests.support.timeline_samples import Job, make_trace, spans, write_trace
 from undertow.cli import main
 
 JOB = Job(ranks=3, steps=9, size_bytes=2_000_000)
@@ -78,8 +78,8 @@ def test_what_is_missing_is_said_and_the_rest_shown(report: Report, folder: Path
     (folder / "rank-2.json").unlink()
     ended = report(folder)
     assert ended.code == 0
-    assert "missing: Rank 2 of 3: no trace here" in ended.out
-    assert "Rank 2 of 3: no trace here" in (folder / "report.html").read_text()
+    assert "missing: Rank 2 of 3: no trace" in ended.out
+    assert "Rank 2 of 3: no trace;" in (folder / "report.html").read_text()
 
 
 def test_a_trace_without_steps_still_gives_a_page(report: Report, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_trace_without_steps_still_gives_a_page(report: Report, tmp_path: Path
     }
     ended = report(write_trace(tmp_path, traces))
     assert (ended.code, ended.out.count("\n")) == (0, 1)
-    assert "There is no step" in (tmp_path / "report.html").read_text()
+    assert "No step was recorded" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("foreign", [None, "[]", '{"traceEvents": []}', "not even JSON"])
@@ -106,11 +106,11 @@ def test_where_there_is_no_trace_one_line_says_so(report: Report, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{folder}/nowhere"], "nowhere is not there: give the folder that `undertow run --trace` wrote to"),
+        (["{folder}/nowhere"], "nowhere does not exist: give the folder that `undertow run --trace` wrote to"),
         (["{folder}/rank-0.json"], "rank-0.json is a file: give the folder"),
-        (["{folder}", "--out", "{folder}/no/where.html"], "the folder {folder}/no is not there"),
+        (["{folder}", "--out", "{folder}/no/where.html"], "the folder {folder}/no does not exist"),
         (["{folder}", "--out", "{folder}"], "is a folder: give the name of a file"),
-        (["{folder}", "--step", "10"], "--step 10 is not a step that all ranks have recorded: there are steps 1 to 9"),
+        (["{folder}", "--step", "10"], "--step 10 was not recorded by all ranks: choose one of steps 1 to 9"),
         (["{folder}", "--step", "x"], "--step"),
         ([], "Missing argument 'DIR'"),
     ],
@@ -147,11 +147,11 @@ def test_a_folder_that_cannot_be_written_to_is_no_traceback(
     monkeypatch.setattr("undertow.cli.report.replace_file", refuse)
     ended = report(folder)
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err == f"undertow report: cannot write the page {folder / 'report.html'}: Is a directory\n"
+    assert ended.err == f"undertow report: the page {folder / 'report.html'} cannot be written: Is a directory\n"
 
 
 def test_traces_that_cannot_be_put_together_still_make_a_page(report: Report, folder: Path) -> None:
     (folder / "trace.json").mkdir()
     ended = report(folder)
     assert ended.code == 0
-    assert "not put together for viewers: Is a directory" in ended.err
+    assert "could not be merged for viewers: Is a directory" in ended.err

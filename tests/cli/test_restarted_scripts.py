@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.command import Cli
-from tests.forked_scripts import NO_RANKS, read_curve, run_alone
-from tests.script_runs import SCRIPTS, TORCHRUN, Runs
+from tests.support.command import Cli
+from tests.support.forked_scripts import NO_RANKS, read_curve, run_alone
+from tests.support.script_runs import SCRIPTS, TORCHRUN, Runs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here NCCL may work")
 STARTS_AGAIN = "asks for NCCL, which this host lacks: it starts again as a single-process script (--plain off shows"

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli, is_alive, wait_until
+from tests.support.command import HANG_S, Cli, is_alive, wait_until
 
 SHOW_ENVIRONMENT = """
     import json
@@ -65,10 +65,10 @@ def test_start_timeout_reaches_the_workers(cli: Cli) -> None:
 
 def test_workers_can_meet_at_the_rendezvous(cli: Cli) -> None:
     script = cli.write("""
-        from undertow.coordinator.rendezvous import attend
+        from undertow.engine.coordinator.rendezvous import attend
         everybody = attend(
             os.environ["UNDERTOW_RENDEZVOUS"], os.environ["UNDERTOW_TOKEN"].encode(),
-            meeting="test", rank=rank, size=3, payload=b"%d" % rank, timeout_s=30,
+            name="test", rank=rank, size=3, payload=b"%d" % rank, timeout_s=30,
         )
         mark(f"met{rank}", everybody)
     """)

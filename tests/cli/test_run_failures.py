@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli, is_alive, wait_until
+from tests.support.command import HANG_S, Cli, is_alive, wait_until
 
 # A worker with children: one that ignores polite signals, one that left for a session of its own.
 FAMILY = """
@@ -31,16 +31,14 @@ def start_family(cli: Cli, then: str, count: int = 2) -> tuple[subprocess.Popen[
 
 def test_the_first_cause_comes_last_and_in_full(cli: Cli) -> None:
     script = cli.write("""
-        class PeerLost(Exception):
-            pass
-        PeerLost.__module__ = "undertow.errors"
+        from undertow.errors import PeerLost
         if rank == 1:
             mark("failing")
             raise ValueError("the very first cause")
         wait_for("failing")
         if rank == 2:
             time.sleep(600)
-        raise PeerLost("rank 1 (host a) is lost")
+        raise PeerLost("its script failed", rank=1, host="a")
     """)
     result = cli.run("run", "-n", 3, script)
     assert result.returncode == 1
@@ -48,7 +46,7 @@ def test_the_first_cause_comes_last_and_in_full(cli: Cli) -> None:
     assert re.match(r"\S+\) failed first: exit code 1\nTraceback ", rest)
     assert rest.endswith("ValueError: the very first cause\n")
     assert followers.splitlines()[-2:] == [
-        "rank 0 failed too: exit code 1: undertow.errors.PeerLost: rank 1 (host a) is lost",
+        "rank 0 failed too: exit code 1: undertow.errors.PeerLost: rank 1 on host a was lost: its script failed",
         "rank 2 was ended, because another rank failed",
     ]
 
@@ -204,19 +202,15 @@ def test_too_few_file_descriptors_are_one_line_and_code_1(cli: Cli, limit: int) 
 
 def test_a_stopped_rank_that_the_others_lost_is_named(cli: Cli) -> None:
     script = cli.write("""
-        class PeerLost(Exception):
-            pass
-        PeerLost.__module__ = "undertow.errors"
+        from undertow.errors import PeerLost
         if rank == 2:
             mark("stopped")
             os.kill(os.getpid(), signal.SIGSTOP)
         wait_for("stopped")
-        try:
-            raise PeerLost(f"rank 2 on host vm was lost: no sign of life; this is rank {rank} at step 7")
-        finally:
-            if rank == 1:  # it has had its say, but does not get away
-                sys.excepthook(*sys.exc_info())
-                time.sleep(600)
+        if rank == 1:  # it has had its say, but does not get away
+            import atexit
+            atexit.register(time.sleep, 600)
+        raise PeerLost("no sign of life", rank=2, host="vm", own_rank=rank, step=7)
     """)
     result = cli.run("run", "-n", 3, script)
     assert result.returncode == 1

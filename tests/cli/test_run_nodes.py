@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 
-from tests.cli.command import Cli
+from tests.support.command import Cli
 
 SCRIPT = """
     import json, socket

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli, is_alive, wait_until
 from tests.cli.test_run_nodes import start_nodes
+from tests.support.command import Cli, is_alive, wait_until
 
 # Rank 0 waits for the others at the workers' meeting; the last rank does not come there.
 SCRIPT = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import undertow
-from tests.cli.natively import SECOND, Case, check_same, run_ours
+from tests.support.natively import SECOND, Case, check_same, run_ours
 
 SHOW = '''
 """The script's own words."""

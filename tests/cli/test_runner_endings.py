@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.natively import SECOND, Case, check_same
+from tests.support.natively import SECOND, Case, check_same
 
 FAILURES = {
     "in a function": Case(script="def f():\n    1 / 0\n\nf()\n"),

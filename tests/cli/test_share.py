@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import HANG_S, Cli, is_alive, wait_until
-from tests.cli.share import find_arbiters, open_share, run_arbiter
+from tests.support.command import HANG_S, Cli, is_alive, wait_until
+from tests.support.shared_jobs import find_arbiters, open_share, run_arbiter
 from undertow.crossover.contact import ask_status
 
 
@@ -34,7 +34,7 @@ def test_up_status_down_and_each_of_them_twice(cli: Cli, path: Path) -> None:
 
     second = cli.run("share", "up")
     assert (second.returncode, second.stderr) == (0, "")
-    assert second.stdout.startswith(f"an arbiter is up already: pid {pid} at {path}, lease 7 s and not 30;")
+    assert second.stdout.startswith(f"an arbiter is up already: pid {pid} at {path}, lease 7 s and not 30 s;")
     assert find_arbiters(path) == [pid]
 
     status = cli.run("share", "status")
@@ -95,7 +95,7 @@ def test_a_file_of_the_user_is_not_replaced(cli: Cli, path: Path) -> None:
     path.write_text("mine")
     result = cli.run("share", "up")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert f"{path} is there and is no socket" in result.stderr
+    assert f"{path} exists and is not a socket" in result.stderr
     assert path.read_text() == "mine"
 
 

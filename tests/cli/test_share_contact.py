@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import HANG_S
-from tests.cli.share import run_arbiter
+from tests.support.command import HANG_S
+from tests.support.shared_jobs import run_arbiter
 from undertow.crossover.contact import ask_status, stop
 from undertow.errors import ConfigError, UndertowError
 
@@ -24,18 +24,18 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def door(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(path))
-        door.listen()
-        door.settimeout(HANG_S)
-        yield door
+def listener(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(HANG_S)
+        yield listener
 
 
-def answer(door: socket.socket, data: bytes) -> threading.Thread:
+def answer(listener: socket.socket, data: bytes) -> threading.Thread:
     def run() -> None:
         for _ in range(1 if data else 2):  # whoever hears nothing calls again
-            with door.accept()[0] as connection:
+            with listener.accept()[0] as connection:
                 connection.recv(100)
                 connection.sendall(data)
 
@@ -51,12 +51,12 @@ def test_nobody_is_there(path: Path) -> None:
 
 
 def test_a_socket_that_was_left_is_nobody(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
     assert ask_status(path) is None
 
 
-def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, door: socket.socket) -> None:
+def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, listener: socket.socket) -> None:
     with pytest.raises(
         UndertowError, match=f"pid {os.getpid()}.*has not answered for 0.05 s.*kill -CONT {os.getpid()}"
     ):
@@ -71,8 +71,8 @@ def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, door: socket
         (b'{"type":"Welcome","lease_s":1}\n', "answered with a Welcome"),
     ],
 )
-def test_somebody_else_listens(path: Path, door: socket.socket, said: bytes, words: str) -> None:
-    thread = answer(door, said)
+def test_somebody_else_listens(path: Path, listener: socket.socket, said: bytes, words: str) -> None:
+    thread = answer(listener, said)
     with pytest.raises(UndertowError, match=words):
         ask_status(path)
     thread.join()
@@ -82,11 +82,11 @@ def test_somebody_else_listens(path: Path, door: socket.socket, said: bytes, wor
 STUBBORN = """
 import socket, sys
 from undertow.crossover import messages
-with socket.socket(socket.AF_UNIX) as door:
-    door.bind(sys.argv[1])
-    door.listen()
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
     print("ready", flush=True)
-    connection, _ = door.accept()
+    connection, _ = listener.accept()
     connection.recv(100)
     connection.sendall(messages.encode(messages.Status(pid=1, lease_s=1, up_s=1, devices=[], notices=[])))
     sys.stdin.read()
@@ -102,7 +102,7 @@ def test_one_that_stays_although_it_was_told_is_named(path: Path) -> None:
             stop(path, timeout_s=1.0)
 
 
-def test_a_folder_that_others_can_change_is_not_trusted(path: Path, door: socket.socket) -> None:
+def test_a_folder_that_others_can_change_is_not_trusted(path: Path, listener: socket.socket) -> None:
     path.parent.chmod(0o770)
     with pytest.raises(ConfigError, match="not a folder of this user alone"):
         ask_status(path, timeout_s=0.05)

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli, is_alive, wait_until
-from tests.cli.share import WatchedArbiter, find_arbiters, open_share, run_arbiter, write_job
+from tests.support.command import Cli, is_alive, wait_until
+from tests.support.shared_jobs import WatchedArbiter, find_arbiters, open_share, run_arbiter, write_job
 from undertow.crossover.messages import DeviceStatus
 
 # A worker that takes turns, without torch: it stays until it may go.
 TAKE_TURNS = """
-    from undertow.crossover.client import Turn
+    from undertow.crossover.client import TurnClient
     from undertow.crossover.messages import VERSION, Hello
     name = os.environ["UNDERTOW_SHARE_NAME"]
     hello = Hello(
         version=VERSION, job=name, name=name, rank=rank, world_size=1, pid=os.getpid(),
         device="cpu", weight=float(os.environ.get("UNDERTOW_SHARE_WEIGHT", 1)),
     )
-    turn = Turn(hello, pathlib.Path(os.environ["UNDERTOW_SHARE_SOCKET"]))
+    turn = TurnClient(hello, pathlib.Path(os.environ["UNDERTOW_SHARE_SOCKET"]))
     turn.start()
     mark(f"{name}-here")
     wait_for("both")
@@ -58,7 +58,7 @@ def test_two_jobs_share_and_the_table_tells_what_each_had(cli: Cli, path: Path, 
     cli.wait_for_files("*-done", 2)
     asked = arbiter.asked
     wait_until(lambda: arbiter.asked >= asked + 2)  # once for certain after they were done
-    devices: list[DeviceStatus] = arbiter._office.describe(0.0)
+    devices: list[DeviceStatus] = arbiter._state.describe(0.0)
     assert {(job.name, job.weight) for job in devices[0].jobs} == {("first", 2.0), ("second", 1.0)}
     (cli.folder / "seen").touch()
     result = cli.finish(process)
@@ -94,7 +94,7 @@ def test_one_that_fails_does_not_end_the_others_and_the_first_code_counts(cli: C
     process = cli.start("share", "run", *files)
     assert process.stderr is not None
     said = ""
-    while "bad has failed with exit code 7; the others go on" not in said:
+    while "bad has failed with exit code 7; the other jobs go on" not in said:
         said = process.stderr.readline()
     (cli.folder / "go").touch()
     result = cli.finish(process)

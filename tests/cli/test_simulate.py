@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.unit.bench_fakes import Watcher
-from tests.unit.report_samples import results, timed
+from tests.support.bench_fakes import FakeProgress
+from tests.support.command import Cli
+from tests.support.report_samples import results, timed
 from undertow.cli import main
+from undertow.observe.report.points import read_results, write_results
 from undertow.plan.measured import Measured
 from undertow.plan.profile import LayerProfile, Profile, TensorProfile
-from undertow.report.points import read_results, write_results
-from undertow.sim.schedules import list_schedules
+from undertow.tools.sim.schedules import list_schedules
 
 SYSTEMS = ["ps", "wfbp", "ddp", "p3", "undertow"]
 RESNET = ("--model", "resnet50", "--hosts", "1,2,4", "--bandwidth", "4gbit", "--systems", ",".join(SYSTEMS))
@@ -153,7 +153,7 @@ def test_a_cluster_may_come_from_a_file(simulate: Simulate, tmp_path: Path) -> N
     assert ended.code == 0, ended.err
     assert [row[:2] for row in ended.rows] == [["1", "undertow"]]
     assert "mine, 3 hosts, batch 1 per host, simulated" in ended.out
-    assert "The cluster is that of cluster.json; Gbit/s are those of its slowest link." in ended.out
+    assert "The cluster is read from cluster.json; Gbit/s are those of its slowest link." in ended.out
 
 
 def test_a_batch_is_so_many_samples(simulate: Simulate) -> None:
@@ -263,7 +263,7 @@ def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_pat
     assert float(second[6].rstrip("%")) < -50
     assert "2 points: median error" in text
     assert "1 beyond 10%" in text
-    assert "left out, because model, system or link is not known here: 1" in text
+    assert "points left out, because their model, system or link is unknown here: 1" in text
 
 
 # How far it is
@@ -281,14 +281,14 @@ def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_pat
 def test_all_that_was_expected_is_done_in_the_end(
     simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    watch = Watcher()
-    for name in ("simulate", "questions", "simulate_sharing"):
+    progress = FakeProgress()
+    for name in ("simulate", "simulate_search", "simulate_sharing"):
         module = importlib.import_module(f"undertow.cli.{name}")
-        monkeypatch.setattr(module, "open_watch", lambda: contextlib.nullcontext(watch))
+        monkeypatch.setattr(module, "open_progress", lambda: contextlib.nullcontext(progress))
     ended = simulate("--profile", write_profile(tmp_path), *arguments)
     assert (ended.code, ended.err) == (0, "")
-    assert watch.expected > 0
-    assert watch.laps == pytest.approx(watch.expected)
+    assert progress.expected > 0
+    assert progress.done == pytest.approx(progress.expected)
 
 
 # Mistakes
@@ -328,7 +328,7 @@ def test_an_error_is_one_line_of_the_command(cli: Cli) -> None:
         (("--against", "nowhere.json"), "results cannot be read from nowhere.json: No such file"),
         (("--against", __file__), "test_simulate.py is not a results file of undertow"),
         ((*RESNET, "--out", "run.txt"), "--out run.txt: give it the ending .json"),
-        ((*RESNET, "--out", "/nowhere/run.json"), "--out /nowhere/run.json: the folder /nowhere is not there"),
+        ((*RESNET, "--out", "/nowhere/run.json"), "--out /nowhere/run.json: the folder /nowhere does not exist"),
         ((*RESNET, "--share", ","), "--share is empty: name the models of the jobs"),
         ((*RESNET, "--share", "vgg"), "unknown model 'vgg'; did you mean 'vgg19'?"),
         ((*RESNET, "--share", "vgg19"), "ddp takes no turns: name a system that does, such as undertow"),
@@ -363,5 +363,5 @@ def test_a_file_without_a_point_that_is_known_says_what_it_takes(simulate: Simul
     write_results(results([timed(1.0, bandwidth_gbit=None)]), tmp_path / "bench.json")
     ended = simulate("--against", tmp_path / "bench.json")
     assert ended.code == 2
-    assert "bench.json has no point that can be predicted: it takes a model of the zoo" in ended.err
+    assert "bench.json has no point that can be predicted: a point needs a model of the zoo" in ended.err
     assert ended.err.count("\n") == 1

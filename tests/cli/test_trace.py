@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli, wait_until
-from tests.perfetto import find_faults, read_events
+from tests.support.command import Cli, wait_until
+from tests.support.perfetto import find_faults, read_events
 
 # A model that trains as long as it may.
 TRAIN = """
@@ -61,7 +61,7 @@ def test_traces_that_cannot_be_put_together_are_no_reason_to_fail(cli: Cli) -> N
     (folder / "trace.json").mkdir(parents=True)
     result = cli.run("run", "--trace", folder, script(cli))
     assert result.returncode == 0, result.stderr
-    assert "are not put together for viewers: Is a directory" in result.stderr
+    assert "could not be merged for viewers: Is a directory" in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json", "trace.json"]
 
 
@@ -148,7 +148,7 @@ def test_a_simulated_run_leaves_the_same(cli: Cli) -> None:
     [
         (["--hosts", "2,4"], "--trace records one cluster"),
         (["--hosts", "2", "--share", "vgg19"], "--trace records one job"),
-        (["--hosts", "2", "--find-bandwidth", "90%"], "leave the rest"),
+        (["--hosts", "2", "--find-bandwidth", "90%"], "leave --cluster, --out and --trace out"),
     ],
 )
 def test_a_simulated_trace_is_of_one_cluster_and_one_job(cli: Cli, options: list[str], words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.natively import SECOND, Case, check_same
+from tests.support.natively import SECOND, Case, check_same
 
 # All failures of one run end it as a group, which shows the traceback of each.
 FAILS = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.cli.natively import SECOND, Case, check_same, run_both, run_ours
+from tests.support.command import Cli
+from tests.support.natively import SECOND, Case, check_same, run_both, run_ours
 
 NOTEBOOK = """\
 #!/usr/bin/env python
@@ -128,11 +128,11 @@ def test_torch_is_found_as_it_is(tmp_path: Path) -> None:
         import torch
         print(torch.__spec__, torch.__loader__ is torch.__spec__.loader, vars(torch.__loader__), torch.__file__)
         print(importlib.resources.files("torch").joinpath("version.py").is_file())
-        open("door", "w").write(torch.nn.parallel.DistributedDataParallel.__module__)
+        open("module", "w").write(torch.nn.parallel.DistributedDataParallel.__module__)
     """
     check_same(Case(script=script), tmp_path)
-    assert (tmp_path / "python" / "door").read_text() == "torch.nn.parallel.distributed"
-    assert (tmp_path / "undertow" / "door").read_text() == "undertow.torch.ddp"
+    assert (tmp_path / "python" / "module").read_text() == "torch.nn.parallel.distributed"
+    assert (tmp_path / "undertow" / "module").read_text() == "undertow.torch.ddp.wrapper"
 
 
 OWN_RULE = """
@@ -219,7 +219,7 @@ def test_children_of_a_script_are_left_alone(kind: str, tmp_path: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
         "child optimizer.py 4 [[-1.0, -1.0]]",  # at once, what its parent says when it ends
-        "standins.py",
+        "replacements.py",
         "[['optimizer.py'], ['optimizer.py']]",
         "end",
     ]

@@ -16,18 +16,18 @@ import msgspec
 import pytest
 import torch
 
-from tests.cli.labs import in_lab, needs_lab
-from tests.cluster.scheme_worker import Job
-from undertow.lab.bench.messages import Assignment, Lap
-from undertow.lab.meeting import open_meeting
-from undertow.lab.network import Network
-from undertow.lab.replay.device import Device
-from undertow.lab.replay.layers import ReplayedEmbedding, ReplayedLinear
-from undertow.lab.replay.model import ReplayedModel
-from undertow.lab.systems import find_system
-from undertow.plan.profile import Kind, TensorProfile
+from tests.support.labs import in_lab, needs_lab
+from tests.support.scheme_worker import Job
+from undertow.plan.profile import LayerKind, TensorProfile
 from undertow.plan.scheme import Scheme, count_traffic, list_schemes
-from undertow.zoo import find_model
+from undertow.tools.lab.bench.messages import Assignment, Lap
+from undertow.tools.lab.network import Network
+from undertow.tools.lab.replay.device import Device
+from undertow.tools.lab.replay.layers import ReplayedEmbedding, ReplayedLinear
+from undertow.tools.lab.replay.model import ReplayedModel
+from undertow.tools.lab.systems import find_system
+from undertow.tools.lab.worker_environments import open_rendezvous
+from undertow.tools.zoo import find_model
 
 HOSTS = 2
 WARM_UP_STEPS, STEPS = 7, 5
@@ -70,9 +70,9 @@ def open_workers(network: Network) -> Iterator[Sequence[subprocess.Popen[bytes]]
     environ = {**os.environ, **find_system("undertow").variables(scale=VGG.scale)}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     workers = []
-    with open_meeting(network, environ) as environments:
+    with open_rendezvous(network, environ) as environments:
         for host, environment in zip(network.hosts, environments, strict=True):
-            command = [sys.executable, "-m", "tests.cluster.scheme_worker"]
+            command = [sys.executable, "-m", "tests.support.scheme_worker"]
             with host.entered():
                 workers.append(
                     subprocess.Popen(command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -118,14 +118,14 @@ def predict_bytes(assignment: Assignment, scheme: Scheme) -> float:
 
 
 def _predict(layer: torch.nn.Module, parameter: torch.Tensor, touched: object, scheme: Scheme) -> float:
-    kind, rows = Kind.OTHER, 0.0
+    kind, rows = LayerKind.OTHER, 0.0
     if isinstance(layer, ReplayedLinear) and parameter.dim() == 2:
-        kind, rows = Kind.LINEAR, layer.rows
+        kind, rows = LayerKind.LINEAR, layer.rows
     elif isinstance(layer, ReplayedEmbedding):
-        kind, rows = Kind.EMBEDDING, next(touched)  # type: ignore[call-overload]
+        kind, rows = LayerKind.EMBEDDING, next(touched)  # type: ignore[call-overload]
     tensor = TensorProfile(name="", shape=tuple(parameter.shape), kind=kind, rows=rows)
     is_open = scheme in (*list_schemes(tensor), Scheme.ALLREDUCE)
-    return count_traffic(tensor, scheme if is_open else Scheme.DENSE, HOSTS).bytes_out
+    return count_traffic(tensor, scheme if is_open else Scheme.DENSE, workers=HOSTS, servers=HOSTS).bytes_out
 
 
 @needs_lab

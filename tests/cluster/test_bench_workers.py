@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import is_alive
+from tests.support.command import is_alive
 from undertow.errors import LabError
-from undertow.lab.bench.fleet import Fleet
-from undertow.lab.bench.messages import Assignment, Lap
-from undertow.lab.network import Network, open_loopback
-from undertow.lab.systems import find_system
+from undertow.tools.lab.bench.messages import Assignment, Lap
+from undertow.tools.lab.bench.worker_group import WorkerGroup
+from undertow.tools.lab.network import Network, open_loopback
+from undertow.tools.lab.systems import find_system
 
 # torch DDP with a short life: what is true of it in the first laps is true of `ddp`.
 PLUG_IN = """
 import os, time
-from undertow.lab.systems.ddp import Ddp
+from undertow.tools.lab.systems.others import Ddp
 
 class Mortal(Ddp):
     name = "mortal"
@@ -52,8 +52,8 @@ def install(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[undertow.systems]\nmortal = mortal_system:Mortal\n")
 
 
-def pids_of(fleet: Fleet) -> list[int]:
-    return [seat.process.pid for seat in fleet._seats]
+def pids_of(group: WorkerGroup) -> list[int]:
+    return [worker.process.pid for worker in group._workers]
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +66,22 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
         network = stack.enter_context(open_loopback(2))
-        fleets = [_start_real(name, network, stack) for name in SYSTEMS]
-        told["pids"] = [pid for fleet in fleets for pid in pids_of(fleet)]
-        told["ready"] = {fleet.name: fleet.wait_until_ready() for fleet in fleets}
-        told["laps"] = {fleet.name: [fleet.run(n, timeout_s=60) for n in (3, 2)] for fleet in fleets}
+        groups = [_start_real(name, network, stack) for name in SYSTEMS]
+        told["pids"] = [pid for group in groups for pid in pids_of(group)]
+        told["ready"] = {group.name: group.wait_until_ready() for group in groups}
+        told["laps"] = {group.name: [group.run(n, timeout_s=60) for n in (3, 2)] for group in groups}
         with pytest.raises(LabError) as error:
-            fleets[-1].run(2, timeout_s=60)
+            groups[-1].run(2, timeout_s=60)
         told["failure"] = str(error.value).splitlines()
     yield told
     sys.modules.pop("mortal_system", None)
 
 
-def _start_real(name: str, network: Network, stack: ExitStack) -> Fleet:
+def _start_real(name: str, network: Network, stack: ExitStack) -> WorkerGroup:
     assignment = Assignment(model="googlenet", system=name, scale=200.0, batch=1)
-    return stack.enter_context(Fleet(network, find_system(name), assignment, {**os.environ, "UNDERTOW_PLAN": "dense"}))
+    return stack.enter_context(
+        WorkerGroup(network, find_system(name), assignment, {**os.environ, "UNDERTOW_PLAN": "dense"})
+    )
 
 
 def laps_of(heard: Mapping[str, Any], name: str) -> Sequence[Lap]:

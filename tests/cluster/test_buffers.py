@@ -7,7 +7,7 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers
+from tests.support.workers import on_workers
 from undertow.torch import DistributedDataParallel
 
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from tests.workers import run_workers
+from tests.support.workers import run_workers
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 

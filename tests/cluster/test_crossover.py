@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cluster.sharing import (
+from tests.support.arbiters import eventually, status_at
+from tests.support.sharing import (
     CPU,
     Arbiter,
     Training,
@@ -22,8 +23,7 @@ from tests.cluster.sharing import (
     train_on_demand,
     values_of,
 )
-from tests.unit.arbiters import eventually, status_at
-from tests.workers import DIED, Crew, hear, say, start_workers
+from tests.support.workers import DIED, Crew, hear, say, start_workers
 from undertow.torch import DistributedDataParallel
 
 STEPS = 6

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import undertow
-from tests.cluster.sharing import (
+from tests.support.arbiters import eventually
+from tests.support.sharing import (
     CPU,
     Arbiter,
     Other,
@@ -32,8 +33,7 @@ from tests.cluster.sharing import (
     tell_all,
     values_of,
 )
-from tests.unit.arbiters import eventually
-from tests.workers import hear, say, start_workers
+from tests.support.workers import hear, say, start_workers
 from undertow.runtime import sharing
 from undertow.torch import DistributedDataParallel, flush, parallelize
 
@@ -241,7 +241,7 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, inputs, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-def make_two_learn_from_each_other(rank: int, door: str) -> str:
+def make_two_learn_from_each_other(rank: int, api: str) -> str:
     """Two wrappers, whose passes meet; a gradient of a gradient; layers that are computed again."""
     torch.manual_seed(0)
     maker, judge = (
@@ -250,7 +250,7 @@ def make_two_learn_from_each_other(rank: int, door: str) -> str:
     )
     steps = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (maker, judge)]
     wrapped = [DistributedDataParallel(net) for net in (maker, judge)]
-    if door == "overlapped":
+    if api == "overlapped":
         wrapped = [parallelize(model, step)[0] for model, step in zip(wrapped, steps, strict=True)]
     say("ready")
     hear()
@@ -276,8 +276,8 @@ def make_two_learn_from_each_other(rank: int, door: str) -> str:
 
 def test_networks_that_learn_from_each_other_take_turns_with_another_job(arbiter: Arbiter) -> None:
     crews = [start_workers(2, make_two_learn_from_each_other, "plain")]
-    for door in ("plain", "overlapped"):
-        crews.append(start_workers(2, make_two_learn_from_each_other, door, environment=arbiter.environment))
+    for api in ("plain", "overlapped"):
+        crews.append(start_workers(2, make_two_learn_from_each_other, api, environment=arbiter.environment))
     hear_all(crews)
     tell_all(crews, "begin")
     hear_all(crews)

@@ -15,13 +15,13 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import HANG_S, on_workers
+from tests.support.workers import HANG_S, on_workers
 from undertow import kvstore
-from undertow.coordinator import key_sets
+from undertow.engine.coordinator import calls as coordinator_calls
 from undertow.horovod import torch as hvd
-from undertow.horovod.torch.reducing import SMALL_BYTES
+from undertow.horovod.torch.transfers import SMALL_BYTES
 from undertow.runtime import process
-from undertow.torch.parallel import flush
+from undertow.torch.ddp.parallelize import flush
 
 MODELS = 4
 PLANS = ["auto", "factors", "factors-to-shard"]
@@ -83,12 +83,19 @@ def count_resources() -> tuple[int, int]:
 def count_keys() -> dict[str, int]:
     """All that this rank's engine holds by key."""
     exchange = process.default_group()._exchange
-    holders = {"flow": exchange._flow, "shard": exchange._shard, "gathering": exchange._gathering, "self": exchange}
+    own, shard = exchange.worker, exchange.shard
+    holders = {
+        "flow": own.flow,
+        "gathering": own.gathering,
+        "shard": shard._shard,
+        "gathering at the shard": shard._gathering,
+        "shard side": shard,
+    }
     counts = {
         f"{name}.{attribute}": len(value)
         for name, holder in holders.items()
         for attribute, value in vars(holder).items()
-        if isinstance(value, dict | set) and attribute != "_coming_s"
+        if isinstance(value, dict | set)
     }
     return {name: count for name, count in counts.items() if count}
 
@@ -154,14 +161,14 @@ def test_a_model_that_one_rank_has_discarded_stays_known_to_all(rank: int) -> No
 
 @on_workers(2)
 def test_calls_that_all_differ_do_not_pile_up_keys(rank: int) -> None:
-    key_sets.MOST_FREE_KEYS = 8
+    coordinator_calls.MOST_FREE_KEYS = 8
     hvd.init()
     for more in range(40):  # each too large for the way that all small ones share
         total = hvd.allreduce(torch.full((SMALL_BYTES // 4 + 1 + more,), float(rank)), op=hvd.Sum)
         assert torch.equal(total, torch.ones_like(total))
     undertow.barrier()
     deadline_s = time.monotonic() + HANG_S / 4
-    while len(process.default_group()._exchange._flow._specs) > 10 and time.monotonic() < deadline_s:
+    while len(process.default_group()._exchange.worker.flow._specs) > 10 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert all(count <= 10 for count in count_keys().values()), count_keys()
     undertow.barrier()

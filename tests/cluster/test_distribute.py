@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import undertow
-from tests.cluster.test_plain_loaders import LOADERS, NUMBERS, Counter
-from tests.workers import outcomes_of, run_workers
+from tests.cluster.test_single_process_loaders import LOADERS, NUMBERS, Counter
+from tests.support.workers import outcomes_of, run_workers
 from undertow.script.preparation import prepare
 from undertow.torch import DistributedDataParallel, distribute, parallelize
 
@@ -32,12 +32,12 @@ class Squares(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
         return number / 11, (number / 11) ** 2, torch.tensor(IGNORED if index % 3 == 0 else index % 2)
 
 
-def fit(rank: int, door: str, batch: int) -> tuple[list[float], list[float], float]:
+def fit(rank: int, api: str, batch: int) -> tuple[list[float], list[float], float]:
     """Weights, the training loss over all data after each epoch, and the samples of the validation's last batch."""
     torch.manual_seed(2 + rank)  # weights are rank 0's, and so is the order
     model: Any = nn.Linear(1, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if door == "parallelize":
+    if api == "parallelize":
         model, optimizer = parallelize(model, optimizer)
     else:
         model = DistributedDataParallel(model)
@@ -58,12 +58,12 @@ def fit(rank: int, door: str, batch: int) -> tuple[list[float], list[float], flo
     return weights, curve, len(validation)
 
 
-@pytest.mark.parametrize("door", ["class", "parallelize"])
-def test_workers_that_split_batches_train_as_one_process(door: str) -> None:
+@pytest.mark.parametrize("api", ["class", "parallelize"])
+def test_workers_that_split_batches_train_as_one_process(api: str) -> None:
     """Batches of 4, 4 and 3 among 2 and 3 workers, and of 3, 3, 3 and 2 among 4: some have nothing to do."""
     for size, batch in ((2, 4), (3, 4), (4, 3)):
-        weights, curve, batches = run_workers(1, fit, door, batch)[0]
-        for own in run_workers(size, fit, door, batch, environment={"UNDERTOW_BATCH": "split"}):
+        weights, curve, batches = run_workers(1, fit, api, batch)[0]
+        for own in run_workers(size, fit, api, batch, environment={"UNDERTOW_BATCH": "split"}):
             assert own[0] == pytest.approx(weights, rel=1e-12)
             assert own[1] == pytest.approx(curve, rel=1e-12)
             assert own[2] == batches
@@ -205,7 +205,7 @@ def use_after_parting(rank: int) -> None:
     [
         (differ_in_size, "DriftError", "the same loader over all of the data on every worker"),
         (differ_in_order, "DriftError", "the same seed on all workers"),
-        (split_stream, "ConfigError", "batches of 3 samples of a stream cannot be split among 2 workers"),
+        (split_stream, "ConfigError", "batches of 3 samples of a stream cannot be split evenly among 2 workers"),
         (use_after_parting, "ConfigError", r"call undertow.torch.distribute() again"),
     ],
 )

@@ -19,11 +19,22 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import DIED, HANG_S, RETURNED, hear, on_workers, outcomes_of, run_workers, say, start_workers
+from tests.support.workers import (
+    DIED,
+    HANG_S,
+    RETURNED,
+    hear,
+    on_workers,
+    outcomes_of,
+    run_workers,
+    say,
+    start_workers,
+)
+from undertow.engine.client import formation
+from undertow.engine.wire.link import Link
 from undertow.errors import ConfigError
-from undertow.runtime import formation, process
+from undertow.runtime import process
 from undertow.torch import DistributedDataParallel
-from undertow.wire.link import Link
 
 HOST = socket.gethostname()
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers, say, start_workers
+from tests.support.workers import on_workers, say, start_workers
 from undertow.torch import DistributedDataParallel
 
 

@@ -15,8 +15,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import stateless
 from torch.nn.utils.parametrizations import weight_norm
 
-from tests.cluster.test_plain_optimizers import run
-from tests.workers import on_workers, run_workers
+from tests.support.single_process import run
+from tests.support.workers import on_workers, run_workers
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, parallelize
 

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import undertow
 import undertow.torch
-from tests.cluster.test_plain_optimizers import run
-from tests.workers import on_workers, run_workers
+from tests.support.single_process import run
+from tests.support.workers import on_workers, run_workers
 from undertow.torch import DistributedDataParallel, parallelize
-from undertow.torch.broadcast import Broadcast
+from undertow.torch.gradient.broadcast import Broadcast
 
 
 def make_layers(count: int = 3, width: int = 4) -> nn.Sequential:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.workers import HANG_S, on_workers
+from tests.support.workers import HANG_S, on_workers
 from undertow import torch as undertow_torch
 from undertow.errors import ConfigError
 from undertow.horovod import torch as hvd
-from undertow.trace import notes
-from undertow.trace.recorder import here
+from undertow.tracing import events
+from undertow.tracing.recorder import process_recorder
 
 CLASSES = 4
 
@@ -84,10 +84,10 @@ class Pause(torch.autograd.Function):
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         pause = threading.Event()
         for _ in range(int(HANG_S * 50)):
-            if any(isinstance(note, notes.Answered) for note in here.notes()):
+            if any(isinstance(note, events.Answered) for note in process_recorder.events()):
                 return gradient
             pause.wait(0.01)
-        raise AssertionError(f"no result while backward waits: {here.notes()}")
+        raise AssertionError(f"no result while backward waits: {process_recorder.events()}")
 
 
 @on_workers(2)
@@ -95,12 +95,12 @@ def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
     first, last = (nn.Linear(300, 300, bias=False) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1))
     hvd.barrier()  # what the start has sent is out of the way
-    here.start()
+    process_recorder.start()
     last(Pause.apply(first(torch.ones(300)))).sum().backward()
     optimizer.step()
-    here.stop()
-    first = next(note.time_s for note in here.notes() if isinstance(note, notes.Answered))
-    assert first < [note.began_s for note in here.notes() if isinstance(note, notes.Hooked)][1]
+    process_recorder.stop()
+    first = next(note.time_s for note in process_recorder.events() if isinstance(note, events.Answered))
+    assert first < [note.began_s for note in process_recorder.events() if isinstance(note, events.Hooked)][1]
 
 
 @on_workers(2)
@@ -176,7 +176,7 @@ def test_gradients_can_be_changed_between_synchronize_and_step(rank: int) -> Non
     reference.step()
     assert_same(model, alone)
     loss_of(model, share(rank, 2)).backward()
-    with pytest.raises(AssertionError, match="gradients are on their way"):
+    with pytest.raises(AssertionError, match="gradients are in flight"):
         optimizer.zero_grad()
     optimizer.synchronize()
     optimizer.zero_grad()
@@ -356,12 +356,12 @@ def test_wrong_arguments_are_refused(rank: int) -> None:
         "pairs of name and parameter": {"named_parameters": model.parameters()},
         "must be at least 1": {"backward_passes_per_step": 0},
         "goes with op=hvd.Average only": {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
-        "Adasum is not there": {"op": hvd.Adasum},
-        "op Max makes no gradient": {"op": hvd.Max},
+        "Adasum is not supported": {"op": hvd.Adasum},
+        "op Max does not give a gradient": {"op": hvd.Max},
         "groups is 0": {"groups": 0},
         "must be lists of parameters": {"groups": [["weight"]]},
         "in groups more than once": {"groups": [[model[0].weight], [model[0].weight]]},
-        "compressors of your own": {"compression": object()},
+        "custom compressors": {"compression": object()},
     }.items():
         with pytest.raises(ValueError, match=words) as caught:
             hvd.DistributedOptimizer(sgd(model), **options)  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import undertow.horovod
-from tests.forked_scripts import run_script
-from tests.workers import outcomes_of, start_workers
+from tests.support.forked_scripts import run_script
+from tests.support.workers import outcomes_of, start_workers
 
 
 def final_loss(script: str, workers: int, folder: Path) -> float:

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import Join
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers, run_workers
+from tests.support.workers import on_workers, run_workers
 from undertow.torch import DistributedDataParallel
 
 LARGE = 300_000

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import undertow
-from tests.workers import on_workers
+from tests.support.workers import on_workers
 from undertow import kvstore
 
 LARGE = 600_000  # several slices

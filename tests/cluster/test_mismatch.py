@@ -8,7 +8,7 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import RETURNED, hear, outcomes_of, say, start_workers
+from tests.support.workers import RETURNED, hear, outcomes_of, say, start_workers
 from undertow.torch import DistributedDataParallel
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.workers import hear, outcomes_of, run_workers, say, start_workers
+from tests.support.workers import hear, outcomes_of, run_workers, say, start_workers
 from undertow.plan.plan import Plan
 from undertow.plan.scheme import Scheme
-from undertow.torch import DistributedDataParallel, find_coordinator, flush, parallelize, verify_replicas
+from undertow.torch import DistributedDataParallel, flush, parallelize, plan_of, verify_replicas
 
 SIZE, STEPS = 3, 16
 SMALL = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
@@ -78,7 +78,7 @@ def compare(rank: int, folder: str) -> None:
     join_torch(rank, folder)
     expected, _ = train(rank, "dense", overlaps=False)
     _, model = train(rank, "poseidon", overlaps=False)
-    made = find_coordinator(model).plan
+    made = plan_of(model).plan
     mixed = msgspec.structs.replace(
         made,
         policy="mixed",
@@ -87,7 +87,7 @@ def compare(rank: int, folder: str) -> None:
         ),
     )
     for plan in (mixed, "factors", "factors-to-shard", "rows", "allreduce"):
-        # Two runs, one behind each door: the same bits.
+        # Two runs, one with each API: the same bits.
         first, _ = train(rank, plan, overlaps=False)
         second, _ = train(rank, plan, overlaps=True)
         for ours, again, theirs in zip(first, second, expected, strict=True):

@@ -9,11 +9,11 @@ from logging.handlers import BufferingHandler
 import torch
 from torch import nn
 
-from tests.planned_training import LIMITS, MATRICES, USED, Training, make_net
-from tests.workers import run_workers
+from tests.support.planned_training import LIMITS, MATRICES, USED, Training, make_net
+from tests.support.workers import run_workers
+from undertow.plan.replanner import PASSES
 from undertow.plan.scheme import Scheme
-from undertow.torch import factor_devices
-from undertow.torch.planning import PASSES
+from undertow.torch.factors import devices
 
 REASON = "on meta factors and factors-to-shard are not exact yet; on the CPU they are"
 
@@ -21,7 +21,7 @@ REASON = "on meta factors and factors-to-shard are not exact yet; on the CPU the
 def move(net: nn.Module, names: Sequence[str]) -> None:
     """Let these look as if they were on another device, where they can still be computed with."""
     moved = {net.get_parameter(name) for name in names}
-    factor_devices.find_device = lambda weight: torch.device("meta" if weight in moved else "cpu")
+    devices.find_device = lambda weight: torch.device("meta" if weight in moved else "cpu")
 
 
 def list_reasons(training: Training) -> dict[str, str]:

@@ -11,26 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 import undertow
-from tests.planned_training import (
-    BATCH,
-    LIMITS,
-    MANY,
-    MATRICES,
-    PLANNED,
-    USED,
-    Training,
-    make_net,
-    say_plan,
-)
-from tests.rates import set_rate
-from tests.workers import run_workers
+from tests.support.planned_training import BATCH, LIMITS, MANY, MATRICES, PLANNED, USED, Training, make_net, say_plan
+from tests.support.rates import set_rate
+from tests.support.workers import run_workers
 from undertow.plan import planner
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Plan, read_plan
+from undertow.plan.replanner import PASSES
 from undertow.plan.scheme import Scheme
-from undertow.torch.groups import group_for
-from undertow.torch.links import measure_cluster
-from undertow.torch.planning import PASSES
+from undertow.sync.links import measure_cluster
+from undertow.torch.planning.probe import TorchDevice
+from undertow.torch.process_groups import group_for
 
 # Made, changed and used
 
@@ -175,7 +166,7 @@ def measure_links_again(rank: int, meeting: str) -> list[tuple[Cluster, bytes]]:
     for rate in (1e9, 1e6, 1e6):
         set_rate(rate)
         training.run(2 * PASSES)
-        seen.append((measure_cluster(group_for(), torch.device("cpu")), say_plan(training.plan)))
+        seen.append((measure_cluster(group_for(), TorchDevice(torch.device("cpu"))), say_plan(training.plan)))
     training.check()
     undertow.barrier()
     dist.destroy_process_group()

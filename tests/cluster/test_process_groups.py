@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import undertow
 import undertow.torch
-from tests.workers import run_workers
+from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel
 
 # Nothing but what the test itself gives says where to meet.
@@ -99,7 +99,7 @@ def use_subgroups(rank: int, meeting: str) -> list[float]:
         with pytest.raises(undertow.ConfigError, match="cannot be copied"):
             torch.save(DistributedDataParallel(Scale(), process_group=pair), os.devnull)
     if rank == 1:
-        with pytest.raises(undertow.ConfigError, match="not part of the process group"):
+        with pytest.raises(undertow.ConfigError, match="not in the given process group"):
             mean_of(0, process_group=even)
     means.append(mean_of(rank))
     dist.barrier()

@@ -10,19 +10,13 @@ import msgspec
 import pytest
 from torch import nn
 
-from tests.planned_training import (
-    LIMITS,
-    MATRICES,
-    USED,
-    Training,
-    make_net,
-)
-from tests.workers import outcomes_of, run_workers
+from tests.support.planned_training import LIMITS, MATRICES, USED, Training, make_net
+from tests.support.workers import outcomes_of, run_workers
 from undertow.errors import PlanError
 from undertow.plan.plan import Plan
+from undertow.plan.replanner import PASSES
 from undertow.plan.scheme import Scheme
 from undertow.torch import DistributedDataParallel
-from undertow.torch.planning import PASSES
 
 
 def give_nonsense(rank: int, path: str) -> list[str]:
@@ -103,7 +97,10 @@ def make_plan(step_s: float) -> Plan:
         (("factors", "dense"), ("'factors'", "'dense'")),
         (("auto", "poseidon"), ("'auto'", "'poseidon'")),
         (("dense", make_plan(1.0)), ("'dense'", "'auto ")),
-        ((make_plan(1.0), make_plan(2.0)), ("rank 0 registers the reports for the plan 'auto ", "rank 1 registers")),
+        (
+            (make_plan(1.0), make_plan(2.0)),
+            ("tables: the reports for the plan 'auto ", "against the reports for the plan"),
+        ),
     ],
 )
 def test_ranks_with_different_plans_are_told_both(plans: tuple[Any, Any], names: tuple[str, str]) -> None:

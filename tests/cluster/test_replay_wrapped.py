@@ -8,13 +8,12 @@ import torch.distributed as dist
 import torch.nn.parallel.distributed
 from torch import nn
 
-from tests.workers import on_workers
-from undertow.lab.bench.workload import digest
-from undertow.lab.replay.model import ReplayedModel
-from undertow.lab.replay.optimizer import ReplayedSGD
-from undertow.lab.systems import find_system
-from undertow.lab.systems.ddp import scaled_buckets
-from undertow.zoo import find_model
+from tests.support.workers import on_workers
+from undertow.tools.lab.bench.worker import digest
+from undertow.tools.lab.replay.model import ReplayedModel, ReplayedSGD
+from undertow.tools.lab.systems import find_system
+from undertow.tools.lab.systems.others import scaled_buckets
+from undertow.tools.zoo import find_model
 
 SCALE = 2000.0
 STEPS = 3

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.planned_training import LIMITS, USED
-from tests.workers import HANG_S
+from tests.support.planned_training import LIMITS, USED
+from tests.support.workers import HANG_S
 
 # Rank 1's script ends before rank 0 has begun its last step.  Its handler of atexit runs before undertow's own, and
 # after Python has ended all executors.

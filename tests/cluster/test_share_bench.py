@@ -14,19 +14,25 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import is_alive
-from tests.unit.bench_fakes import Watcher
+from tests.support.bench_fakes import FakeProgress
+from tests.support.command import is_alive
 from undertow.crossover.contact import ask_status
 from undertow.errors import LabError
-from undertow.lab.network import open_loopback
-from undertow.lab.sharing import bench as bench_module
-from undertow.lab.sharing import fleets as fleets_module
-from undertow.lab.sharing.arbiters import Environments, check_arbiters, open_arbiters
-from undertow.lab.sharing.bench import run_share_bench
-from undertow.lab.sharing.fleets import Fleets, Site, describe_terms
-from undertow.lab.sharing.occupancy import place_device
-from undertow.lab.sharing.plan import Job, SharePlan
-from undertow.lab.systems.undertow import Undertow
+from undertow.tools.lab.network import open_loopback
+from undertow.tools.lab.replay.device import place_device
+from undertow.tools.lab.sharing import bench as bench_module
+from undertow.tools.lab.sharing import worker_groups as groups_module
+from undertow.tools.lab.sharing.bench import run_share_bench
+from undertow.tools.lab.sharing.plan import Job, SharePlan
+from undertow.tools.lab.sharing.worker_groups import (
+    BenchContext,
+    Environments,
+    WorkerGroups,
+    check_arbiters,
+    describe_terms,
+    open_arbiters,
+)
+from undertow.tools.lab.systems.undertow import Undertow
 
 HOSTS = 2
 # A hundredth of the time, and of the bytes: nothing here is about speed.
@@ -46,17 +52,17 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def open_few_fleets(plan: SharePlan, site: Site, told: dict[str, Any]) -> Iterator[Fleets]:
+def open_few_groups(plan: SharePlan, site: BenchContext, told: dict[str, Any]) -> Iterator[WorkerGroups]:
     """Workers that take turns, in all arrangements: every one more imports torch."""
     with ExitStack() as stack:
         arbiters = stack.enter_context(open_arbiters(plan.hosts, site.environ))
-        fleets = [
-            stack.enter_context(site.open_fleet(plan, job, plan.mode.value, describe_terms(job, label, arbiters)))
+        groups = [
+            stack.enter_context(site.open_group(plan, job, plan.mode.value, describe_terms(job, label, arbiters)))
             for job, label in zip(plan.jobs, plan.labels, strict=True)
         ]
-        yield Fleets(
-            by_arrangement=dict.fromkeys(plan.arrangements, fleets),
-            ready=[fleet.wait_until_ready() for fleet in fleets],
+        yield WorkerGroups(
+            by_arrangement=dict.fromkeys(plan.arrangements, groups),
+            ready=[group.wait_until_ready() for group in groups],
             arbiters=[(arbiters, len(plan.jobs))],
         )
         devices = [place_device(site.devices, host).read_bytes() for host in range(plan.hosts)]
@@ -73,11 +79,15 @@ def seen() -> Mapping[str, Any]:
         told["status"] += [ask_status(Path(own["UNDERTOW_SHARE_SOCKET"])) for own in environments]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleets_module, "check_arbiters", look)
-        patch.setattr(bench_module, "open_fleets", partial(open_few_fleets, told=told))
+        patch.setattr(groups_module, "check_arbiters", look)
+        patch.setattr(bench_module, "open_groups", partial(open_few_groups, told=told))
         patch.setattr(Undertow, "warm_up_steps", 5)
         told["results"] = run_share_bench(
-            PLAN, environ=environment(), open_network=open_loopback, watch=Watcher(), command="undertow share bench"
+            PLAN,
+            environ=environment(),
+            open_network=open_loopback,
+            progress=FakeProgress(),
+            command="undertow share bench",
         )
     return told
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.workers import on_workers
+from tests.support.workers import on_workers
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, verify_replicas
-from undertow.trace import notes
-from undertow.trace.recorder import here
+from undertow.tracing import events
+from undertow.tracing.recorder import process_recorder
 
 ROWS, COLUMNS = 512, 512
 
@@ -28,7 +28,7 @@ class UntilResult(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
         for _ in range(200):
-            if any(isinstance(note, notes.Answered) for note in here.notes()):
+            if any(isinstance(note, events.Answered) for note in process_recorder.events()):
                 break
             torch.randn(200, 200) @ torch.randn(200, 200)
         return gradient.clone()
@@ -55,9 +55,9 @@ def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
 @on_workers(2)
 def test_a_gradient_that_still_flows_on_is_not_overwritten(rank: int) -> None:
     model = DistributedDataParallel(AddsParameter())
-    here.start()
+    process_recorder.start()
     loss_of(model, rank).backward()
-    here.stop()
+    process_recorder.stop()
     alone = AddsParameter()
     ((loss_of(alone, 0) + loss_of(alone, 1)) / 2).backward()
     torch.testing.assert_close(model.module.linear.weight.grad, alone.linear.weight.grad, rtol=1e-4, atol=1e-3)

@@ -15,14 +15,14 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import HANG_S, TOKEN, on_workers, outcomes_of
+from tests.support.workers import HANG_S, TOKEN, on_workers, outcomes_of
 from undertow import kvstore
-from undertow.core import frames
-from undertow.core.frames import Header, Kind
+from undertow.engine.core import frames
+from undertow.engine.core.frames import Header, Kind
+from undertow.engine.wire import sockets
+from undertow.engine.wire.auth import Handshake, Role, shake_hands
 from undertow.runtime import process
 from undertow.torch import DistributedDataParallel
-from undertow.wire import sockets
-from undertow.wire.auth import Handshake, Role, shake_hands
 
 
 def greeting(version: int = frames.VERSION) -> bytes:
@@ -73,7 +73,7 @@ def test_training_goes_on_while_strangers_knock(rank: int) -> None:
     for sock in kept:
         sock.close()
     assert transport.refused.total() == 16, transport.refused
-    assert not process.default_group().dropped
+    assert not process.default_group().receiver.dropped
 
 
 def all_agree(done: torch.Tensor) -> bool:
@@ -90,7 +90,7 @@ def test_the_token_alone_does_not_give_a_place_in_the_group(rank: int) -> None:
     with connect(transport.address) as sock:
         shake_hands(sock, Role.DIALER, TOKEN.encode())
         sock.sendall(sockets.INTRODUCTION.pack(0, 1))
-        assert sock.recv(1) == b""  # shown the door
+        assert sock.recv(1) == b""  # disconnected
     undertow.barrier()
     assert transport.refused.total() == 1
 
@@ -113,7 +113,7 @@ def test_frames_that_make_no_sense_are_dropped_and_counted(rank: int) -> None:
     """A peer with the token but with a defect, or of another job, cannot do harm either."""
     model = DistributedDataParallel(nn.Linear(4, 4, bias=False))
     group, peer = process.default_group(), 1 - rank
-    job = group._shape.job
+    job = group.shape.job
     key = model._synchroniser._gradients[0].table.first.slices[0].spec.key  # type: ignore[union-attr]
     senseless = [
         (Header(Kind.PUSH, key=10**6, step=1, rank=rank, length=8, job=job), b"unknown "),
@@ -130,7 +130,7 @@ def test_frames_that_make_no_sense_are_dropped_and_counted(rank: int) -> None:
     undertow.barrier()  # comes after them, on the link to or from rank 0
     model(torch.full((1, 4), float(rank))).sum().backward()
     assert (model.module.weight.grad == 0.5).all()
-    assert group.dropped.total() == len(senseless), group.dropped
+    assert group.receiver.dropped.total() == len(senseless), group.receiver.dropped
 
 
 @on_workers(2)

@@ -13,7 +13,7 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers, run_workers
+from tests.support.workers import on_workers, run_workers
 from undertow import kvstore
 from undertow.torch import DistributedDataParallel
 

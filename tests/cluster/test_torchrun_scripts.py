@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script_runs import SCRIPTS, TORCHRUN, Run, Runs
+from tests.support.script_runs import SCRIPTS, TORCHRUN, Run, Runs
 
 DDP, PLAIN = "ddp_branches.py", "plain_digits.py"
 

@@ -14,12 +14,12 @@ from torch import nn
 
 import undertow
 from tests.cluster.test_overlap import SLOW, make_net, sgd, train
-from tests.perfetto import Event, find_faults, read_events
-from tests.workers import on_workers, outcomes_of, run_workers
+from tests.support.perfetto import Event, find_faults, read_events
+from tests.support.workers import on_workers, outcomes_of, run_workers
 from undertow.errors import ConfigError
+from undertow.observe.trace.merging import merge
 from undertow.torch import DistributedDataParallel, parallelize
-from undertow.trace.merging import merge
-from undertow.trace.recorder import here
+from undertow.tracing.recorder import process_recorder
 
 STEPS = 6
 WORKERS = 2
@@ -103,7 +103,7 @@ SKEW_S = 1000.0
 
 def run_skewed(rank: int) -> None:
     """A host whose clock shows something else altogether."""
-    here.clock = lambda: time.monotonic() + SKEW_S * rank
+    process_recorder.clock = lambda: time.monotonic() + SKEW_S * rank
     undertow.init()
     wait_for_all(rank)
 
@@ -208,14 +208,14 @@ def train_in_part(rank: int, folder: str) -> bool:
     net = make_net()
     train(DistributedDataParallel(net, process_group=alone), sgd(net), rank, steps=2)
     torch.distributed.destroy_process_group()
-    return here.is_on
+    return process_recorder.is_on
 
 
 def test_a_model_of_some_workers_is_not_recorded(tmp_path: Path) -> None:
     environment = {"UNDERTOW_TRACE": str(tmp_path / "trace")}
     outcomes = outcomes_of(WORKERS, train_in_part, str(tmp_path), environment=environment, init=False)
     assert [outcome.value for outcome in outcomes] == [False, False]
-    assert "neither traced nor shown live" in outcomes[0].log
+    assert "neither traced nor shown in the live view" in outcomes[0].log
     assert not (tmp_path / "trace").exists()
 
 
@@ -237,8 +237,8 @@ def test_off_nothing_is_hooked_and_nothing_noted(rank: int) -> None:
     model = DistributedDataParallel(net)
     assert not any(layer._forward_hooks for layer in net.modules())
     train(model, sgd(net), rank, steps=2)
-    assert not here.is_on
-    assert here.notes() == []
+    assert not process_recorder.is_on
+    assert process_recorder.events() == []
 
 
 def test_only_so_many_steps_are_recorded(tmp_path: Path) -> None:

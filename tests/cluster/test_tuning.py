@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import undertow
-from tests.rates import set_rate
-from tests.workers import run_workers
+from tests.support.rates import set_rate
+from tests.support.workers import run_workers
+from undertow.plan.replanner import PASSES
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
-from undertow.torch.planning import PASSES
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 RATES = (None, 1e6, 8e6, 1e9, 1e9, 1e6, 2.2e6)  # bytes per second; two milliseconds make a slice

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import undertow
-from tests.workers import HANG_S, on_workers
+from tests.support.workers import HANG_S, on_workers
 from undertow.torch import DistributedDataParallel
-from undertow.trace import notes
-from undertow.trace.recorder import here
+from undertow.tracing import events
+from undertow.tracing.recorder import process_recorder
 
 WIDTH = 300  # a layer's weight is large enough to travel alone
 
@@ -47,13 +47,13 @@ class Stack(nn.Module):
 def happened() -> list[tuple[str, Any]]:
     """What became of gradients and slices, in the order of time."""
     told: list[tuple[float, str, Any]] = []
-    for note in here.notes():
+    for note in process_recorder.events():
         match note:
-            case notes.Hooked(began_s, _, tensor):
+            case events.Hooked(began_s, _, tensor):
                 told.append((began_s, "gradient", tensor))
-            case notes.Pushed(time_s, key):
+            case events.Pushed(time_s, key):
                 told.append((time_s, "push", key))
-            case notes.Answered(time_s, key):
+            case events.Answered(time_s, key):
                 told.append((time_s, "result", key))
     return [(event, what) for _, event, what in sorted(told)]
 
@@ -67,9 +67,9 @@ def first_key() -> Any:
 def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(rank: int) -> None:
     model = DistributedDataParallel(Stack())
     undertow.barrier()  # what the start has sent is out of the way
-    here.start()
+    process_recorder.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
-    here.stop()
+    process_recorder.stop()
     order = happened()
     last = [("gradient", "last.weight"), ("push", first_key()), ("result", first_key())]
     assert sorted(map(order.index, last)) == [order.index(event) for event in last]
@@ -84,9 +84,9 @@ def test_turned_off_nothing_leaves_before_backward_has_ended(rank: int) -> None:
     undertow.barrier()
     # A parameter's own hook comes before ours: whatever was pushed by then was pushed during backward.
     first.weight.register_post_accumulate_grad_hook(lambda _: reached_the_end.append(list(happened())))
-    here.start()
+    process_recorder.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
-    here.stop()
+    process_recorder.stop()
     assert [event for event, _ in reached_the_end[0]] == []
     assert {event for event, _ in happened()} == {"gradient", "push", "result"}
     expected = torch.full((WIDTH, WIDTH), 0.5) * model.module[1].weight.sum(0)[:, None]

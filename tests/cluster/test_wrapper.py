@@ -16,9 +16,9 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import on_workers, run_workers
+from tests.support.workers import on_workers, run_workers
+from undertow.plan.replanner import PASSES
 from undertow.torch import DistributedDataParallel, parallelize
-from undertow.torch.planning import PASSES
 
 
 def make_module() -> nn.Sequential:

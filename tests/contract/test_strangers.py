@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.wires import HANG_S, HOST, JOB, TOKEN, SocketWires, send
-from undertow.core.frames import MAGIC, VERSION
-from undertow.wire.auth import Role, shake_hands
-from undertow.wire.loop import Loop
-from undertow.wire.sockets import INTRODUCTION, SocketTransport
-from undertow.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S
+from tests.support.wires import HANG_S, HOST, JOB, TOKEN, SocketWires, send
+from undertow.engine.core.frames import MAGIC, VERSION
+from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.loop import Loop
+from undertow.engine.wire.sockets import INTRODUCTION, SocketTransport
+from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S
 
-NO_PLACE = "it knows the token but has no place in this group"
+NOT_EXPECTED = "it knows the token but is not expected in this group"
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def turn_until(wires: SocketWires, condition: Callable[[], bool]) -> None:
         (b"\0" * 1000, "not an undertow peer: its first bytes are not ours"),
         (
             MAGIC + (VERSION + 1).to_bytes(2, "little") + bytes(16),
-            "the peer does not speak version 2: install the same undertow on all hosts",
+            f"the peer does not speak version {VERSION}: install the same undertow on all hosts",
         ),
         (
             MAGIC + VERSION.to_bytes(2, "little") + bytes(16) + bytes(32),
@@ -104,7 +104,7 @@ def test_the_token_alone_gives_no_place(wires: SocketWires, job: int, rank: int)
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(job, rank))
         assert hears_the_end(stranger)
-    assert refusals(wires) == {NO_PLACE: 1}
+    assert refusals(wires) == {NOT_EXPECTED: 1}
     check_traffic_goes_on(wires)
 
 
@@ -114,7 +114,7 @@ def test_a_peer_of_another_job_gets_no_place_even_if_its_rank_is_free() -> None:
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(JOB + 1, 1))
         assert hears_the_end(stranger)
-    assert refusals(wires) == {NO_PLACE: 1}
+    assert refusals(wires) == {NOT_EXPECTED: 1}
     wires.connect()
     wires.close()
 
@@ -124,7 +124,7 @@ def test_a_lower_rank_may_not_dial(wires: SocketWires) -> None:
         shake_hands(stranger, Role.DIALER, TOKEN)
         stranger.sendall(INTRODUCTION.pack(JOB, 1))
         assert hears_the_end(stranger)
-    assert refusals(wires, 2) == {NO_PLACE: 1}
+    assert refusals(wires, 2) == {NOT_EXPECTED: 1}
     check_traffic_goes_on(wires)
 
 
@@ -163,7 +163,7 @@ def test_the_same_refusal_is_logged_once_and_counted_always(
 
 @pytest.fixture
 def crowd() -> Iterator[tuple[SocketWires, list[socket.socket]]]:
-    """Two workers that are not connected yet, and more silent strangers at the door than fit."""
+    """Two workers that are not connected yet, and more silent strangers than the listener admits."""
     wires = SocketWires(2)
     strangers = [call(wires) for _ in range(MAX_STRANGERS + 5)]
     turn_until(wires, lambda: wires.transports[0].refused.total() == 5)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.contract.wires import JOB, MemoryWires, SocketWires, Wires, send
-from undertow.core.frames import HEADER_BYTES, Body, Header, Kind, pack
+from tests.support.wires import JOB, MemoryWires, SocketWires, Wires, send
+from undertow.engine.core.frames import HEADER_BYTES, Body, Header, Kind, pack
+from undertow.engine.wire.transport import Transport
 from undertow.settings import Checksum
-from undertow.wire.transport import Transport
 
 MakeWires = Callable[[int], Wires]
 

@@ -8,30 +8,32 @@ from typing import Any
 
 import pytest
 
-from undertow.coordinator import agreement
-from undertow.coordinator.agreement import Agreements
-from undertow.core import frames, rounds
-from undertow.core.discards import Discards
-from undertow.core.frames import Kind
-from undertow.core.membership import Loss, Membership
-from undertow.core.outbox import Outbox, Parcel
-from undertow.core.rounds import Round
+from undertow.engine.client import control as control_module
+from undertow.engine.client import group as group_module
+from undertow.engine.client.control import GroupControl
+from undertow.engine.client.discarding import Discards
+from undertow.engine.client.engine_queue import UnevenRounds
+from undertow.engine.client.exchange import Exchange
+from undertow.engine.client.helper import Owed
+from undertow.engine.client.receiver import GroupReceiver
+from undertow.engine.client.waiting import Ticket
+from undertow.engine.client.worker_side import WorkerSide
+from undertow.engine.coordinator import agreement
+from undertow.engine.coordinator.agreement import Agreements
+from undertow.engine.core import frames, rounds
+from undertow.engine.core.frames import Kind, Unexpected
+from undertow.engine.core.membership import Loss, Membership
+from undertow.engine.core.outbox import Outbox, QueuedFrame
+from undertow.engine.core.rounds import Round
+from undertow.engine.server.gathering import Gathering
+from undertow.engine.server.shard import Shard
 from undertow.errors import MismatchError, PeerLost
-from undertow.faults import cluster as cluster_module
-from undertow.faults import worker as worker_module
-from undertow.faults.invariants import Invariants
-from undertow.faults.scenarios import find_scenario
-from undertow.faults.seeds import Outcome, run_seed
-from undertow.faults.sums import Asker
-from undertow.runtime import steward as steward_module
-from undertow.runtime.exchange import Exchange
-from undertow.runtime.group import Group
-from undertow.runtime.helper import Owed
-from undertow.runtime.steward import Steward
-from undertow.runtime.waiting import Ticket
-from undertow.store.gathering import Gathering
-from undertow.store.shard import Shard, Unexpected
-from undertow.torch.gates import Gate
+from undertow.tools.faults import cluster as cluster_module
+from undertow.tools.faults.invariants import Invariants
+from undertow.tools.faults.scenarios import find_scenario
+from undertow.tools.faults.seeds import Outcome, run_seed
+from undertow.tools.faults.sums import Contributor
+from undertow.torch.gates.gates import Gate
 
 SEEDS = 200  # most are found in the first few
 Patch = pytest.MonkeyPatch
@@ -63,7 +65,10 @@ def add_in_order_of_arrival(patch: Patch) -> None:
 
 def tell_nobody_who_was_absent(patch: Patch) -> None:
     wrap(
-        patch, Exchange, "_accept", lambda real: lambda self, item, present, absent: real(self, item, present, absent=0)
+        patch,
+        WorkerSide,
+        "_accept",
+        lambda real: lambda self, item, present, absent: real(self, item, present, absent=0),
     )
 
 
@@ -80,7 +85,7 @@ def hand_pieces_out_in_reverse(patch: Patch) -> None:
 
 def forget_that_pieces_are_complete(patch: Patch) -> None:
     wrap(patch, Gathering, "contribute", lambda real: lambda self, *arguments: real(self, *arguments) and None)
-    patch.setattr(Asker, "wait", lambda self: iter(()))
+    patch.setattr(Contributor, "wait", lambda self: iter(()))
 
 
 def publish_zeros(patch: Patch) -> None:
@@ -98,24 +103,24 @@ def _emptied(answer: Any) -> Any:
 
 def answer_twice(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def accept(self: Exchange, item: Any, present: int, *, absent: bool) -> None:
+        def accept(self: WorkerSide, item: Any, present: int, *, absent: bool) -> None:
             real(self, item, present, absent=absent)
             item.on_result(item)
 
         return accept
 
-    wrap(patch, Exchange, "_accept", make)
+    wrap(patch, WorkerSide, "_accept", make)
 
 
 def send_results_twice(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def put_all(self: Outbox, parcels: list[Parcel], *rest: Any) -> None:
-            for _ in range(1 + any(parcel.header.kind is Kind.RESULT for parcel in parcels)):
-                real(self, parcels, *rest)
+        def put(self: Outbox, queued: list[QueuedFrame], *rest: Any) -> None:
+            for _ in range(1 + any(frame.header.kind is Kind.RESULT for frame in queued)):
+                real(self, queued, *rest)
 
-        return put_all
+        return put
 
-    wrap(patch, Outbox, "put_all", make)
+    wrap(patch, Outbox, "put", make)
 
 
 def never_answer(patch: Patch) -> None:
@@ -123,19 +128,14 @@ def never_answer(patch: Patch) -> None:
 
 
 def count_no_answers(patch: Patch) -> None:
-    def count(self: Asker, look: Any, answers: Any) -> Any:
+    def count(self: Contributor, look: Any, answers: Any) -> Any:
         def on_result(item: Any) -> None:
             answers.left -= 1
             answers.ticket.answer(item)
 
         return on_result
 
-    patch.setattr(Asker, "_count", count)
-
-
-def count_every_answer(patch: Patch) -> None:
-    """So that what is not answered does not show first."""
-    patch.setattr("undertow.faults.scenarios.departures.check_all_answered", lambda cluster, tables: None)
+    patch.setattr(Contributor, "_count", count)
 
 
 def drain_never(patch: Patch) -> None:
@@ -196,15 +196,15 @@ def answer_no_ticket(patch: Patch) -> None:
 
 
 def mourn_in_silence(patch: Patch) -> None:
-    patch.setattr(Steward, "_mourn", lambda self, loss: None)
+    patch.setattr(GroupControl, "_report_loss", lambda self, loss: None)
 
 
 def lose_the_wrong_one(patch: Patch) -> None:
-    def lose(self: Steward, rank: int, reason: str) -> None:
-        wrong = (rank + 1) % self._shape.size
-        self._mourn(self._membership.lose(wrong, reason))
+    def lose(self: GroupControl, rank: int, reason: str) -> None:
+        wrong = (rank + 1) % self._shape.workers
+        self._report_loss(self._membership.lose(Loss(wrong, self._shape.rank, reason)))
 
-    patch.setattr(Steward, "lose", lose)
+    patch.setattr(GroupControl, "lose", lose)
 
 
 def see_no_slander(patch: Patch) -> None:
@@ -243,7 +243,7 @@ def _leave_within(patch: Patch, most_s: float) -> None:
     def make(real: Any) -> Any:
         return lambda self, condition, timeout_s, *rest: real(self, condition, min(timeout_s, most_s), *rest)
 
-    wrap(patch, Steward, "_until", make)
+    wrap(patch, GroupControl, "_until", make)
 
 
 def leave_after_the_silence_timeout(patch: Patch) -> None:
@@ -256,27 +256,28 @@ def leave_before_the_helper_has_worked(patch: Patch) -> None:
 
 
 def hear_of_no_ended_script(patch: Patch) -> None:
-    patch.setattr(Steward, "_awaits_in_vain", lambda self, rank, keys: False)
+    patch.setattr(GroupControl, "_awaits_in_vain", lambda self, rank, keys: False)
 
 
 def say_not_where(patch: Patch) -> None:
-    patch.setattr(steward_module, "PeerLost", lambda text: PeerLost(text.partition("; ")[0]))
+    patch.setattr(control_module, "PeerLost", lambda reason, *, own_rank, **facts: PeerLost(reason, **facts))
 
 
 def accuse_rank_0(patch: Patch) -> None:
-    patch.setattr(Steward, "check_departed", lambda self: self._mourn(Loss(0, "host0", "so it seems")))
+    patch.setattr(
+        GroupControl, "check_departed", lambda self: self._report_loss(Loss(0, self._shape.rank, "so it seems"))
+    )
 
 
 def see_no_accusation(patch: Patch) -> None:
     accuse_rank_0(patch)
     patch.setattr(Invariants, "_check_error", lambda self, worker: None)
-    count_every_answer(patch)
 
 
 def go_on_without_one(patch: Patch) -> None:
-    patch.setattr(Round, "is_complete", lambda self, absent=frozenset(): len(self._heard) >= self._size - 1)
+    patch.setattr(Round, "is_complete", lambda self, absent=frozenset(): len(self._heard) >= self._workers - 1)
     patch.setattr(Round, "missing", lambda self, absent=frozenset(): [])
-    patch.setattr(Steward, "check_departed", lambda self: None)
+    patch.setattr(GroupControl, "check_departed", lambda self: None)
     count_no_answers(patch)
 
 
@@ -296,11 +297,11 @@ def drop_what_is_meant(patch: Patch) -> None:
 
 
 def count_no_drops(patch: Patch) -> None:
-    patch.setattr(Group, "_drop", lambda self, peer, header, reason: None)
+    patch.setattr(GroupReceiver, "_drop", lambda self, peer, header, reason: None)
 
 
 def believe_every_job(patch: Patch) -> None:
-    patch.setattr(Group, "_check_sender", lambda self, peer, header: None)
+    patch.setattr(GroupReceiver, "_check_sender", lambda self, peer, header: None)
 
 
 def check_no_bodies(patch: Patch) -> None:
@@ -309,14 +310,14 @@ def check_no_bodies(patch: Patch) -> None:
 
 def hang_up_on_damage_without_a_word(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def lose(self: Steward, rank: int, reason: str) -> None:
+        def lose(self: GroupControl, rank: int, reason: str) -> None:
             if "damaged" in reason:
                 self._transport.close()
             real(self, rank, reason)
 
         return lose
 
-    wrap(patch, Steward, "lose", make)
+    wrap(patch, GroupControl, "lose", make)
 
 
 def come_twice_to_an_agreement(patch: Patch) -> None:
@@ -336,10 +337,10 @@ def fail_in_the_engine(patch: Patch) -> None:
 
 
 def raise_outside_of_the_engine(patch: Patch) -> None:
-    def explode(self: Group, slices: Any) -> int:
+    def explode(self: UnevenRounds, slices: Any) -> int:
         raise ZeroDivisionError("nobody keeps this one")
 
-    patch.setattr(Group, "resume", lambda self, slices, rounds_done: explode(self, slices))
+    patch.setattr(UnevenRounds, "resume", lambda self, slices, rounds_done: explode(self, slices))
 
 
 # Agreements
@@ -348,12 +349,12 @@ def raise_outside_of_the_engine(patch: Patch) -> None:
 def cut_by_rank(patch: Patch) -> None:
     def make(real: Any) -> Any:
         return lambda tensors, *a, **o: [
-            one for one in real(tensors, *a, **o) if one.spec.shard != o["placement"].shards - 1
+            one for one in real(tensors, *a, **o) if one.spec.owner != o["placement"].owners[-1]
         ]
 
     calls = iter(range(10**6))
-    real = worker_module.cut
-    patch.setattr(worker_module, "cut", lambda *a, **o: make(real)(*a, **o) if next(calls) % 2 else real(*a, **o))
+    real = group_module.cut
+    patch.setattr(group_module, "cut", lambda *a, **o: make(real)(*a, **o) if next(calls) % 2 else real(*a, **o))
 
 
 def disagree(patch: Patch) -> None:
@@ -376,7 +377,11 @@ def agree_with_everything(patch: Patch) -> None:
 
 
 def fail_before_the_verdict(patch: Patch) -> None:
-    patch.setattr(Steward, "arrive", lambda self, arrival: self._mourn(Loss(0, "host0", "so it seems")))
+    patch.setattr(
+        GroupControl,
+        "arrive",
+        lambda self, pending, payload: self._report_loss(Loss(0, self._shape.rank, "so it seems")),
+    )
 
 
 # Discarded keys
@@ -414,12 +419,12 @@ def have_no_patience(patch: Patch) -> None:
         (add_in_order_of_arrival, "schedule", r"^sum: rank \d key \d+ step \d: got .* expected"),
         (add_in_order_of_arrival, "killed", "^sum: "),
         (tell_nobody_who_was_absent, "join", "absent 0, expected"),
-        (hand_pieces_out_in_reverse, "gathering", "^pieces: rank"),
+        (hand_pieces_out_in_reverse, "gathering", "^gathered: rank"),
         (forget_that_pieces_are_complete, "gathering", r"\d+ answers of \d+"),
         (publish_zeros, "killed", "^sum: .*: rows"),
         (answer_twice, "schedule", "is answered 2 times"),
         (send_results_twice, "credit", "its RESULT of key .* twice"),
-        (never_answer, "schedule", r"^deadlock: .*rank \d waits for its answers \(key \d+ round \d of shard \d"),
+        (never_answer, "schedule", r"^deadlock: .*rank \d waits for its answers \(key \d+ round \d at rank \d"),
         (count_no_answers, "schedule", "answers per contribution at the end"),
         (drain_never, "schedule", "still sends"),
         (wait_for_more, "schedule", "still waits for"),
@@ -448,12 +453,12 @@ def have_no_patience(patch: Patch) -> None:
         (mourn_in_silence, "late-leaving", "^deadlock"),
         (say_not_where, "killed", "does not say where it is"),
         (accuse_rank_0, "early", "left in order and hears"),
-        (go_on_without_one, "early", "was done, but nobody can be"),
-        (drop_what_is_meant, "schedule", "but nobody speaks nonsense"),
+        (go_on_without_one, "early", "was done, but no rank can be"),
+        (drop_what_is_meant, "schedule", "but no rank sends nonsense"),
         (count_no_drops, "nonsense", r"^nonsense: \d+ frames were said, 0 dropped"),
         (count_no_drops, "restart", r"^late frames: \d+ came, 0 were dropped"),
-        (believe_every_job, "restart", "^sum: |^pieces: "),
-        (check_no_bodies, "damaged", "^sum: |^pieces: "),
+        (believe_every_job, "restart", "^sum: |^gathered: "),
+        (check_no_bodies, "damaged", "^sum: |^gathered: "),
         (hang_up_on_damage_without_a_word, "damaged", "which has done nothing: .* its connection closed"),
         (come_twice_to_an_agreement, "repeats", "which has done nothing"),
         (lose_the_wrong_one, "nonsense-and-death", "which has done nothing"),
@@ -462,11 +467,11 @@ def have_no_patience(patch: Patch) -> None:
         (cut_by_rank, "killed", "cuts other slices"),
         (disagree, "killed", "hears at 'tensors': these are not the same"),
         (see_drift, "killed", "hears of drift"),
-        (expect_nobody_after_a_mismatch, "disagree", "but nobody speaks nonsense"),
+        (expect_nobody_after_a_mismatch, "disagree", "but no rank sends nonsense"),
         (agree_with_everything, "disagree", "is not told that rank . differs"),
         (fail_before_the_verdict, "disagree", "^only 0 ranks are told"),
         (discard_with_rounds_under_way, "discards", "failed by itself: the engine failed"),
-        (forget_what_another_rank_uses, "discards", "failed by itself|nobody speaks nonsense"),
+        (forget_what_another_rank_uses, "discards", "failed by itself|no rank sends nonsense"),
         (forget_nothing, "discards", "^deadlock: .*waits for the others to discard"),
         (forget_only_where_it_is_sent_from, "discards", "knows the keys .* at the end"),
         (have_no_patience, "schedule", "there is no end"),
@@ -476,5 +481,5 @@ def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, scenario: str, c
     broken(monkeypatch)
     outcome = find_broken(scenario, claim)
     told = outcome.explain()
-    assert len(outcome.story) > 1
+    assert len(outcome.log) > 1
     assert told[-2:] == [f"broken: {outcome.broken}", f"replay: {outcome.replay}"]

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from undertow.core import frames
-from undertow.core.frames import Header, Kind
+from undertow.engine.core import frames
+from undertow.engine.core.frames import Header, Kind
 from undertow.errors import ConfigError
-from undertow.faults import seeds as seeds_module
-from undertow.faults.case import Case
-from undertow.faults.clock import Clock, VirtualLoop
-from undertow.faults.cluster import LONGEST_DELAY_S, Cluster
-from undertow.faults.life import Life
-from undertow.faults.scenarios import SCENARIOS, find_scenario
-from undertow.faults.seeds import run_seed
-from undertow.faults.story import TOLD_EVENTS, Broken, Story
-from undertow.faults.worker import MOMENT, Script, Wait
+from undertow.tools.faults import seeds as seeds_module
+from undertow.tools.faults.cluster import LONGEST_DELAY_S, Cluster
+from undertow.tools.faults.event_log import SHOWN_EVENTS, Broken, Case, EventLog
+from undertow.tools.faults.scenarios import SCENARIOS, find_scenario
+from undertow.tools.faults.seeds import run_seed
+from undertow.tools.faults.whole_job import WholeJob
+from undertow.tools.faults.worker import MOMENT, Script, VirtualLoop, Wait
+from undertow.tools.virtual.world import Clock
 
 
 def make_cluster(seed: int = 3) -> Cluster:
@@ -32,14 +31,14 @@ def make_cluster(seed: int = 3) -> Cluster:
 def test_a_seed_replays_to_the_identical_story(name: str) -> None:
     for seed in range(5):
         first, second = (run_seed(seed, find_scenario(name)) for _ in range(2))
-        assert first.story.lines() == second.story.lines()
+        assert first.log.lines() == second.log.lines()
         assert first.broken == second.broken == ""
 
 
 def test_the_scenario_that_a_seed_picks_is_the_same_run_when_it_is_asked_for() -> None:
     picked = run_seed(11)
     asked = run_seed(11, picked.scenario)
-    assert picked.story.lines() == asked.story.lines()
+    assert picked.log.lines() == asked.log.lines()
     assert asked.replay == picked.replay == "undertow faults --seed 11"
 
 
@@ -62,7 +61,7 @@ def test_an_unknown_scenario_is_refused() -> None:
 def test_without_torch_the_gates_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seeds_module.importlib.util, "find_spec", lambda name: None)
     outcome = run_seed(0, find_scenario("gates"))
-    assert (outcome.skipped, outcome.broken, len(outcome.story)) == ("torch is not installed", "", 0)
+    assert (outcome.skipped, outcome.broken, len(outcome.log)) == ("torch is not installed", "", 0)
     assert not run_seed(0, find_scenario("early")).skipped
 
 
@@ -70,10 +69,10 @@ def test_a_fault_changes_nothing_before_its_event() -> None:
     stories = []
     for event in (10**6, 40):
         cluster = make_cluster()
-        Life(cluster)
+        WholeJob(cluster)
         cluster.plan(event, lambda cluster=cluster: cluster.kill(1, lambda frames: 0))  # type: ignore[misc]
         cluster.run()
-        stories.append(cluster.story.lines())
+        stories.append(cluster.log.lines())
     told = next(index for index, line in enumerate(stories[1]) if "is killed" in line)
     assert stories[0][:told] == stories[1][:told]
     assert told > 40
@@ -83,19 +82,19 @@ def test_a_fault_changes_nothing_before_its_event() -> None:
 
 
 def test_a_story_ends_with_the_last_events_and_leaves_out_the_routine() -> None:
-    story = Story()
+    log = EventLog()
     for event in range(200):
-        story.tell(f"event {event}")
-        story.tell_delivery(0, 1, Header(Kind.HEARTBEAT), None)
-    lines = story.last_lines()
-    assert lines[:2] == ["event 0", f"... {200 - TOLD_EVENTS - 1} events ..."]
-    assert lines[2:] == [f"event {event}" for event in range(200 - TOLD_EVENTS, 200)]
-    assert len(story.lines()) == 400
+        log.note(f"event {event}")
+        log.note_delivery(0, 1, Header(Kind.HEARTBEAT), None)
+    lines = log.last_lines()
+    assert lines[:2] == ["event 0", f"... {200 - SHOWN_EVENTS - 1} events ..."]
+    assert lines[2:] == [f"event {event}" for event in range(200 - SHOWN_EVENTS, 200)]
+    assert len(log.lines()) == 400
 
 
 def test_what_the_engine_logs_is_a_part_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
-    outcome = next(outcome for seed in range(9) if (outcome := run_seed(seed, find_scenario("nonsense"))).story)
-    assert any(line.startswith("log: dropped a frame from rank") for line in outcome.story.lines())
+    outcome = next(outcome for seed in range(9) if (outcome := run_seed(seed, find_scenario("nonsense"))).log)
+    assert any(line.startswith("log: dropped a frame from rank") for line in outcome.log.lines())
     assert not caplog.records
 
 

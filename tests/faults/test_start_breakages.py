@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 from tests.faults.test_breakages import Break, Patch, find_broken, wrap
-from undertow.coordinator.start_marks import Mark
 from undertow.launch import host_watch, supervisor
 from undertow.launch.host_watch import EndWorkers, HostWatch, Lost
+from undertow.runtime.launcher_notes import Mark
 
 
 def pass_nothing_on(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def hear(self: HostWatch, *arguments: Any) -> Any:
+        def handle_message(self: HostWatch, *arguments: Any) -> Any:
             return [each for each in real(self, *arguments) if isinstance(each, EndWorkers)]
 
-        return hear
+        return handle_message
 
-    wrap(patch, HostWatch, "hear", make)
+    wrap(patch, HostWatch, "handle_message", make)
 
 
 def blame_the_host_that_tells(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def hear(self: HostWatch, host: int, message: Any, now_s: float) -> Any:
+        def handle_message(self: HostWatch, host: int, message: Any, now_s: float) -> Any:
             told = (
                 Lost(f"the launcher on host {self._hosts[host].name} (it told)")
                 if message.__class__ is Lost
@@ -32,9 +32,9 @@ def blame_the_host_that_tells(patch: Patch) -> None:
             )
             return real(self, host, told, now_s)
 
-        return hear
+        return handle_message
 
-    wrap(patch, HostWatch, "hear", make)
+    wrap(patch, HostWatch, "handle_message", make)
 
 
 def wait_too_long_for_a_sign_of_life(patch: Patch) -> None:
@@ -110,5 +110,5 @@ def wait_too_long_for_a_launcher_that_never_connects(patch: Patch) -> None:
 def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, claim: str) -> None:
     broken(monkeypatch)
     outcome = find_broken("start-losses", claim)
-    assert len(outcome.story) > 1
+    assert len(outcome.log) > 1
     assert outcome.explain()[-1] == f"replay: {outcome.replay}"

@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from tests.faults.test_breakages import Break, Patch, find_broken, wrap
-from undertow.crossover import standing
-from undertow.crossover.messages import Recall, Solitude
-from undertow.crossover.part import Part
-from undertow.crossover.turns import Account, Grant, Turns
+from undertow.crossover import turn_state
+from undertow.crossover.messages import Grant, NowAlone, Recall
+from undertow.crossover.turn_state import TurnState
+from undertow.crossover.turns import Account, Turns
 
 # Who goes first
 
 
 def place_by_the_latest_count(patch: Patch) -> None:
     """Whatever has come already, which is not the same on all hosts."""
-    patch.setattr(standing, "LAG", 0)
+    patch.setattr(turn_state, "LAG", 0)
 
 
 def serve_who_has_had_most(patch: Patch) -> None:
-    patch.setattr(Account, "rank", property(lambda self: (not self.terms.is_urgent, -self.key_s, self.terms.job)))
+    patch.setattr(Account, "order_key", property(lambda self: (not self.terms.is_urgent, -self.key_s, self.terms.job)))
 
 
 def serve_in_order_of_arrival(patch: Patch) -> None:
-    def rank(self: Account) -> tuple[bool, float, str]:
+    def order_key(self: Account) -> tuple[bool, float, str]:
         return not self.terms.is_urgent, min(self.waiting.values(), default=0.0), self.terms.job
 
-    patch.setattr(Account, "rank", property(rank))
+    patch.setattr(Account, "order_key", property(order_key))
     patch.setattr("undertow.crossover.turns._goes_before", lambda *_: False)
 
 
@@ -44,7 +44,7 @@ def forget_weights(patch: Patch) -> None:
 
 
 def know_no_urgency(patch: Patch) -> None:
-    patch.setattr(Account, "rank", property(lambda self: (False, self.key_s, self.terms.job)))
+    patch.setattr(Account, "order_key", property(lambda self: (False, self.key_s, self.terms.job)))
 
 
 def recall_nobody(patch: Patch) -> None:
@@ -54,8 +54,8 @@ def recall_nobody(patch: Patch) -> None:
 def hear_no_recall(patch: Patch) -> None:
     wrap(
         patch,
-        Part,
-        "hear",
+        TurnState,
+        "handle",
         lambda real: lambda self, message, now: [] if isinstance(message, Recall) else real(self, message, now),
     )
 
@@ -81,14 +81,14 @@ def count_every_lift(patch: Patch) -> None:
 
 
 def let_everybody_in(patch: Patch) -> None:
-    patch.setattr(Turns, "ask", lambda self, member, now, place=None: [Grant(member)])
+    patch.setattr(Turns, "ask", lambda self, member, now, position=None: [(member, Grant())])
 
 
 def let_one_in_too_many(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        def ask(self: Turns, member: int, now: float, place: Any = None) -> Any:
-            answer = real(self, member, now, place)
-            return answer if answer or self.turn is None or self.turn.is_recalled else [Grant(member)]
+        def ask(self: Turns, member: int, now: float, position: Any = None) -> Any:
+            answer = real(self, member, now, position)
+            return answer if answer or self.turn is None or self.turn.is_recalled else [(member, Grant())]
 
         return ask
 
@@ -155,31 +155,31 @@ def decide_nothing_after_a_give(patch: Patch) -> None:
 
 
 def never_give_back(patch: Patch) -> None:
-    def give(self: Part, now: float) -> list[Any]:
+    def give(self: TurnState, now: float) -> list[Any]:
         self._stop(now)
         return []
 
-    patch.setattr(Part, "give", give)
+    patch.setattr(TurnState, "give", give)
 
 
 def wait_for_an_arbiter_that_is_gone(patch: Patch) -> None:
-    patch.setattr(Part, "lose", lambda self, now: None)
+    patch.setattr(TurnState, "lose", lambda self, now: None)
 
 
 def stay_alone_for_ever(patch: Patch) -> None:
     """Even when there is company again."""
 
     def make(real: Any) -> Any:
-        def hear(self: Part, message: Any, now: float) -> Any:
+        def handle(self: TurnState, message: Any, now: float) -> Any:
             said = real(self, message, now)
-            self.is_alone_for_good = getattr(self, "is_alone_for_good", False) or isinstance(message, Solitude)
+            self.is_alone_for_good = getattr(self, "is_alone_for_good", False) or isinstance(message, NowAlone)
             if self.is_alone_for_good:
                 self.mode = type(self.mode).ALONE
             return said
 
-        return hear
+        return handle
 
-    wrap(patch, Part, "hear", make)
+    wrap(patch, TurnState, "handle", make)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def stay_alone_for_ever(patch: Patch) -> None:
         (start_with_a_free_turn, "turns", "disagree on whether it has the turn"),
         (believe_old_words, "turns", "disagree on whether it waits"),
         (have_no_lease, "turns-killed", "^B should have ended"),
-        (have_a_short_lease, "turns", "although nobody has overstayed"),
+        (have_a_short_lease, "turns", "although none has overstayed"),
         (keep_the_turn_of_who_has_left, "turns-faults", "believes that|^a free turn"),
         (tell_nobody_who_is_left, "turns", "believes that"),
         (grant_only_the_first_of_a_job, "turns", "disagree on whether it waits"),
@@ -207,7 +207,7 @@ def stay_alone_for_ever(patch: Patch) -> None:
         (never_give_back, "turns", "disagree on whether it"),
         (wait_for_an_arbiter_that_is_gone, "turns-faults", "disagree on whether"),
         (stay_alone_for_ever, "turns", "believes that"),
-        (place_by_the_latest_count, "turns-order", "disagree on its place"),
+        (place_by_the_latest_count, "turns-order", "disagree on its position"),
         (count_every_lift, "turns", "^the arbiter of host . counts"),
     ],
 )
@@ -215,5 +215,5 @@ def test_the_driver_finds_it(monkeypatch: Patch, broken: Break, scenario: str, c
     broken(monkeypatch)
     outcome = find_broken(scenario, claim)
     told = outcome.explain()
-    assert len(outcome.story) > 1
+    assert len(outcome.log) > 1
     assert told[-2:] == [f"broken: {outcome.broken}", f"replay: {outcome.replay}"]

@@ -17,36 +17,35 @@ from rich.console import Console, RenderableType
 
 from tests.fuzz.mutation import damage_json, damage_lines
 from tests.fuzz.target import Target
-from tests.unit.report_samples import point, results, sweep
-from tests.unit.timeline_samples import Job, make_trace, to_lines
+from tests.support.report_samples import point, results, sweep
+from tests.support.timeline_samples import Job, make_trace, to_lines
 from undertow.bounds import SIMULATED
 from undertow.cli.report import describe
 from undertow.cli.simulate import make_pair_table
+from undertow.error_transfer import read_error
 from undertow.errors import Garbled, LabError
-from undertow.lab import carried
-from undertow.lab.bench.fleet import Fleet
-from undertow.lab.bench.messages import Assignment, Lap, Order, Ready
-from undertow.lab.systems import find_system
 from undertow.launch.job_file import read_jobs
+from undertow.observe.report.compare import compare, list_differences, make_comparison_table
+from undertow.observe.report.page import make_page
+from undertow.observe.report.points import Point, read_results
+from undertow.observe.report.step_page import make_step_page
+from undertow.observe.report.table import make_table
+from undertow.observe.timeline.analysis import study
+from undertow.observe.timeline.trace_reader import read_trace
+from undertow.observe.trace.merging import merge
 from undertow.plan.cluster import Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan, check_fits, read_plan
 from undertow.plan.planner import make_plan
-from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
+from undertow.plan.profile import LayerKind, LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
-from undertow.report.compare import compare, list_differences, make_comparison_table
-from undertow.report.page import make_page
-from undertow.report.points import Point, read_results
-from undertow.report.step_page import make_step_page
-from undertow.report.table import make_table
-from undertow.sim.against import can_predict, predict_points
-from undertow.sim.cluster_file import read_topology
-from undertow.sim.subject import take_measured
-from undertow.sim.sweep import Setting, make_points
-from undertow.sim.topology import Topology
-from undertow.timeline.analysis import study
-from undertow.timeline.reading import read_trace
-from undertow.trace.merging import merge
+from undertow.tools.lab.bench.messages import Assignment, Lap, Order, Ready
+from undertow.tools.lab.bench.worker_group import WorkerGroup
+from undertow.tools.lab.systems import find_system
+from undertow.tools.sim.predictions import can_predict, predict_points
+from undertow.tools.sim.subject import take_measured
+from undertow.tools.sim.sweep import Setting, make_points
+from undertow.tools.sim.topology import Topology, read_topology
 
 PLAN = Plan(
     policy="auto",
@@ -66,7 +65,7 @@ PLAN = Plan(
     compute_s=0.02,
     alone={"dense": 0.03},
 )
-TENSOR = TensorProfile(name="fc.weight", shape=(64, 32), kind=Kind.LINEAR, rows=16.0)
+TENSOR = TensorProfile(name="fc.weight", shape=(64, 32), kind=LayerKind.LINEAR, rows=16.0)
 PROFILE = Measured(
     profile=Profile(layers=(LayerProfile(name="fc", tensors=(TENSOR,), forward_s=0.01, backward_s=0.02),)),
     flops_per_s=1e10,
@@ -97,8 +96,9 @@ MESSAGES: list[Any] = [
     Lap(ends_s=[1.0, 2.0], cpu_s=0.5, sent_bytes=100, digest=77),
 ]
 CARRIED = [
-    b'{"kind": "LabError", "text": "no link", "system": [], "story": "where"}',
-    b'{"kind": "", "text": "x", "system": [2, "No such file", "path"], "story": "where"}',
+    b'{"kind": "LabError", "message": "no link", "facts": {}, "system": [], "story": "where"}',
+    b'{"kind": "PeerLost", "message": "", "facts": {"rank": 2, "ranks": [2], "host": "b"}, "system": [], "story": ""}',
+    b'{"kind": "", "message": "x", "facts": {}, "system": [2, "No such file", "path"], "story": "where"}',
 ]
 
 
@@ -215,12 +215,12 @@ def _report(folder: Path) -> None:
 
 def run_bench_message(data: bytes) -> None:
     """To the bench and to a worker."""
-    from undertow.lab.bench.worker import _assignments, _orders
+    from undertow.tools.lab.bench.worker import _assignments, _orders
 
     nothing: Any = SimpleNamespace(hosts=[], warm_up_steps=0, host=SimpleNamespace(name="a"))
     for kind in (Ready, Lap):
         try:
-            Fleet(nothing, nothing, MESSAGES[0], {})._understand(nothing, data, kind)
+            WorkerGroup(nothing, nothing, MESSAGES[0], {})._understand(nothing, data, kind)
         except LabError:
             continue
     with contextlib.suppress(Garbled):
@@ -233,10 +233,7 @@ def run_carried(data: bytes) -> None:
     with tempfile.TemporaryFile(dir=MEMORY) as file:
         file.write(data)
         file.flush()
-        try:
-            carried.raise_carried(file.fileno())
-        except OSError:
-            return
+        read_error(file.fileno())
 
 
 def run_jobs(path: Path) -> None:
@@ -263,14 +260,14 @@ def make_targets() -> list[Target]:
     return [
         Target(
             name="plan file",
-            decodes=("plan/plan.py",),
+            decodes=("plan/plan.py", "plan/documents.py"),
             samples=[json(PLAN)],
             run=files.reads("plan.json", run_plan),
             mutate=damage_json,
         ),
         Target(
             name="profile file",
-            decodes=("plan/measured.py",),
+            decodes=("plan/measured.py", "plan/documents.py"),
             samples=[json(PROFILE)],
             run=files.reads("profile.json", run_profile),
             mutate=damage_json,
@@ -278,7 +275,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="results file",
-            decodes=("report/points.py",),
+            decodes=("observe/report/points.py",),
             samples=[measured],
             run=files.reads("results.json", run_results),
             mutate=damage_json,
@@ -286,7 +283,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="results page",
-            decodes=("report/points.py",),
+            decodes=("observe/report/points.py",),
             samples=[measured],
             run=files.reads("results.json", run_results_page),
             mutate=damage_json,
@@ -294,7 +291,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="results and predictions",
-            decodes=("report/points.py",),
+            decodes=("observe/report/points.py",),
             samples=[predicted],
             run=files.reads("results.json", run_results_prediction),
             mutate=damage_json,
@@ -302,7 +299,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="cluster file",
-            decodes=("sim/cluster_file.py",),
+            decodes=("tools/sim/topology.py",),
             samples=[CLUSTER],
             run=files.reads("cluster.json", run_cluster),
             mutate=damage_json,
@@ -316,7 +313,12 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="trace file",
-            decodes=("plan/plan.py", "timeline/events.py", "timeline/reading.py", "trace/merging.py"),
+            decodes=(
+                "plan/plan.py",
+                "observe/timeline/trace_line.py",
+                "observe/timeline/trace_reader.py",
+                "observe/trace/merging.py",
+            ),
             samples=list(_make_traces(ranks=1).values()),
             run=files.reads("rank-0.json", run_trace),
             mutate=damage_lines,
@@ -324,7 +326,12 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="traces of all ranks",
-            decodes=("plan/plan.py", "timeline/events.py", "timeline/reading.py", "trace/merging.py"),
+            decodes=(
+                "plan/plan.py",
+                "observe/timeline/trace_line.py",
+                "observe/timeline/trace_reader.py",
+                "observe/trace/merging.py",
+            ),
             samples=[bytes([rank]) + trace for rank, trace in TRACES.items()],
             run=lambda data: run_traces(together.folder, data),
             mutate=mutate_traces,
@@ -333,14 +340,14 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="bench message",
-            decodes=("lab/bench/fleet.py", "lab/bench/worker.py"),
+            decodes=("tools/lab/bench/worker_group.py", "tools/lab/bench/worker.py"),
             samples=[json(one) for one in MESSAGES],
             run=run_bench_message,
             mutate=damage_json,
         ),
         Target(
             name="carried error",
-            decodes=("lab/carried.py",),
+            decodes=("error_transfer.py",),
             samples=CARRIED,
             run=run_carried,
             mutate=damage_json,

@@ -11,35 +11,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tests.fuzz.mutation import damage_bytes, damage_lines
 from tests.fuzz.target import Target
 from tests.fuzz.wire import JOB, PEER, SIZE, check_engine, make_group
-from tests.unit.arbiters import hello_of, stop
-from tests.unit.live_samples import make_pulse
-from undertow.coordinator.meeting import Join
-from undertow.coordinator.rendezvous import MeetingPoint, attend, parse_address
-from undertow.core import frames
-from undertow.core.dtypes import DType
-from undertow.core.frames import Header, Kind
+from tests.support.arbiters import hello_of, stop
+from tests.support.live_samples import make_report
 from undertow.crossover import contact, messages
 from undertow.crossover.arbiter import Arbiter
-from undertow.doctor.door import Door
-from undertow.doctor.letters import Echo, Take
-from undertow.doctor.measuring import try_door
-from undertow.doctor.reach import Reach
-from undertow.launch.host_line import HostLine
-from undertow.launch.host_watch import Beat, Goodbye, HostPlace, Lost
-from undertow.live.mailbox import Mailbox
-from undertow.live.pulse import Pulse, encode
-from undertow.wire.auth import Role, shake_hands
-from undertow.wire.loop import Loop
-from undertow.wire.sockets import INTRODUCTION, SocketTransport
+from undertow.engine.coordinator.rendezvous import RendezvousServer, attend, parse_address
+from undertow.engine.coordinator.rendezvous_table import Join
+from undertow.engine.core import frames
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.frames import Header, Kind
+from undertow.engine.wire import streams
+from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.loop import Loop
+from undertow.engine.wire.sockets import INTRODUCTION, SocketTransport
+from undertow.launch.host_watch import Beat, Goodbye, HostRanks, Lost
+from undertow.launch.launcher_link import LauncherLink
+from undertow.observe.live.live_view import StatusReceiver
+from undertow.observe.meter.status_report import StatusReport, encode
+from undertow.tools.doctor.link_measurement import ConnectResult, try_connection
+from undertow.tools.doctor.probe_protocol import Echo, Take
+from undertow.tools.doctor.probe_server import ProbeServer
 
 TOKEN = b"token"
 HANG_S = 10.0
-HOSTS = [HostPlace(name, rank, 1) for rank, name in enumerate("abc")]
+HOSTS = [HostRanks(name, rank, 1) for rank, name in enumerate("abc")]
 
 
 def say(address: str, data: bytes, *, is_friend: bool = True) -> None:
@@ -74,16 +72,16 @@ class Opened:
             self._server = None
 
 
-def _open_point() -> MeetingPoint:
-    point = MeetingPoint("127.0.0.1", 0, TOKEN)
+def _open_point() -> RendezvousServer:
+    point = RendezvousServer("127.0.0.1", 0, TOKEN)
     point.start()
     return point
 
 
-def _open_door() -> Door:
-    door = Door("127.0.0.1")
-    door.serve(TOKEN)
-    return door
+def _open_probe_server() -> ProbeServer:
+    server = ProbeServer("127.0.0.1")
+    server.serve(TOKEN)
+    return server
 
 
 class _Office:
@@ -103,34 +101,32 @@ class _Office:
 
 
 class _Box:
-    """A mailbox that keeps the last pulse."""
+    """A receiver that keeps the last report."""
 
     def __init__(self) -> None:
         self.heard = threading.Event()
-        self.mailbox = Mailbox(self._hear)
-        self.mailbox.start()
+        self.receiver = StatusReceiver(self._hear)
+        self.receiver.start()
         self.sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    def _hear(self, pulse: Pulse) -> None:
-        if pulse.host == "honest":
+    def _hear(self, report: StatusReport) -> None:
+        if report.host == "honest":
             self.heard.set()
 
     def close(self) -> None:
         self.sender.close()
-        self.mailbox.close()
+        self.receiver.close()
 
 
-def run_rendezvous(point: MeetingPoint, data: bytes) -> None:
+def run_rendezvous(point: RendezvousServer, data: bytes) -> None:
     say(point.address, data, is_friend=data[:1] != b"\x55")
     payload = b"honest"
-    assert attend(point.address, TOKEN, meeting="honest", rank=0, size=1, payload=payload, timeout_s=HANG_S) == [
-        payload
-    ]
+    assert attend(point.address, TOKEN, name="honest", rank=0, size=1, payload=payload, timeout_s=HANG_S) == [payload]
 
 
-def run_door(door: Door, data: bytes) -> None:
-    say(door.address, data)
-    assert try_door(door.address, TOKEN) is Reach.REACHED
+def run_probe(server: ProbeServer, data: bytes) -> None:
+    say(server.address, data)
+    assert try_connection(server.address, TOKEN) is ConnectResult.REACHED
 
 
 def run_arbiter(office: _Office, data: bytes) -> None:
@@ -146,18 +142,18 @@ def run_arbiter(office: _Office, data: bytes) -> None:
     assert contact.ask_status(office.path) is not None
 
 
-def run_mailbox(box: _Box, data: bytes) -> None:
+def run_receiver(box: _Box, data: bytes) -> None:
     box.heard.clear()
     with contextlib.suppress(OSError):  # longer than a datagram
-        box.sender.sendto(data or b"\0", str(box.mailbox.path))
-    box.sender.sendto(encode(make_pulse(0, 1, host="honest")), str(box.mailbox.path))
-    assert box.heard.wait(HANG_S), "the mailbox hears nothing any more"
+        box.sender.sendto(data or b"\0", str(box.receiver.path))
+    box.sender.sendto(encode(make_report(0, 1, host="honest")), str(box.receiver.path))
+    assert box.heard.wait(HANG_S), "the receiver hears nothing any more"
 
 
 def _find_box(box: Opened) -> _Box:
     """A fresh one if its folder is gone: who tidies up /tmp meanwhile is no failure of the decoder's."""
     opened: _Box = box.get()
-    if not opened.mailbox.path.exists():
+    if not opened.receiver.path.exists():
         box.forget()
         opened = box.get()
     return opened
@@ -165,7 +161,7 @@ def _find_box(box: Opened) -> _Box:
 
 def run_launchers(data: bytes) -> None:
     """The first launcher waits for two others, one of which says this."""
-    line = HostLine()
+    line = LauncherLink()
     try:
         address = line.listen("127.0.0.1", TOKEN)
         line.start(0, HOSTS)
@@ -185,7 +181,7 @@ def run_group(data: bytes) -> None:
     group = make_group(0, loop)
     loop.start()
     try:
-        loop.post(transport.start, group)
+        loop.post(transport.start, group.receiver)
         say(transport.address, data)
         served = threading.Event()
         loop.post(served.set)
@@ -196,30 +192,25 @@ def run_group(data: bytes) -> None:
         loop.stop()
 
 
-def _with_length(message: Any) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "little") + body
-
-
 def make_targets() -> list[Target]:
-    point, door, office, box = Opened(_open_point), Opened(_open_door), Opened(_Office), Opened(_Box)
-    joins = [_with_length(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
+    point, doctor, office, box = Opened(_open_point), Opened(_open_probe_server), Opened(_Office), Opened(_Box)
+    joins = [streams.pack(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
     joins.append(b"\x55TOW\x01\x00" + bytes(16))
     lines = [
         b"".join(map(messages.encode, [hello_of("a"), messages.Ask(1.0, 0.1), messages.Give(), messages.Query()])),
         b"".join(map(messages.encode, [hello_of("a"), messages.EndStep(1, 1, 0.5, 0.1), messages.Lift(3.0)])),
     ]
     launchers = [
-        _with_length(1) + _with_length(Beat()) + _with_length(Goodbye()),
-        _with_length(2) + _with_length(Lost("a cause")),
+        streams.pack(1) + streams.pack(Beat()) + streams.pack(Goodbye()),
+        streams.pack(2) + streams.pack(Lost("a cause")),
     ]
     header = Header(Kind.PUSH, key=0, step=1, rank=PEER, length=16, dtype=DType.FLOAT32, job=JOB)
     dialers = [INTRODUCTION.pack(JOB, PEER) + frames.pack(header) + bytes(16), INTRODUCTION.pack(JOB, 0)]
-    letters = [_with_length(Echo(1)) + bytes(8), _with_length(Take(0.001)) + b"data"]
+    probes = [streams.pack(Echo(1)) + bytes(8), streams.pack(Take(0.001)) + b"data"]
     return [
         Target(
             name="live rendezvous",
-            decodes=("coordinator/meeting_point.py", "coordinator/rendezvous.py"),
+            decodes=("engine/coordinator/rendezvous_server.py", "engine/coordinator/rendezvous.py"),
             samples=joins,
             run=lambda data: run_rendezvous(point.get(), data),
             mutate=damage_bytes,
@@ -228,11 +219,11 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="live doctor",
-            decodes=("doctor/door.py", "doctor/letters.py"),
-            samples=letters,
-            run=lambda data: run_door(door.get(), data),
+            decodes=("tools/doctor/probe_server.py", "tools/doctor/probe_protocol.py"),
+            samples=probes,
+            run=lambda data: run_probe(doctor.get(), data),
             cost=64,
-            finish=door.close,
+            finish=doctor.close,
         ),
         Target(
             name="live arbiter",
@@ -244,16 +235,16 @@ def make_targets() -> list[Target]:
             finish=office.close,
         ),
         Target(
-            name="live mailbox",
-            decodes=("live/pulse.py",),
-            samples=[encode(make_pulse(1, 2))],
-            run=lambda data: run_mailbox(_find_box(box), data),
+            name="live receiver",
+            decodes=("observe/meter/status_report.py",),
+            samples=[encode(make_report(1, 2))],
+            run=lambda data: run_receiver(_find_box(box), data),
             cost=4,
             finish=box.close,
         ),
         Target(
             name="live launchers",
-            decodes=("launch/host_line.py",),
+            decodes=("launch/launcher_link.py",),
             samples=launchers,
             run=run_launchers,
             cost=64,

@@ -15,39 +15,41 @@ import numpy as np
 
 from tests.fuzz.mutation import NUMBERS, damage_bytes, damage_msgpack
 from tests.fuzz.target import Target
-from undertow.coordinator import messages
-from undertow.coordinator.agreement import Agreements, decode_difference, decode_latest
-from undertow.coordinator.messages import Arrive, Table
-from undertow.coordinator.terms import Route, Terms
-from undertow.core import frames
-from undertow.core.dtypes import DType
-from undertow.core.flow import Contribution
-from undertow.core.frames import HEADER_BYTES, Header, Kind
-from undertow.core.rounds import EVERYONE, KeySpec, Op
+from tests.support.fake_group import make_shape
+from undertow.engine.client.calls import NamedCall
+from undertow.engine.client.group import ConnectedGroup
+from undertow.engine.coordinator import messages
+from undertow.engine.coordinator.agreement import DIFFERENCE, LATEST, Agreements, Keys
+from undertow.engine.coordinator.messages import Arrive, TableProposal
+from undertow.engine.coordinator.terms import Disagreement, Route, Terms
+from undertow.engine.core import frames
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.frames import HEADER_BYTES, Header, Kind
+from undertow.engine.core.membership import Loss
+from undertow.engine.core.rounds import EVERYONE, KeySpec, Op
+from undertow.engine.core.shape import Shape
+from undertow.engine.core.slicing import Cut, Slice, TensorRange, TensorSpec
+from undertow.engine.wire.auth import Handshake, Role
+from undertow.engine.wire.link import Link
 from undertow.errors import Garbled, Refused
-from undertow.plan.sizing import Sizes
-from undertow.plan.slicing import Cut, Part, Slice, TensorSpec
-from undertow.runtime.calls import NamedCall
-from undertow.runtime.group import Group
-from undertow.runtime.shape import Shape
-from undertow.wire.auth import Handshake, Role
-from undertow.wire.link import Link
+from undertow.sizing import Sizes
 
 TOKEN = b"token"
 JOB, SIZE, PEER = 7, 3, 2
 SPEC = TensorSpec("w", (2, 3), DType.FLOAT32, 6)
 TERMS = Terms("allreduce", Route.SLICES, Op.SUM, [SPEC], "root 0")
-TABLE = Table("Net", [SPEC], Op.MEAN, False)
+TABLE = TableProposal("Net", [SPEC], Op.MEAN, False)
 pack = msgspec.msgpack.encode
 CONTROL = [
     messages.Arrive(1, "barrier", b""),
     messages.Arrive(1, "tensors", pack(TABLE)),
     messages.Arrive(1, "join", pack([3])),
-    messages.Verdict(1, pack(Cut(0, 1024))),
+    messages.AgreementResult(1, pack(Cut(0, 1024))),
     messages.Ended([5, 7]),
     messages.Goodbye("a reason"),
     messages.Farewell(),
-    messages.Lost(1, "its connection closed"),
+    messages.Lost(Loss(1, 0, "its connection closed")),
     messages.Joined([1, 2], 0, True),
     messages.Discarded(1),
     messages.Discarded(4),
@@ -55,9 +57,9 @@ CONTROL = [
     messages.Missing(1, 1, [0, 2]),
     messages.AskTime(1.5),
     messages.Time(1.5, 2.5),
-    messages.Pulse(b"pulse"),
-    messages.Standing(3, 1.5, 0.1),
-    messages.Behind(2.5),
+    messages.ForwardedStatus(b"status"),
+    messages.DeviceTime(3, 1.5, 0.1),
+    messages.Lift(2.5),
     messages.Call("x", TERMS),
     messages.Call("y", Terms("allgather", Route.EVERYONE, allows_absent=True)),
     messages.RanOut(),
@@ -65,7 +67,7 @@ CONTROL = [
     messages.Prepared(0),
     messages.Begin("x", 0),
     messages.Drop(0),
-    messages.Decline("x", "ranks differ"),
+    messages.Decline("x", Disagreement("ranks differ", "x", "w", (0, 2))),
     messages.AllOut(1),
 ]
 
@@ -117,7 +119,7 @@ class Nowhere:
     def abandon(self) -> None: ...
 
 
-def make_group(rank: int, loop: Any = None) -> Group:
+def make_group(rank: int, loop: Any = None) -> ConnectedGroup:
     """In the middle of its work: it knows keys, has contributed to some, and has called the others."""
     shape = Shape(
         rank=rank,
@@ -129,8 +131,8 @@ def make_group(rank: int, loop: Any = None) -> Group:
         stall_timeout_s=10.0,
     )
     transport: Any = Nowhere()
-    group = Group(shape, loop or HandLoop(), transport)
-    parts = (Part(0, 0, 4, 0),)
+    group = ConnectedGroup(shape, loop or HandLoop(), transport)
+    parts = (TensorRange(0, 0, 4, 0),)
     slices = [Slice(KeySpec(key, 4, DType.FLOAT32, Op.SUM, key % SIZE, key == 4), parts) for key in range(6)]
     slices += [Slice(KeySpec(key, 0, DType.BYTES, Op.GATHER, EVERYONE), parts) for key in (10, 11)]
     group._exchange.learn(slices)
@@ -138,8 +140,8 @@ def make_group(rank: int, loop: Any = None) -> Group:
     own = [Contribution(key, numbers.copy(), numbers.copy(), 1, lambda item: None) for key in (0, 1, 2, 3)]
     own.append(Contribution(10, np.ones(8, np.uint8), None, 1, lambda item: None))
     group.contribute(own)
-    group.call(NamedCall("x", TERMS, lambda slices, answer: [_contribute(item, answer) for item in slices]))
-    group._arrive(Arrive(1, "barrier", b""))
+    group.calls.begin(NamedCall("x", TERMS, lambda slices, answer: [_contribute(item, answer) for item in slices]))
+    group.begin_agreement("barrier")
     return group
 
 
@@ -148,9 +150,9 @@ def _contribute(item: Slice, answer: Callable[[Contribution], None]) -> Contribu
     return Contribution(item.spec.key, array, array.copy(), 1, answer)
 
 
-def check_engine(group: Group) -> None:
+def check_engine(group: ConnectedGroup) -> None:
     """Whatever was said, it may have failed the group, but not by a defect of ours."""
-    error = group.waiters.error
+    error = group.error
     if error is not None and str(error).startswith("the engine failed"):
         raise AssertionError(str(error)) from error
 
@@ -160,7 +162,9 @@ def run_control(data: bytes) -> None:
     for rank in (0, 1):
         group = make_group(rank)
         for body in _split(data):
-            group.arrived(PEER if rank == 0 else 0, _header(PEER if rank == 0 else 0, len(body)), bytearray(body))
+            group.receiver.arrived(
+                PEER if rank == 0 else 0, _header(PEER if rank == 0 else 0, len(body)), bytearray(body)
+            )
         check_engine(group)
 
 
@@ -176,7 +180,7 @@ def run_link(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     with theirs, ours, loop.selector:
         lost: list[str] = []
-        link = Link(ours, PEER, loop=loop, receiver=group, on_lost=lost.append)
+        link = Link(ours, PEER, loop=loop, receiver=group.receiver, on_lost=lost.append)
         theirs.setblocking(False)
         for start in range(0, len(data), 1 << 14):
             if not link.is_open:
@@ -254,7 +258,7 @@ def run_agreement(data: bytes) -> None:
     """What one rank brings, and in another agreement both."""
     for matter, payload in AGREED:
         for payloads in ([payload, data], [data, data]):
-            made = Agreements(2, sizes=Sizes())
+            made = Agreements(make_shape(2), Keys())
             for rank, brought in enumerate(payloads):
                 verdicts = made.arrive(rank, Arrive(1, matter, brought))
             assert [rank for rank, _ in verdicts] == [0, 1]
@@ -264,7 +268,7 @@ AGREED = [("tensors", pack(TABLE)), ("digest", pack([("w", b"digest")])), ("join
 
 
 def run_verdict(data: bytes) -> None:
-    for decode in (decode_latest, decode_difference):
+    for decode in (LATEST.decode, DIFFERENCE.decode):
         try:
             decode(data)
         except Garbled:
@@ -276,7 +280,7 @@ def run_cut(data: bytes) -> None:
     group = make_group(1)
     with mock.patch.object(group, "agree", return_value=data):
         slices = group.register("Net", [SPEC], op=Op.MEAN)
-    assert sum(part.elements for item in slices for part in item.parts) == SPEC.elements
+    assert sum(part.elements for item in slices for part in item.ranges) == SPEC.elements
     check_engine(group)
 
 
@@ -306,7 +310,7 @@ def make_targets() -> list[Target]:
         Target(name="handshake", samples=list_handshakes(), run=run_handshake),
         Target(
             name="control message",
-            decodes=("coordinator/messages.py",),
+            decodes=("engine/coordinator/messages.py",),
             samples=control,
             run=messages.decode,
             mutate=damage_msgpack,
@@ -314,14 +318,14 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="control",
-            decodes=("coordinator/messages.py",),
+            decodes=("engine/coordinator/messages.py",),
             samples=[_with_length(one) for one in control],
             run=run_control,
             mutate=mutate_control,
         ),
         Target(
             name="link",
-            decodes=("coordinator/messages.py",),
+            decodes=("engine/coordinator/messages.py",),
             samples=framed,
             run=run_link,
             mutate=mutate_frames,
@@ -329,14 +333,14 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="agreement",
-            decodes=("coordinator/agreement.py",),
+            decodes=("engine/coordinator/agreement.py",),
             samples=[one for _, one in AGREED],
             run=run_agreement,
             mutate=damage_msgpack,
         ),
         Target(
             name="cut of tensors",
-            decodes=("runtime/group.py",),
+            decodes=("engine/client/group.py",),
             samples=[pack(Cut(100, 1024))],
             run=run_cut,
             mutate=damage_msgpack,
@@ -344,7 +348,7 @@ def make_targets() -> list[Target]:
         ),
         Target(
             name="verdict",
-            decodes=("coordinator/agreement.py",),
+            decodes=("engine/coordinator/agreement.py",),
             samples=[pack((1, [3, 4], True)), pack(("w", [1, 2]))],
             run=run_verdict,
             mutate=damage_msgpack,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import undertow
 import undertow.torch
-from tests.numerics.digits import distance, make_model, train
-from tests.workers import run_workers
+from tests.support.digits import distance, make_model, train
+from tests.support.workers import run_workers
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -70,7 +70,7 @@ def drift(rank: int) -> str:
 
 
 def test_replicas_that_differ_are_found() -> None:
-    from tests.workers import outcomes_of
+    from tests.support.workers import outcomes_of
 
     for outcome in outcomes_of(3, drift):
         assert outcome.kind == "DriftError"

@@ -1,4 +1,4 @@
-"""Both doors give the same bits: what starts early is computed from the same numbers."""
+"""`parallelize` gives the bits of `DistributedDataParallel`: what starts early is computed from the same numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.numerics.networks import NETWORKS
-from tests.workers import run_workers
+from tests.support.networks import NETWORKS
+from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel, parallelize, verify_replicas
-from undertow.torch.closed import find_gate
+from undertow.torch.gates.pending_tensors import find_gate
 
 STEPS = 25
 # Many slices, few of them in flight: gates stay closed for a while.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import undertow
-from tests.workers import run_workers
+from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
@@ -67,19 +67,19 @@ def train(
         optimizer.step()
     flush(model)
     digest = verify_replicas(net)
-    parts = {one.name(index) for one in model._synchroniser._gradients for index in one.sources}
+    parts = {one.name(index) for one in model._synchroniser._gradients for index in one._factored}
     undertow.barrier()
     return {name: tensor.clone() for name, tensor in net.state_dict().items()}, digest, parts
 
 
-def train_all(rank: int, optimizer_name: str, plans: Sequence[str], doors: Sequence[bool]) -> dict[str, str]:
+def train_all(rank: int, optimizer_name: str, plans: Sequence[str], variants: Sequence[bool]) -> dict[str, str]:
     """Compares every plan with the dense one; returns what must be the same in every run."""
     expected, dense, none = train(rank, "dense", optimizer_name, overlaps=False)
     assert not none
     initial = Reader().state_dict()
     digests = {"dense": dense}
     for plan in plans:
-        for overlaps in doors:
+        for overlaps in variants:
             parameters, digest, parts = train(rank, plan, optimizer_name, overlaps=overlaps)
             assert PLANS[plan] in (None, parts), f"{plan}: {parts}"
             for name, tensor in parameters.items():
@@ -87,12 +87,12 @@ def train_all(rank: int, optimizer_name: str, plans: Sequence[str], doors: Seque
                 assert (tensor - expected[name]).norm() < 1e-4 * moved, f"{plan}: {name}"
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=f"{plan}: {name}")
             if PLANS[plan] is not None:
-                assert digests.setdefault(plan, digest) == digest, f"{plan}: the doors differ"
+                assert digests.setdefault(plan, digest) == digest, f"{plan}: the two APIs differ"
     return digests
 
 
 @pytest.mark.parametrize(("optimizer_name", "plans"), [("sgd", list(PLANS)), ("adam", ["factors", "rows"])])
-def test_every_scheme_equals_dense_behind_both_doors(optimizer_name: str, plans: list[str]) -> None:
+def test_every_scheme_equals_dense_with_both_apis(optimizer_name: str, plans: list[str]) -> None:
     first, second = run_workers(2, train_all, optimizer_name, plans, [False, True], environment=LIMITS)
     assert first == second
 

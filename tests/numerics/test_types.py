@@ -8,7 +8,7 @@ from torch import nn
 
 import undertow
 import undertow.torch
-from tests.workers import run_workers
+from tests.support.workers import run_workers
 
 # Below and above the limit from which on tensors travel alone.
 SMALL, LARGE = (5,), (700, 500)

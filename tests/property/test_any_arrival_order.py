@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.core.dtypes import DType
-from undertow.core.rounds import Array, KeySpec, Op, Round
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.rounds import Array, KeySpec, Op, Round
 
 FLOATS = st.floats(-1e30, 1e30) | st.floats(-1.0, 1.0) | st.sampled_from([0.0, -0.0, float("inf")])
 

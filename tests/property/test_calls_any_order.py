@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.coordinator.agreement import Keys
-from undertow.coordinator.calls import Calls
-from undertow.coordinator.messages import Begin, Call, Message, Prepare
-from undertow.coordinator.terms import Route, Terms
-from undertow.core.dtypes import DType
-from undertow.core.rounds import Op
-from undertow.plan.sizing import Sizes
-from undertow.plan.slicing import TensorSpec
+from tests.support.fake_group import make_shape
+from undertow.engine.coordinator.agreement import Keys
+from undertow.engine.coordinator.calls import Calls
+from undertow.engine.coordinator.messages import Begin, Call, Message, Prepare
+from undertow.engine.coordinator.terms import Route, Terms
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.rounds import Op
+from undertow.engine.core.slicing import TensorSpec
 
 SIZE = 3
 
@@ -26,7 +26,7 @@ def terms_of(form: int) -> Terms:
 
 @given(st.data(), st.lists(st.integers(0, 2), min_size=1, max_size=6))
 def test_every_call_begins_once_on_keys_that_no_other_uses(data: st.DataObject, forms: list[int]) -> None:
-    made = Calls(SIZE, sizes=Sizes(), keys=Keys())
+    made = Calls(make_shape(SIZE), Keys())
     # What can happen next: a rank makes its next call, a rank learns of keys, a call that has begun ends.
     left = {rank: list(data.draw(st.permutations(range(len(forms))))) for rank in range(SIZE)}
     unprepared: list[tuple[int, int]] = []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.core.dtypes import DType
-from undertow.core.frames import HEADER_BYTES, Garbled, Header, Kind, pack, unpack
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.frames import HEADER_BYTES, Garbled, Header, Kind, pack, unpack
 
 U8, U32, U64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 HEADERS = st.builds(

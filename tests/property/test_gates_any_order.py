@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.slow_group import slow_group
-from undertow.faults.gated_training import OPTIMIZERS, Net, Twin, train
+from tests.support.slow_group import slow_group
+from undertow.tools.faults.gated_training import OPTIMIZERS, Net, Twin, train
 
 
 @given(

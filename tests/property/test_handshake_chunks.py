@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.core.frames import MAGIC, VERSION
+from undertow.engine.core.frames import MAGIC, VERSION
+from undertow.engine.wire.auth import Handshake, Role
 from undertow.errors import Refused
-from undertow.wire.auth import Handshake, Role
 
 GREETING = MAGIC + VERSION.to_bytes(2, "little") + bytes(16)
 TOKENS = st.binary(min_size=1, max_size=40)

@@ -8,33 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from undertow.crossover import messages
-from undertow.crossover.messages import FromArbiter, ToArbiter
-from undertow.crossover.office import Letters, Office
-from undertow.crossover.part import Mode, Part
-from undertow.crossover.turns import (
-    Company,
-    Grant,
-    Instruction,
-    Overdue,
-    Place,
-    Recall,
-    Solitude,
-    Standing,
-    Terms,
-    Turns,
-)
+from undertow.crossover.arbiter_state import ArbiterState, Outgoing
+from undertow.crossover.messages import DeviceTime, FromArbiter, Grant, NowAlone, NowShared, Recall, ToArbiter
+from undertow.crossover.turn_state import TurnMode, TurnState
+from undertow.crossover.turns import Instruction, Instructions, JobPosition, JobTerms, Overdue, Turns
 
-JOBS = [Terms(job="a"), Terms(job="b", weight=3.0), Terms(job="c", is_urgent=True), Terms(job="d")]
+JOBS = [JobTerms(job="a"), JobTerms(job="b", weight=3.0), JobTerms(job="c", is_urgent=True), JobTerms(job="d")]
 WORKERS = 6
 LEASE_S = 5.0
 DEVICE = "gpu0"
 
 workers = st.integers(0, WORKERS - 1)
 seconds = st.sampled_from([0.0, 0.01, 0.5, 2.0, LEASE_S])
-places = st.none() | st.builds(Place, st.floats(0, 20), st.floats(0, 2))
+places = st.none() | st.builds(JobPosition, st.floats(0, 20), st.floats(0, 2))
 
 
-def job_of(worker: int) -> Terms:
+def job_of(worker: int) -> JobTerms:
     """Two jobs have two workers each."""
     return JOBS[worker % len(JOBS)]
 
@@ -50,13 +39,12 @@ class Watched:
         self.is_told_alone: set[int] = set()
         self.waits: set[int] = set()
 
-    def hear(self, instructions: list[Instruction]) -> None:
-        for told in instructions:
-            self._hear(told)
+    def hear(self, instructions: Instructions) -> None:
+        for member, told in instructions:
+            self._hear(member, told)
         self._check()
 
-    def _hear(self, told: Instruction) -> None:
-        member = told.member
+    def _hear(self, member: int, told: Instruction) -> None:
         assert member in self.here
         match told:
             case Grant():
@@ -65,18 +53,18 @@ class Watched:
                 self.waits.discard(member)
             case Recall():
                 assert member in self.may_compute
-            case Company():
+            case NowShared():
                 assert member in self.is_told_alone
                 self.is_told_alone.discard(member)
                 self.may_compute.add(member)
-            case Solitude():
+            case NowAlone():
                 self.is_told_alone.add(member)
                 self.waits.discard(member)
                 self.may_compute.discard(member)
             case Overdue(held_s=held_s):
                 assert held_s >= LEASE_S
                 self.may_compute.remove(member)
-            case Standing(virtual_s=virtual_s, cost_s=cost_s):
+            case DeviceTime(virtual_s=virtual_s, cost_s=cost_s):
                 assert virtual_s >= 0
                 assert cost_s >= 0
 
@@ -141,16 +129,16 @@ def act(watched: Watched, member: int, what: str, data: st.DataObject) -> None:
             watched.hear(turns.tick(now))
 
 
-# The same with a worker's part at the other end, and letters on their way
+# The same with a worker's turn state at the other end, and messages on their way
 
 
 class Line:
-    """Between a worker's part and the office: in order in each direction, and nothing else is promised."""
+    """Line between a worker and the arbiter: in order in each direction, and nothing else is promised."""
 
     def __init__(self, member: int, worker: int) -> None:
         self.member, self.worker = member, worker
-        self.part = Part()
-        self.to_office: deque[ToArbiter] = deque()
+        self.turn = TurnState()
+        self.to_arbiter: deque[ToArbiter] = deque()
         self.to_worker: deque[FromArbiter] = deque()
         self.is_overdue = False
         self.is_crossed = False  # it gave back what it had before it was alone when it was so no more
@@ -159,7 +147,7 @@ class Line:
 
 class Postman:
     def __init__(self) -> None:
-        self.office = Office(LEASE_S)
+        self.state = ArbiterState(LEASE_S)
         self.now = 0.0
         self.lines: dict[int, Line] = {}  # by worker
         self._members: dict[int, Line] = {}
@@ -168,7 +156,7 @@ class Postman:
         line = Line(len(self._members) + 1, worker)
         self.lines[worker] = self._members[line.member] = line
         terms = job_of(worker)
-        line.to_office.append(
+        line.to_arbiter.append(
             messages.Hello(
                 version=messages.VERSION,
                 job=terms.job,
@@ -185,69 +173,67 @@ class Postman:
     def leave(self, line: Line) -> None:
         """Dead: what was on its way is lost."""
         del self.lines[line.worker]
-        line.to_office.clear()
-        self._post(self.office.gone(line.member, self.now))
+        line.to_arbiter.clear()
+        self._post(self.state.remove(line.member, self.now))
 
-    def to_office(self, line: Line) -> None:
-        if not line.to_office:
+    def to_arbiter(self, line: Line) -> None:
+        if not line.to_arbiter:
             return
-        message = line.to_office.popleft()
+        message = line.to_arbiter.popleft()
         if isinstance(message, messages.Give):
             line.is_overdue = False
             # It may be one from before it was alone.
-            line.is_crossed |= any(isinstance(one, messages.Company) for one in line.to_worker)
-        self._post(self.office.hear(line.member, message, self.now))
+            line.is_crossed |= any(isinstance(one, messages.NowShared) for one in line.to_worker)
+        self._post(self.state.handle(line.member, message, self.now))
 
     def to_worker(self, line: Line) -> None:
         if not line.to_worker:
             return
         message = line.to_worker.popleft()
-        if isinstance(message, messages.Welcome):
-            line.part.meet()
-            line.has_met = True
-        line.to_office.extend(line.part.hear(message, self.now))
+        line.has_met |= isinstance(message, messages.Welcome)
+        line.to_arbiter.extend(line.turn.handle(message, self.now))
 
     def tick(self) -> None:
-        device = self.office.devices.get(DEVICE)
+        device = self.state.devices.get(DEVICE)
         computing = set() if device is None or device.turn is None else set(device.turn.computing)
-        letters = self.office.tick(self.now)
-        if any("the turn passes on" in message.text for _, message in letters if isinstance(message, messages.Notice)):
+        outgoing = self.state.tick(self.now)
+        if any("the turn passes on" in message.text for _, message in outgoing if isinstance(message, messages.Notice)):
             for member in computing:
                 self._members[member].is_overdue = True
-        self._post(letters)
+        self._post(outgoing)
 
-    def _post(self, letters: Letters) -> None:
-        for member, message in letters:
+    def _post(self, outgoing: Outgoing) -> None:
+        for member, message in outgoing:
             self._members[member].to_worker.append(message)
 
     def check(self) -> None:
         self._check_one_at_a_time()
-        device = self.office.devices.get(DEVICE)
+        device = self.state.devices.get(DEVICE)
         for line in self.lines.values():
-            part = line.part
-            assert not (part.is_waiting and part.is_computing)
-            assert part.is_computing or not part.is_granted
-            assert part.is_granted or not part.is_recalled
-            if device is None or not line.has_met or line.to_office or line.to_worker:
+            turn = line.turn
+            assert not (turn.is_waiting and turn.is_computing)
+            assert turn.is_computing or not turn.is_granted
+            assert turn.is_granted or not turn.is_recalled
+            if device is None or not line.has_met or line.to_arbiter or line.to_worker:
                 continue
-            assert part.mode is (Mode.ALONE if device.is_alone else Mode.SHARED)
-            if line.is_crossed and part.is_computing:
+            assert turn.mode is (TurnMode.ALONE if device.is_alone else TurnMode.SHARED)
+            if line.is_crossed and turn.is_computing:
                 continue
             line.is_crossed = False
-            assert part.is_waiting is (line.member in device.accounts[job_of(line.worker).job].waiting)
+            assert turn.is_waiting is (line.member in device.accounts[job_of(line.worker).job].waiting)
             has_turn = device.turn is not None and line.member in device.turn.computing
-            assert part.is_granted is has_turn or line.is_overdue
+            assert turn.is_granted is has_turn or line.is_overdue
 
     def _check_one_at_a_time(self) -> None:
-        computing = [one for one in self.lines.values() if one.part.is_computing]
+        computing = [one for one in self.lines.values() if one.turn.is_computing]
         rightly = {job_of(one.worker).job for one in computing if not one.is_overdue and not one.is_crossed}
         assert len(rightly) <= 1
 
 
 @given(st.data())
-def test_workers_and_their_arbiter_with_letters_on_their_way(data: st.DataObject) -> None:
+def test_workers_and_their_arbiter_with_outgoing_on_their_way(data: st.DataObject) -> None:
     postman = Postman()
-    moves = ["to office"] * 3 + ["to worker"] * 3 + ["take", "give", "end step"] * 2 + ["leave", "tick"]
+    moves = ["to arbiter"] * 3 + ["to worker"] * 3 + ["take", "give", "end step"] * 2 + ["leave", "tick"]
     for _ in range(data.draw(st.integers(1, 60))):
         postman.now += data.draw(seconds)
         worker = data.draw(workers)
@@ -261,18 +247,18 @@ def test_workers_and_their_arbiter_with_letters_on_their_way(data: st.DataObject
 
 
 def move(postman: Postman, line: Line, what: str) -> None:
-    part, now = line.part, postman.now
+    turn, now = line.turn, postman.now
     match what:
-        case "to office":
-            postman.to_office(line)
+        case "to arbiter":
+            postman.to_arbiter(line)
         case "to worker":
             postman.to_worker(line)
         case "take" if line.has_met:
-            line.to_office.extend(part.take(now))
-        case "give" if part.is_computing:
-            line.to_office.extend(part.give(now))
-        case "end step" if part.is_computing:
-            line.to_office.extend(part.end_step(now))
+            line.to_arbiter.extend(turn.take(now))
+        case "give" if turn.is_computing:
+            line.to_arbiter.extend(turn.give(now))
+        case "end step" if turn.is_computing:
+            line.to_arbiter.extend(turn.end_step(now))
         case "leave":
             postman.leave(line)
         case "tick":
@@ -280,14 +266,14 @@ def move(postman: Postman, line: Line, what: str) -> None:
 
 
 def finish(postman: Postman) -> None:
-    """If all letters arrive, and whoever computes gives back, everybody has had its turn."""
+    """If all outgoing arrive, and whoever computes gives back, everybody has had its turn."""
     for _ in range(20 * WORKERS):
         for line in list(postman.lines.values()):
-            while line.to_office or line.to_worker:
-                postman.to_office(line)
+            while line.to_arbiter or line.to_worker:
+                postman.to_arbiter(line)
                 postman.to_worker(line)
         postman.check()
         for line in postman.lines.values():
-            if line.part.is_computing:
-                line.to_office.extend(line.part.give(postman.now))
-    assert not any(line.part.is_waiting for line in postman.lines.values())
+            if line.turn.is_computing:
+                line.to_arbiter.extend(line.turn.give(postman.now))
+    assert not any(line.turn.is_waiting for line in postman.lines.values())

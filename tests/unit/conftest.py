@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.unit.slow_group import SlowGroup, Twin
+    from tests.support.slow_group import SlowGroup, Twin
 
 
 @pytest.fixture
 def group() -> Iterator[SlowGroup]:
-    from tests.unit.slow_group import slow_group  # brings torch along, which most tests do without
+    from tests.support.slow_group import slow_group  # brings torch along, which most tests do without
 
     with slow_group() as made:
         yield made
@@ -22,8 +22,8 @@ def group() -> Iterator[SlowGroup]:
 @pytest.fixture
 def twin(group: SlowGroup) -> Twin:
     """After a step; nothing of it has come yet."""
-    from tests.unit.slow_group import Twin
-    from tests.unit.test_gates import BATCH, make_net, sgd
+    from tests.support.slow_group import Twin
+    from tests.unit.torch.gates.test_gates import BATCH, make_net, sgd
 
     made = Twin(make_net(), sgd)
     group.deliver_all()

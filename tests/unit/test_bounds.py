@@ -17,7 +17,7 @@ import typer
 from undertow import bounds
 from undertow.bounds import Bounds
 from undertow.cli import COMMANDS, main
-from undertow.cli.figures import FigureParser
+from undertow.cli.options import NumberParser
 from undertow.errors import ConfigError
 from undertow.settings import BOUNDS, Settings, list_sources, read_settings
 
@@ -151,8 +151,8 @@ def test_no_time_out_is_more_than_the_kernel_takes() -> None:
 
 def test_every_option_that_takes_a_number_has_a_range() -> None:
     assert NUMBERS
-    loose = [f"{one.command} {one.name}" for one in NUMBERS if not isinstance(one.info.parser, FigureParser)]
-    assert not loose, "give these with undertow.cli.figures.figure"
+    loose = [f"{one.command} {one.name}" for one in NUMBERS if not isinstance(one.info.parser, NumberParser)]
+    assert not loose, "give these with undertow.cli.options"
     assert all(one.info.parser.option == one.name for one in NUMBERS)
 
 

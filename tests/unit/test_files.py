@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from undertow.files import create_private, replace_file, write_file, write_whole
-from undertow.trace.chrome import About
-from undertow.trace.file import TraceFile
-from undertow.trace.merging import MERGED, merge
-from undertow.trace.window import Window
+from undertow.observe.trace.chrome import About
+from undertow.observe.trace.merging import MERGED, merge
+from undertow.observe.trace.trace_file import TraceFile
+from undertow.tracing.window import Window
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 import undertow
-from undertow.launch.speech import say
-from undertow.plain_text import clean, clean_json, clean_lines
-from undertow.report.safe_text import Text
-from undertow.report.table import start_table
+from undertow.launch.launcher_output import say
+from undertow.observe.report.safe_text import Text
+from undertow.observe.report.table import start_table
+from undertow.plain_text import clean, clean_json, clean_lines, list_words, name_some
 
 EVIL = "\x1b]0;title\x07\x1b[31mred\x1b[2J\r\b\u202eab\x9b1m"
 COMMANDS = set("\x1b\x07\r\b\u202e\x9b")
@@ -58,7 +58,7 @@ def test_tables_and_lines_are_safe() -> None:
 def test_every_text_of_rich_is_the_safe_one() -> None:
     folder = Path(undertow.__file__).parent
     users = [path for path in folder.rglob("*.py") if re.search(r"\brich\.text\b", path.read_text())]
-    assert users == [folder / "report" / "safe_text.py"]
+    assert users == [folder / "observe" / "report" / "safe_text.py"]
 
 
 def test_what_the_launcher_says_is_safe(capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +67,15 @@ def test_what_the_launcher_says_is_safe(capfd: pytest.CaptureFixture[str]) -> No
     assert said.splitlines()[1:] == ["second", "third"]
     assert not COMMANDS & set(said)
     assert said.endswith(os.linesep)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "'0'"), (2, "'0' and '1'"), (3, "'0', '1' and '2'"), (5, "'0', '1', '2' and 2 more")],
+)
+def test_a_few_are_named_and_the_rest_is_counted(count: int, words: str) -> None:
+    assert name_some([str(number) for number in range(count)], 3) == words
+
+
+def test_a_list_without_a_limit_is_whole() -> None:
+    assert list_words("abcd") == "a, b, c and d"

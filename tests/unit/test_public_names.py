@@ -34,8 +34,8 @@ def test_the_package_offers_these_names() -> None:
     assert all(hasattr(undertow, name) for name in undertow.__all__)
 
 
-def test_the_torch_door_offers_these_names() -> None:
-    names = ["DistributedDataParallel", "distribute", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+def test_the_torch_frontend_offers_these_names() -> None:
+    names = ["DistributedDataParallel", "distribute", "flush", "parallelize", "plan_of", "verify_replicas"]
     assert undertow.torch.__all__ == names
 
 
@@ -78,7 +78,7 @@ os.environ = Watched(os.environ)
 import undertow, undertow.kvstore, undertow.horovod, undertow.cli
 undertow.horovod.install()
 undertow.cli.make_app(undertow.cli.COMMANDS)
-import undertow.settings, undertow.trace, undertow.coordinator.rendezvous, undertow.launch.launcher
+import undertow.settings, undertow.observe.trace, undertow.engine.coordinator.rendezvous, undertow.launch.launcher
 assert threading.active_count() == threads, threading.enumerate()
 assert set(os.listdir("/proc/self/fd")) == before
 import sys
@@ -105,7 +105,7 @@ assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
 
-def test_the_torch_door_starts_no_thread_when_imported_and_no_compiler_until_it_is_needed() -> None:
+def test_the_torch_frontend_starts_no_thread_when_imported_and_no_compiler_until_it_is_needed() -> None:
     result = subprocess.run(
         [sys.executable, "-c", IMPORT_TORCH], capture_output=True, text=True, timeout=60, check=False
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from undertow.plan.sizing import Sizes
+from undertow.settings import table
+from undertow.sizing import Sizes, count_credit_slices
 
 GIGABIT = 125e6  # bytes per second
 LARGE = 10**9
@@ -89,3 +92,16 @@ def test_every_size_is_whole_and_within_the_limits(total: int, rate: float | Non
     chosen = Sizes().choose(total, shards=3, bytes_per_s=rate)
     assert chosen % 16 == 0
     assert 64 << 10 <= chosen <= 4 << 20
+
+
+@pytest.mark.parametrize(("peers", "slices"), [(0, 8), (1, 8), (2, 8), (3, 12), (4, 12), (31, 12)])
+def test_the_credit_grows_with_the_peers_between_its_limits(peers: int, slices: int) -> None:
+    assert count_credit_slices(peers) == slices
+
+
+def test_the_table_of_settings_states_the_rule_of_the_credit() -> None:
+    [help] = [help for variable, _, help in table() if variable == "UNDERTOW_CREDIT"]
+    per_peer, fewest, most = map(int, re.findall(r"\d+", help))
+    counts = [count_credit_slices(peers) for peers in range(100)]
+    assert (min(counts), max(counts)) == (fewest, most)
+    assert all(count == min(max(fewest, per_peer * peers), most) for peers, count in enumerate(counts))

@@ -1,4 +1,4 @@
-"""`undertow bench`: turns the command line into a plan, runs it, and shows what came out."""
+"""`undertow bench`: turns the command line into a benchmark plan, runs it, and shows the results."""
 
 from __future__ import annotations
 
@@ -13,73 +13,52 @@ import typer
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.figures import figure
 from undertow.cli.measuring import measure_in_lab
+from undertow.cli.options import Debug, Lap, LinkSpeeds, ResultsFile, Rounds, Scale, Unshaped, ZooBatch, number_option
 from undertow.cli.progress import open_console
 from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.errors import ConfigError
-from undertow.lab.bandwidth import parse_bandwidths
-from undertow.lab.bench.bench import run_bench
-from undertow.lab.bench.presets import find_preset
-from undertow.lab.bench.series import GIGA, Series
-from undertow.lab.real.names import REAL_NAMES
-from undertow.lab.systems import find_system, list_systems
-from undertow.report.compare import compare, list_differences, make_comparison_table
-from undertow.report.points import read_results
-from undertow.zoo import MODELS
+from undertow.observe.report.compare import compare, list_differences, make_comparison_table
+from undertow.observe.report.points import read_results
+from undertow.tools.lab.bench.bench import find_preset, run_bench
+from undertow.tools.lab.bench.series import Series
+from undertow.tools.lab.real import REAL_NAMES
+from undertow.tools.lab.systems import find_system, list_systems
+from undertow.tools.zoo import MODELS
+from undertow.units import GIGA, parse_bandwidths
 
 
 def bench(
     files: Annotated[
-        list[str] | None, typer.Argument(help="With --compare: the older file and the newer one.", metavar="[A B]")
+        list[str] | None,
+        typer.Argument(help="Compare the older file A with the newer file B, with --compare.", metavar="[A B]"),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Models, with commas between them; see --list.")] = "resnet50",
-    hosts: Annotated[str, typer.Option("--hosts", help="Numbers of hosts, such as 4 or 2,4,8.")] = "4",
-    bandwidth: Annotated[
-        str, typer.Option("--bandwidth", help="Speeds of every link, such as 1,2,4,10gbit, before scaling.")
-    ] = "1,2,4,5,10,15,20,40gbit",
-    scale: Annotated[
-        float | None,
-        figure(
-            "--scale",
-            bounds=bounds.SCALE,
-            help="Divide sizes, bandwidths, buckets and slices by this: ratios stay. Default 10; 1 for real compute.",
-        ),
-    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="Measure these models, separated by commas; see --list.")
+    ] = "resnet50",
+    hosts: Annotated[str, typer.Option("--hosts", help="Emulate this many hosts, such as 4 or 2,4,8.")] = "4",
+    bandwidth: LinkSpeeds = "1,2,4,5,10,15,20,40gbit",
+    scale: Scale = None,
     slowdown: Annotated[
-        float,
-        figure(
-            "--slowdown",
-            bounds=bounds.SLOWDOWN,
-            help="Let devices and links be so many times slower: for more hosts than this machine feeds.",
-        ),
+        float, number_option("--slowdown", bounds=bounds.SLOWDOWN, help="Slow devices and links down by this factor.")
     ] = 1.0,
-    systems: Annotated[str, typer.Option("--systems", help="What to compare; see --list.")] = "ddp,undertow",
-    batch: Annotated[
-        int | None, figure("--batch", bounds=bounds.BATCH, help="Samples per host and step; else as published.")
-    ] = None,
-    rounds: Annotated[int, figure("--rounds", bounds=bounds.ROUNDS, help="How often each system takes its turn.")] = 4,
-    lap: Annotated[
-        float, figure("--lap", bounds=bounds.LAP_S, help="Seconds of one turn, at least four steps.", metavar="S")
-    ] = 3.0,
+    systems: Annotated[str, typer.Option("--systems", help="Compare these systems; see --list.")] = "ddp,undertow",
+    batch: ZooBatch = None,
+    rounds: Rounds = 4,
+    lap: Lap = 3.0,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="quick (three minutes) or papers (half an hour) instead of all the above."),
+        typer.Option("--preset", help="Use a preset instead of the options above: quick (3 min) or papers (30 min)."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Write the results as JSON, a picture and a page beside it.", metavar="FILE.json"),
-    ] = None,
-    unshaped: Annotated[
-        bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
-    ] = False,
+    out: ResultsFile = None,
+    unshaped: Unshaped = False,
     is_comparison: Annotated[
-        bool, typer.Option("--compare", help="Show what got faster or slower from file A to file B.")
+        bool, typer.Option("--compare", help="Show what became faster or slower from file A to file B.")
     ] = False,
     wants_list: Annotated[bool, typer.Option("--list", help="List the models and systems.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Measure undertow beside torch DDP on emulated hosts, and say where each stands.
+    """Measure undertow and torch DDP on emulated hosts, and compare them.
 
     Example: sudo undertow bench --model resnet50 --hosts 4 --bandwidth 1,4,10gbit --scale 10 --out bench.json
 
@@ -106,13 +85,12 @@ def bench(
             lambda results: show_results(results, out),
             is_unshaped=unshaped,
         )
-    raise AssertionError("one_line_errors ends the command")
 
 
 def _make_plan(
     asked: Iterable[tuple[str, int]], links: Sequence[float], scale: float | None, **common: Any
 ) -> list[Series]:
-    """One series for each model on each number of hosts."""
+    """Make one series for each model on each number of hosts."""
     plan = [
         Series(model=model, hosts=hosts, bandwidths_gbit=tuple(links), scale=choose_scale(model, scale), **common)
         for model, hosts in asked
@@ -131,10 +109,10 @@ def _compare(files: Sequence[str]) -> int:
 
 
 def _show_list() -> int:
-    print("replayed models (published times and sizes):")
+    print("replayed models (with their published times and sizes):")
     for name, model in MODELS.items():
         print(f"  {name:<18} {model.parameters / 1e6:6.1f} M parameters, {model.iteration_s * 1e3:4.0f} ms per step")
-    print(f"really trained on the CPU: {', '.join(REAL_NAMES)}")
+    print(f"models that really train on the CPU: {', '.join(REAL_NAMES)}")
     print("systems:")
     for name in list_systems():
         print(f"  {name:<22} {_describe_system(name)}")
@@ -144,14 +122,14 @@ def _show_list() -> int:
 def _describe_system(name: str) -> str:
     try:
         system = find_system(name)
-    except ConfigError as error:  # another package's
+    except ConfigError as error:  # a system of another package
         return str(error)
     obstacle = system.find_obstacle()
     return f"{system.about} ({obstacle})" if obstacle else system.about
 
 
 def choose_scale(model: str, given: float | None) -> float:
-    """Small enough for any machine, unless the user knows better."""
+    """Return the scale that was given, else one that any machine is fast enough for."""
     return given if given is not None else 1.0 if model in REAL_NAMES else 10.0
 
 

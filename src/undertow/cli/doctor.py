@@ -1,4 +1,4 @@
-"""`undertow doctor`: would training work here, and between these hosts?"""
+"""`undertow doctor`: checks whether training would work on this host, and between several hosts."""
 
 from __future__ import annotations
 
@@ -12,71 +12,83 @@ from rich.console import Console
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.figures import figure
-from undertow.cli.progress import WIDE, open_console, open_watch
-from undertow.doctor.findings import exit_code
-from undertow.doctor.job_check import examine_job
-from undertow.doctor.request import Request, answer
-from undertow.doctor.view import show, to_json
+from undertow.cli.options import Debug, number_option
+from undertow.cli.progress import WIDE, open_console, open_progress
 from undertow.errors import UndertowError
+from undertow.launch.host_rendezvous import HostAssignment
 from undertow.launch.job import Job
-from undertow.launch.nodes import Seat
-from undertow.launch.speech import say, speak_for_the_log
+from undertow.launch.launcher_output import print_log_records, say
+from undertow.tools.doctor.findings import exit_code
+from undertow.tools.doctor.job_check import examine_job
+from undertow.tools.doctor.request import DoctorRequest, examine
+from undertow.tools.doctor.view import show, to_json
 
 
 def doctor(
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", help="Names or addresses, the first host first; type the same on each.", metavar="A,B"),
+        typer.Option(
+            "--hosts", help="Examine these hosts, by name or address; start the same command on each.", metavar="A,B"
+        ),
     ] = None,
     node_rank: Annotated[
         int | None,
-        figure(
+        number_option(
             "--node-rank",
             bounds=bounds.NODE_RANK,
-            help="Which of --hosts this is, from 0, where its name does not tell.",
+            help="Say which of --hosts this host is, from 0, if its names and addresses do not tell.",
         ),
     ] = None,
     port: Annotated[
         int | None,
-        figure("--port", bounds=bounds.PORT, help="Where the hosts meet, on the first; else MASTER_PORT, else 29500."),
+        number_option(
+            "--port", bounds=bounds.PORT, help="Meet at this port of the first host. Default: MASTER_PORT, else 29500."
+        ),
     ] = None,
     nproc: Annotated[
-        int, figure("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Workers per host that are planned.")
+        int,
+        number_option(
+            "-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Check for this many workers per host."
+        ),
     ] = 1,
     timeout: Annotated[
         float,
-        figure("--timeout", bounds=bounds.DOCTOR_WAIT_S, help="Seconds to wait for the other hosts.", metavar="S"),
+        number_option(
+            "--timeout", bounds=bounds.DOCTOR_WAIT_S, help="Wait S seconds for the other hosts.", metavar="S"
+        ),
     ] = 60.0,
     seconds: Annotated[
         float,
-        figure(
-            "--seconds", bounds=bounds.PROBE_S, help="Time to measure the bandwidth of a pair, each way.", metavar="S"
+        number_option(
+            "--seconds",
+            bounds=bounds.PROBE_S,
+            help="Measure each pair's bandwidth for S seconds each way.",
+            metavar="S",
         ),
     ] = 0.5,
     every_setting: Annotated[
         bool, typer.Option("--all", "-v", help="Show all settings, not only those that were changed.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Would training work? Says what is wrong and what to do; exits with 1 if it would fail.
+    """Check whether training would work, and say what to do if not; exit with 1 if it would fail.
 
-    Looks at Python, torch, packages, interfaces, ports, cores, files and settings; with --hosts also at the ways
+    Checks Python, torch, packages, interfaces, ports, cores, files and settings; with --hosts also the links
     between the hosts: firewall, latency, bandwidth, clocks, MTU. Changes nothing.
 
     Example, this host: undertow doctor -n 4
 
-    Example, typed on each of three hosts: undertow doctor --hosts 10.0.0.1,10.0.0.2,10.0.0.3
+    Example, started on each of three hosts: undertow doctor --hosts 10.0.0.1,10.0.0.2,10.0.0.3
     """
     with one_line_errors("undertow doctor", debug=debug):
-        request = Request(
+        request = DoctorRequest(
             hosts=hosts, node_rank=node_rank, port=port, nproc=nproc, timeout_s=timeout, duration_s=seconds
         )
-        speak_for_the_log()
+        print_log_records()
         try:
-            with open_watch() as watch:
-                report = answer(request, os.environ, watch)
+            with open_progress() as progress:
+                report = examine(request, os.environ, progress)
         except KeyboardInterrupt:
             say("undertow doctor: interrupted")
             return 128 + signal.SIGINT
@@ -87,11 +99,11 @@ def doctor(
         return exit_code(report.findings)
 
 
-def check_job(job: Job, seat: Seat, environ: Mapping[str, str]) -> None:
-    """For `undertow run --check`: on stderr, because stdout is the workers'.  Raises if training would fail."""
-    with open_watch() as watch:
-        report = examine_job(job, seat, (environ, os.environ), watch)
+def check_job(job: Job, assignment: HostAssignment, environ: Mapping[str, str]) -> None:
+    """Check a job for `undertow run --check`; print to stderr, because stdout is the workers', and raise on failure."""
+    with open_progress() as progress:
+        report = examine_job(job, assignment, (environ, os.environ), progress)
     console = Console(stderr=True)
     show(report, console if console.is_terminal else Console(stderr=True, width=WIDE))
     if exit_code(report.findings):
-        raise UndertowError("nothing was started, because of what --check has found; without it the job would try")
+        raise UndertowError("nothing was started, because --check found a failure; start without --check to try anyway")

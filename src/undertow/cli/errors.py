@@ -1,4 +1,4 @@
-"""What an error of ours looks like to a user: one line on stderr and an exit code."""
+"""Errors of commands, shown to the user as one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from undertow.errors import ConfigError, UndertowError
-from undertow.launch.speech import say
+from undertow.launch.launcher_output import say
 
 FAILED_RUN = 1
 USAGE_ERROR = 2
@@ -20,9 +20,16 @@ _CURES = {
 }
 
 
+def show_help(context: typer.Context) -> None:
+    """End a group of commands with its help if none of them was named."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(USAGE_ERROR)
+
+
 @contextmanager
 def one_line_errors(command: str, *, debug: bool) -> Iterator[None]:
-    """An error inside of the block ends the command with one line; with `debug` it is shown in full."""
+    """End the command with one line if the block raises an error of ours; with `debug`, let the error through."""
     try:
         yield
     except (UndertowError, OSError) as error:
@@ -36,5 +43,5 @@ def _explain(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     cure = _CURES.get(error.errno or 0, "")
-    reason = f"[Errno {error.errno}] {error.strerror}" if cure else error  # no file is to blame
+    reason = f"[Errno {error.errno}] {error.strerror}" if cure else error  # the file named is not the cause
     return f"the job cannot be run on this host: {reason}{cure}"

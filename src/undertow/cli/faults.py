@@ -1,4 +1,4 @@
-"""`undertow faults`: runs seeds of the fault driver, and tells the story of one that breaks a claim."""
+"""`undertow faults`: runs seeds of the fault driver, and prints the events of one that breaks a claim."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ import typer
 
 from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, one_line_errors
-from undertow.cli.figures import figure
-from undertow.cli.progress import open_watch
+from undertow.cli.options import Debug, number_option
+from undertow.cli.progress import open_progress
 from undertow.errors import ConfigError
-from undertow.faults.scenarios import SCENARIOS, Scenario, find_scenario
-from undertow.faults.seeds import Outcome, run_seed
+from undertow.tools.faults.scenarios import SCENARIOS, Scenario, find_scenario
+from undertow.tools.faults.seeds import Outcome, run_seed
 
 SEEDS = 2000
 
 
 def faults(
-    seeds: Annotated[int, figure("--seeds", bounds=bounds.SEEDS, help="How many to run.", metavar="N")] = SEEDS,
-    first: Annotated[int, figure("--first", bounds=bounds.SEED, help="The first of them.", metavar="SEED")] = 0,
+    seeds: Annotated[int, number_option("--seeds", bounds=bounds.SEEDS, help="Run N seeds.", metavar="N")] = SEEDS,
+    first: Annotated[
+        int, number_option("--first", bounds=bounds.SEED, help="Start with this seed.", metavar="SEED")
+    ] = 0,
     seed: Annotated[
-        int | None, figure("--seed", bounds=bounds.SEED, help="Run this one again.", metavar="SEED")
+        int | None, number_option("--seed", bounds=bounds.SEED, help="Run only this seed again.", metavar="SEED")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option("--scenario", help="Only this one; else every seed picks its own. See --list.")
+        str | None, typer.Option("--scenario", help="Run only this scenario. Default: each seed picks one. See --list.")
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="With --seed: tell all of it, also if nothing breaks.")
+        bool, typer.Option("--story", help="Print all events, even if nothing breaks (with --seed).")
     ] = False,
     wants_list: Annotated[bool, typer.Option("--list", help="List the scenarios and what each claims.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Let everything go wrong that can, in memory, thousands of times, and check every sum.
+    """Inject faults into the engine, in memory, thousands of times, and check every sum.
 
-    The real engine of up to five workers runs in one thread; a seed decides what is late, dies, stops, is cut off,
-    repeated or nonsense. Nothing is installed, opened or changed.
+    The real engine of up to five workers runs in one thread; a seed decides which messages and workers are delayed,
+    killed, stopped, cut off, repeated or corrupted. Nothing is installed, opened or changed.
 
     Example: undertow faults --seeds 20000
 
@@ -49,18 +51,18 @@ def faults(
         if seed is not None:
             return _replay(run_seed(seed, chosen), whole=story)
         if story:
-            raise ConfigError("--story tells the story of one seed: say which with --seed")
+            raise ConfigError("--story prints the events of one seed: give it with --seed")
         return _run_all(range(first, first + seeds), chosen)
 
 
 def _run_all(seeds: range, scenario: Scenario | None) -> int:
-    """Up to the first that breaks."""
+    """Run seeds until one breaks a claim."""
     done: Counter[str] = Counter()
     skipped: dict[str, str] = {}
-    with open_watch() as watch:
-        watch.expect(len(seeds))
+    with open_progress() as progress:
+        progress.expect(len(seeds))
         for seed in seeds:
-            watch.say(f"running {len(seeds)} seeds: {seed}")
+            progress.say(f"running {len(seeds)} seeds: {seed}")
             outcome = run_seed(seed, scenario)
             if outcome.broken:
                 break
@@ -68,7 +70,7 @@ def _run_all(seeds: range, scenario: Scenario | None) -> int:
                 skipped[outcome.scenario.name] = outcome.skipped
             else:
                 done[outcome.scenario.name] += 1
-            watch.lap()
+            progress.advance()
     if outcome.broken:
         return _show(outcome, whole=False)
     for name, reason in skipped.items():
@@ -86,7 +88,7 @@ def _replay(outcome: Outcome, *, whole: bool) -> int:
     if outcome.skipped:
         print(f"seed {outcome.seed}, {outcome.scenario.name}, was skipped: {outcome.skipped}")
     else:
-        events = len(outcome.story)
+        events = len(outcome.log)
         print(f"seed {outcome.seed}, {outcome.scenario.name}, {events} events: everything held")
     return 0
 

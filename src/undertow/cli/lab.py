@@ -8,17 +8,16 @@ from typing import Annotated
 import typer
 
 from undertow import bounds
-from undertow.cli.errors import FAILED_RUN, USAGE_ERROR, one_line_errors
-from undertow.cli.figures import figure
-from undertow.cli.options import Live, LivePort, TraceFolder, TraceSteps
-from undertow.cli.progress import open_watch
-from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
-from undertow.lab.isolation import find_obstacle, run_isolated
-from undertow.lab.link_check import measure_link
-from undertow.lab.network import open_network
-from undertow.lab.runner import LabJob, find_command, run_in_lab
-from undertow.launch.changes import Changes
+from undertow.cli.errors import FAILED_RUN, one_line_errors, show_help
+from undertow.cli.options import Debug, Live, LivePort, QuietRanks, TraceFolder, TraceSteps, Unshaped, number_option
+from undertow.cli.progress import open_progress
 from undertow.launch.job import read_job_settings
+from undertow.launch.worker_environment import WorkerOptions
+from undertow.tools.lab.isolation import find_obstacle, run_isolated
+from undertow.tools.lab.link_check import measure_link
+from undertow.tools.lab.network import open_network
+from undertow.tools.lab.runner import LabJob, find_command, run_in_lab
+from undertow.units import format_bandwidth, parse_bandwidth
 
 lab = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -29,51 +28,48 @@ def _lab(context: typer.Context) -> None:
 
     Example: undertow lab run --hosts 4 --bandwidth 1gbit train.py
     """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE_ERROR)
+    show_help(context)
 
 
-# Everything after the command belongs to the command.
+# Everything after CMD belongs to CMD.
 @lab.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Annotated[
-        list[str], typer.Argument(help="A Python file, or a command that is in PATH, and its arguments.", metavar="CMD")
+        list[str], typer.Argument(help="Run this Python file, or command in PATH, with its arguments.", metavar="CMD")
     ],
     hosts: Annotated[
-        int, figure("--hosts", bounds=bounds.LAB_HOSTS, help="Number of hosts, 1 to 250; each runs CMD once.")
+        int,
+        number_option(
+            "--hosts", bounds=bounds.LAB_HOSTS, help="Emulate this many hosts, 1 to 250; each runs CMD once."
+        ),
     ] = 4,
     bandwidth: Annotated[
         str | None,
         typer.Option(
             "--bandwidth",
-            help="Speed of every link, each way, such as 1gbit or 400mbit; else as fast as this machine can.",
+            help="Limit every link to this speed, each way, such as 1gbit or 400mbit. Default: no limit.",
         ),
     ] = None,
-    unshaped: Annotated[
-        bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
-    ] = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Do not measure the links before CMD starts.")] = False,
-    quiet_ranks: Annotated[
-        bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
-    ] = False,
+    unshaped: Unshaped = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Skip measuring the links before CMD starts.")] = False,
+    quiet_ranks: QuietRanks = False,
     trace: TraceFolder = None,
     trace_steps: TraceSteps = None,
     live: Live = False,
     live_port: LivePort = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of the lab.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Run CMD on every host of an emulated cluster, as `undertow run` would on real ones.
+    """Run CMD on every host of an emulated cluster, like `undertow run` on real hosts.
 
-    Every host has its own addresses, ports, loopback and name (host0, host1, ...), and one worker; the
-    file system is shared. OMP_NUM_THREADS is 1 in each, unless you set it. Nothing is left behind.
+    Every host has its own addresses, ports, loopback and name (host0, host1, ...), and one worker; all share the
+    file system. OMP_NUM_THREADS is 1 on each, unless you set it. The hosts are removed at the end.
 
     Example: undertow lab run --hosts 4 --bandwidth 1gbit train.py --epochs 3
 
     Example, any command: undertow lab run --hosts 2 -- ip address
     """
     with one_line_errors("undertow lab run", debug=debug):
-        environ = {**os.environ, **Changes(trace=trace, trace_steps=trace_steps).to_environment()}
+        environ = {**os.environ, **WorkerOptions(trace=trace, trace_steps=trace_steps).to_environment()}
         job = LabJob(
             command=find_command(command, os.environ),
             hosts=hosts,
@@ -86,14 +82,14 @@ def run_command(
             live_port=live_port,
             title=command[0],
         )
-        return run_in_lab(job, environ, open_watch)
+        return run_in_lab(job, environ, open_progress)
 
 
 @lab.command("check")
 def check_machine(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of the lab.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Can hosts be emulated here, and how fast can a link be?
+    """Check whether hosts can be emulated here, and measure how fast a link can be.
 
     Example: sudo undertow lab check
     """

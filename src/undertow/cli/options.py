@@ -1,32 +1,116 @@
-"""Options that several commands have, written once."""
+"""Options that several commands have, and options that take a number within a range.
+
+In: the names of an option and its `Bounds`.  Out: an option of typer; a number outside ends the command with one line.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from undertow import bounds
-from undertow.cli.figures import figure
+from undertow.bounds import Bounds
+from undertow.errors import ConfigError
+
+
+class InvalidNumber(Exception):
+    """Error about a number that is not allowed.  Not a `ValueError`, of which typer would only keep the value."""
+
+    def format_message(self) -> str:
+        return str(self)
+
+
+class NumberParser:
+    """Parser of one option; typer calls it with the text, or with the default."""
+
+    def __init__(self, option: str, bounds: Bounds) -> None:
+        self.option = option
+        self.bounds = bounds
+        self.__name__ = "number"
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            if isinstance(value, str):
+                return self.bounds.parse(self.option, value)
+            return self.bounds.check(self.option, value)
+        except ConfigError as error:
+            raise InvalidNumber(str(error)) from None
+
+
+def number_option(*names: str, bounds: Bounds, help: str, metavar: str = "") -> Any:
+    kind = "<int>" if bounds.is_whole else "<float>"
+    return typer.Option(*names, help=help, metavar=metavar or kind, parser=NumberParser(names[0], bounds))
+
 
 TraceFolder = Annotated[
     Path | None,
-    typer.Option("--trace", help="Record every stage of the first steps here: see undertow report.", metavar="DIR"),
+    typer.Option(
+        "--trace", help="Record a trace of the first steps in this folder; see undertow report.", metavar="DIR"
+    ),
 ]
 TraceSteps = Annotated[
     str | None,
-    typer.Option("--trace-steps", help="Which steps: 20 (the first), 1000:1050 or all; else 100.", metavar="N"),
+    typer.Option("--trace-steps", help="Record these steps: 20 (the first 20), 1000:1050 or all. Default: 100."),
 ]
 Live = Annotated[
-    bool, typer.Option("--live", help="A dashboard in place of the output; in a log, a line now and then.")
+    bool, typer.Option("--live", help="Show a dashboard instead of the output; in a log file, a line every 5 seconds.")
 ]
 LivePort = Annotated[
     int | None,
-    figure(
+    number_option(
         "--live-port",
         bounds=bounds.ANY_PORT,
-        help="Serve the same as a page on this port of 127.0.0.1; 0: any.",
+        help="Serve the dashboard as a page on this port of 127.0.0.1; 0 takes any free port.",
         metavar="P",
     ),
 ]
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Pass everything after SCRIPT to the script.", metavar="ARGS")
+]
+QuietRanks = Annotated[
+    bool, typer.Option("--quiet-ranks", help="Show rank 0's output only (and the error of a rank that fails).")
+]
+ResultsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Write the results to this file, with a picture and a page beside it.", metavar="FILE.json"
+    ),
+]
+ZooBatch = Annotated[
+    int | None,
+    number_option(
+        "--batch", bounds=bounds.BATCH, help="Train this many samples per host and step. Default: as published."
+    ),
+]
+LinkSpeeds = Annotated[
+    str, typer.Option("--bandwidth", help="Limit every link to these speeds before scaling, such as 1,2,4,10gbit.")
+]
+Scale = Annotated[
+    float | None,
+    number_option(
+        "--scale",
+        bounds=bounds.SCALE,
+        help="Divide bandwidths and all sizes by this factor. Default: 10; 1 for models that really compute.",
+    ),
+]
+Rounds = Annotated[
+    int, number_option("--rounds", bounds=bounds.ROUNDS, help="Measure each system or arrangement in this many laps.")
+]
+Lap = Annotated[
+    float, number_option("--lap", bounds=bounds.LAP_S, help="Measure S seconds per lap, at least 4 steps.", metavar="S")
+]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="Give each job this many times an equal share, such as 1,2.")
+]
+Urgent = Annotated[
+    int | None,
+    number_option(
+        "--urgent", bounds=bounds.JOB, help="Let other jobs compute only while job N, from 0, waits.", metavar="N"
+    ),
+]
+Unshaped = Annotated[
+    bool, typer.Option("--unshaped", help="Use loopback instead of emulated hosts: needs no root, limits no link.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]

@@ -1,4 +1,4 @@
-"""`undertow plan`: which way every tensor would take, and why."""
+"""`undertow plan`: shows the scheme that every tensor would have, and why."""
 
 from __future__ import annotations
 
@@ -10,67 +10,64 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.figures import figure
-from undertow.cli.progress import open_console, open_watch
+from undertow.cli.options import Debug, ScriptArguments, ZooBatch, number_option
+from undertow.cli.progress import open_console, open_progress
+from undertow.cli.results import check_output
 from undertow.errors import ConfigError, PlanError
-from undertow.lab.bandwidth import format_bandwidth, parse_bandwidth
-from undertow.launch.guard import Guard
+from undertow.launch.cleanup_guard import CleanupGuard
+from undertow.observe.report.table import Justify, fill_table
 from undertow.plain_text import clean_json
 from undertow.plan.cluster import PAYLOAD_SHARE, Cluster
 from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
-from undertow.plan.planner import AUTO, POLICIES, make_plan, show_bytes
-from undertow.report.safe_text import Text
-from undertow.report.table import start_table
-from undertow.sim.subject import find_subject, read_subject, take_measured
+from undertow.plan.planner import AUTO, POLICIES, make_plan
+from undertow.tools.sim.subject import find_subject, read_subject, take_measured
+from undertow.units import format_bandwidth, format_bytes, format_ms, format_ms_figure, parse_bandwidth
 
 
 def plan(
     script: Annotated[
         str | None,
         typer.Argument(
-            help="A training script: its first steps are run on one worker, then it ends.", metavar="SCRIPT"
+            help="Measure the first steps of this training script on one worker, then end it.", metavar="SCRIPT"
         ),
     ] = None,
-    args: Annotated[
-        list[str] | None, typer.Argument(help="Everything after SCRIPT belongs to the script.", metavar="ARGS")
-    ] = None,
+    args: ScriptArguments = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A model of the zoo instead; `undertow bench --list` names them.")
+        str | None, typer.Option("--model", help="Plan a model of the zoo instead; `undertow bench --list` lists them.")
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", help="What --save-profile wrote, instead: nothing is run.", metavar="FILE"),
+        typer.Option("--profile", help="Read a file of --save-profile instead of running a script.", metavar="FILE"),
     ] = None,
-    hosts: Annotated[int, figure("--hosts", bounds=bounds.NODES, help="Number of hosts, with one worker each.")] = 4,
+    hosts: Annotated[
+        int, number_option("--hosts", bounds=bounds.NODES, help="Plan for this many hosts, with one worker each.")
+    ] = 4,
     bandwidth: Annotated[
-        str, typer.Option("--bandwidth", help="Speed of every link, each way, such as 10gbit.")
+        str, typer.Option("--bandwidth", help="Plan for links of this speed, each way, such as 10gbit.")
     ] = "10gbit",
-    batch: Annotated[
-        int | None,
-        figure(
-            "--batch", bounds=bounds.BATCH, help="Samples per host and step of a model of the zoo; else as published."
-        ),
-    ] = None,
+    batch: ZooBatch = None,
     policy: Annotated[
-        str, typer.Option("--policy", help=f"{AUTO} for the fastest, or one of {', '.join(POLICIES[1:])}.")
+        str, typer.Option("--policy", help=f"Plan with {AUTO} (the fastest), or one of {', '.join(POLICIES[1:])}.")
     ] = AUTO,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON, too.", metavar="FILE.json")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the plan as JSON to this file, too.", metavar="FILE.json")
+    ] = None,
     save_profile: Annotated[
         Path | None,
-        typer.Option("--save-profile", help="Keep what was measured of SCRIPT, for --profile.", metavar="FILE"),
+        typer.Option("--save-profile", help="Save what was measured of SCRIPT, for --profile.", metavar="FILE"),
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Say which way every tensor of a model would take, how many bytes that is, and why.
+    """Show the scheme that every tensor of a model would have, how many bytes it costs, and why.
 
     Example: undertow plan --model vgg19 --hosts 16 --bandwidth 10gbit --batch 32
 
@@ -101,25 +98,21 @@ def plan(
             return 0
         open_console().print(make_plan_table(made, title=f"{subject.title}, {hosts} hosts, {format_bandwidth(rate)}"))
         return 0
-    raise AssertionError("one_line_errors ends the command")
 
 
 def _check_options(script: str | None, model: str | None, *, batch: int | None, save_profile: Path | None) -> None:
-    """Now, not after the first steps of a script."""
+    """Refuse impossible options before the first steps of a script are run."""
     if model is None and batch is not None:
         raise ConfigError("--batch is for models of the zoo: a script, or its profile, has its own")
     if save_profile is None:
         return
     if script is None:
-        raise ConfigError(f"--save-profile {save_profile} keeps what was measured of a script: give one")
-    if not save_profile.parent.is_dir():
-        raise ConfigError(f"--save-profile {save_profile}: the folder {save_profile.parent} is not there")
-    if save_profile.is_dir():
-        raise ConfigError(f"--save-profile {save_profile} is a folder: give the name of a file")
+        raise ConfigError(f"--save-profile {save_profile} saves what was measured of a script: give a script")
+    check_output("--save-profile", save_profile)
 
 
 def _find_save_profile(args: Sequence[str]) -> tuple[list[str], Path | None]:
-    """People write this option behind the script as well, where all others are the script's own."""
+    """Take this one option out of the script's arguments, because users write it there as well."""
     rest: list[str] = []
     found: Path | None = None
     words = iter(args)
@@ -138,8 +131,8 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     """Run the first steps of a script; what it prints goes to stderr."""
     if not Path(script).exists():
         raise ConfigError(f"there is no script {script}")
-    # The guard ends the run and removes the folder, should this process be killed.
-    with closing(Guard()) as guard, tempfile.TemporaryDirectory(prefix="undertow-plan-") as folder:
+    # The guard ends the run and removes the folder if this process is killed.
+    with closing(CleanupGuard()) as guard, tempfile.TemporaryDirectory(prefix="undertow-plan-") as folder:
         guard.remove(Path(folder).absolute())
         path = Path(folder) / "profile.json"
         command = [sys.executable, "-m", "undertow", "run", "-n", "1", script, *args]
@@ -148,8 +141,8 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
         if not path.exists():
             ended = "ended" if code == 0 else f"failed with code {code}"
             raise PlanError(
-                f"{script} {ended} before its first steps were measured: it takes a model that "
-                "undertow.torch.parallelize or DistributedDataParallel has wrapped, and four steps of training"
+                f"{script} {ended} before its first steps were measured: the script must wrap a model with "
+                "undertow.torch.parallelize or DistributedDataParallel, and train it for at least four steps"
             )
         measured = read_measured(path)
     if keep is not None:
@@ -157,16 +150,16 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     return measured
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guard: Guard) -> int:
-    """What the command prints goes through Python's stderr, where it does not get into the way of a bar."""
+def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guard: CleanupGuard) -> int:
+    """Run a command, and print its output through Python's stderr, so that it does not break the progress bar."""
     with (
-        open_watch() as watch,
+        open_progress() as progress,
         subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process,
     ):
         guard.watch_launcher(process.pid)
-        watch.say(what)
+        progress.say(what)
         assert process.stdout
         try:
             for line in process.stdout:
@@ -179,48 +172,42 @@ def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guar
             guard.forget(process.pid)
 
 
-_COLUMNS: tuple[tuple[str, Literal["left", "right"], Callable[[Choice], str]], ...] = (
+_COLUMNS: tuple[tuple[str, Justify, Callable[[Choice], str]], ...] = (
     ("tensor", "left", lambda choice: choice.tensor),
     ("shape", "left", lambda choice: " x ".join(map(str, choice.shape))),
     ("scheme", "left", lambda choice: choice.scheme.value),
-    ("out", "right", lambda choice: show_bytes(choice.bytes_out)),
-    ("alone, ms", "right", lambda choice: f"{choice.alone_s * 1e3:.3g}"),
+    ("out", "right", lambda choice: format_bytes(choice.bytes_out)),
+    ("alone, ms", "right", lambda choice: format_ms_figure(choice.alone_s)),
     ("P*", "right", lambda choice: "" if choice.break_even is None else f"{choice.break_even:.0f}"),
     ("reason", "left", lambda choice: choice.reason),
 )
 
 
 def make_plan_table(made: Plan, *, title: str = "") -> Table:
-    """One row per tensor, the totals below."""
-    table = start_table(title, describe_plan(made))
-    for heading, justify, _ in _COLUMNS:
-        table.add_column(Text(heading), justify=justify)
-    for choice in made.choices:
-        table.add_row(*(Text(show(choice)) for _, _, show in _COLUMNS))
-    return table
+    """Make a table with one row for each tensor, and the totals below."""
+    return fill_table(title, describe_plan(made), _COLUMNS, made.choices)
 
 
 def describe_plan(made: Plan) -> str:
-    """The totals, in words."""
     sums: dict[str, list[Choice]] = {}
     for choice in made.choices:
         sums.setdefault(choice.scheme.value, []).append(choice)
     return "\n".join(
         [
-            f"predicted step: {_show_step(made.step_s, made)}, {show_bytes(made.bytes_out)} out per host and step",
+            f"predicted step: {_show_step(made.step_s, made)}, {format_bytes(made.bytes_out)} out per host and step",
             *(f"{name}: {_count(choices)}" for name, choices in sums.items()),
             "each scheme alone, wherever it is possible: "
             + ", ".join(f"{name} {_show_step(step_s, made)}" for name, step_s in made.alone.items()),
-            "alone, ms: from a gradient to the mean of all, if nothing else were on its way",
-            "P*: from so many workers on, factors would send more than a dense gradient",
+            "alone, ms: time from a gradient to the mean of all, if nothing else were sent",
+            "P*: with more workers than this, factors cost more bytes than the dense gradient",
         ]
     )
 
 
 def _show_step(step_s: float, made: Plan) -> str:
-    return f"{step_s * 1e3:.0f} ms ({step_s / made.compute_s:.2f} x compute)"
+    return f"{format_ms(step_s)} ({step_s / made.compute_s:.2f} x compute)"
 
 
 def _count(choices: Sequence[Choice]) -> str:
     noun = "tensor" if len(choices) == 1 else "tensors"
-    return f"{len(choices)} {noun}, {show_bytes(sum(choice.bytes_out for choice in choices))}"
+    return f"{len(choices)} {noun}, {format_bytes(sum(choice.bytes_out for choice in choices))}"

@@ -1,4 +1,4 @@
-"""`undertow report`: where the time of a step went, as a page and in words."""
+"""`undertow report`: shows where the time of a step went, as a page and in words."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ import typer
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.figures import figure
-from undertow.cli.progress import open_watch
+from undertow.cli.options import Debug, number_option
+from undertow.cli.progress import open_progress
+from undertow.cli.results import check_output
 from undertow.errors import ConfigError, UndertowError
 from undertow.files import replace_file, write_whole
-from undertow.launch.speech import notify
+from undertow.launch.launcher_output import notify
+from undertow.observe.report.step_page import make_step_page
+from undertow.observe.timeline.analysis import Analysis, Study, study
+from undertow.observe.timeline.run_trace import name_steps
+from undertow.observe.timeline.trace_reader import read_trace
+from undertow.observe.trace.merging import merge
 from undertow.plain_text import clean_json, clean_lines
-from undertow.report.step_page import make_step_page
-from undertow.timeline.analysis import Analysis, Study, study
-from undertow.timeline.reading import read_trace
-from undertow.timeline.words import name_steps
-from undertow.trace.merging import merge
-from undertow.watch import Watch
+from undertow.progress import Progress
 
 PAGE = "report.html"
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Where the traces of all ranks are.", metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("--out", help=f"The page; else {PAGE} in DIR.", metavar="FILE")] = None,
+    folder: Annotated[Path, typer.Argument(help="Read the traces of all ranks in this folder.", metavar="DIR")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help=f"Write the page to this file. Default: {PAGE} in DIR.", metavar="FILE")
+    ] = None,
     step: Annotated[
-        int | None, figure("--step", bounds=bounds.STEP, help="Show this step first, instead of the median one.")
+        int | None, number_option("--step", bounds=bounds.STEP, help="Show this step first, instead of the median one.")
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of words.")] = False,
     is_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
-    """Say where the time of a step went, and write a page to look at.
+    """Show where the time of a step went, and write a page about it.
 
-    Traces are written by `undertow run --trace DIR`; copy those of several hosts into one folder.
+    `undertow run --trace DIR` writes the traces; copy those of several hosts into one folder.
 
     Example: undertow report trace
 
@@ -48,11 +51,11 @@ def report(
     with one_line_errors("undertow report", debug=debug):
         page = out or folder / PAGE
         _check(folder, page)
-        with open_watch() as watch:
-            found = _study(folder, step, watch)
-            watch.say("making the page")
-            _write(page, make_step_page(found), is_private=out is None)  # as its traces are
-            watch.say("putting the traces together for viewers")
+        with open_progress() as progress:
+            found = _study(folder, step, progress)
+            progress.say("making the page")
+            _write(page, make_step_page(found), is_private=out is None)  # private, as the traces beside it are
+            progress.say("merging the traces for viewers")
             _merge(folder)
         if is_json:
             print(clean_json(found.analysis.to_json()))
@@ -63,11 +66,10 @@ def report(
         if is_open:
             webbrowser.open(page.resolve().as_uri())
         return 0
-    raise AssertionError("one_line_errors ends the command")
 
 
 def describe(analysis: Analysis) -> list[str]:
-    """The summary, what is missing, and the advice: what the page says in words."""
+    """Return what the page says in words: the summary, what is missing, notes and advice."""
     lines = list(analysis.summary)
     lines += [f"missing: {gap}" for gap in analysis.missing]
     lines += [f"note: {note}" for note in analysis.notes]
@@ -77,31 +79,28 @@ def describe(analysis: Analysis) -> list[str]:
 
 def _check(folder: Path, page: Path) -> None:
     if not folder.is_dir():
-        what = "a file" if folder.exists() else "not there"
-        raise ConfigError(f"{folder} is {what}: give the folder that `undertow run --trace` wrote to")
-    if not page.parent.is_dir():
-        raise ConfigError(f"--out {page}: the folder {page.parent} is not there")
-    if page.is_dir():
-        raise ConfigError(f"--out {page} is a folder: give the name of a file")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ConfigError(f"{folder} {what}: give the folder that `undertow run --trace` wrote to")
+    check_output("--out", page)
 
 
-def _study(folder: Path, step: int | None, watch: Watch) -> Study:
-    trace = read_trace(folder, watch)
+def _study(folder: Path, step: int | None, progress: Progress) -> Study:
+    trace = read_trace(folder, progress)
     if trace is None:
         raise UndertowError(f"there is no trace in {folder}: write one with `undertow run --trace {folder} train.py`")
-    watch.say("looking at the steps")
+    progress.say("analysing the steps")
     found = study(trace, step)
     if step is not None and step not in found.steps.complete:
         complete = found.steps.complete
         raise ConfigError(
-            f"--step {step} is not a step that all ranks have recorded: "
-            + (f"there are {name_steps(complete)}" if complete else "there is none at all")
+            f"--step {step} was not recorded by all ranks: "
+            + (f"choose one of {name_steps(complete)}" if complete else "no step was")
         )
     return found
 
 
 def _write(page: Path, text: str, *, is_private: bool) -> None:
-    """Whole or not at all: a page that is cut off would look like a broken one."""
+    """Write the page completely or not at all: half a page would look like a broken one."""
     try:
         if is_private:
             with replace_file(page) as file:
@@ -109,12 +108,12 @@ def _write(page: Path, text: str, *, is_private: bool) -> None:
         else:
             write_whole(page, text.encode())
     except OSError as error:
-        raise UndertowError(f"cannot write the page {page}: {error.strerror}") from None
+        raise UndertowError(f"the page {page} cannot be written: {error.strerror}") from None
 
 
 def _merge(folder: Path) -> None:
-    """For viewers; the page is complete without."""
+    """Merge the traces for viewers; the page does not need that, so an error is only printed."""
     try:
         merge(folder)
     except OSError as error:
-        notify(f"the traces of {folder} are not put together for viewers: {error.strerror}")
+        notify(f"the traces in {folder} could not be merged for viewers: {error.strerror}")

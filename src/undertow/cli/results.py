@@ -1,19 +1,21 @@
-"""What commands that make points have in common: lists on the command line, and what is shown and written."""
+"""Results of commands that measure or simulate: lists on the command line, tables and files."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 from undertow.bounds import HOSTS
 from undertow.cli.progress import open_console
 from undertow.errors import ConfigError
 from undertow.files import write_file
-from undertow.launch.speech import notify
-from undertow.report.page import make_page
-from undertow.report.picture import draw_png
-from undertow.report.points import Results, write_results
-from undertow.report.safe_text import Text
-from undertow.report.table import make_table
+from undertow.launch.launcher_output import notify
+from undertow.observe.report.page import make_page
+from undertow.observe.report.picture import draw_png
+from undertow.observe.report.points import Results, write_results
+from undertow.observe.report.safe_text import Text
+from undertow.observe.report.table import make_table
 
 
 def show_results(results: Results, out: Path | None) -> None:
@@ -24,7 +26,7 @@ def show_results(results: Results, out: Path | None) -> None:
         console.print(Text(note))
     noisy = [point for point in results.points if point.is_noisy]
     if noisy:
-        notify(f"this machine was too noisy for {len(noisy)} of {len(results.points)} points: do not trust those")
+        notify(f"{len(noisy)} of {len(results.points)} points are too noisy to be trusted: was this machine busy?")
     if out is None or not results.points:
         return
     write_results(results, out)
@@ -38,23 +40,39 @@ def show_results(results: Results, out: Path | None) -> None:
     notify(f"written: {', '.join(map(str, written))}")
 
 
+def read_command_line() -> str:
+    """Return the command that the user typed, for a file of results."""
+    return shlex.join(["undertow", *sys.argv[1:]])
+
+
 def split_names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    """Split names at commas, each once."""
+    return tuple(dict.fromkeys(split_list(text)))
+
+
+def split_list(text: str) -> list[str]:
+    """Split names at commas; a name may come twice."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_counts(text: str) -> list[int]:
     if not split_names(text):
         raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8")
-    return [HOSTS.parse("--hosts", part) for part in split_names(text)]
+    return [HOSTS.parse("--hosts", count) for count in split_names(text)]
 
 
 def check_file(out: Path | None) -> None:
-    """Now, not after an hour."""
+    """Refuse a file for results that cannot be written, before an hour of measuring."""
     if out is None:
         return
     if out.suffix != ".json":
         raise ConfigError(f"--out {out}: give it the ending .json; the picture and the page take its name")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} is not there")
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder: give the name of a file")
+    check_output("--out", out)
+
+
+def check_output(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} is a folder: give the name of a file")

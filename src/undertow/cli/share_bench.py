@@ -1,4 +1,4 @@
-"""`undertow share bench`: turns the command line into a plan, runs it, and shows what came out."""
+"""`undertow share bench`: turns the command line into a plan of measurements, runs it, and shows the results."""
 
 from __future__ import annotations
 
@@ -11,79 +11,63 @@ import typer
 from undertow import bounds
 from undertow.cli.bench import choose_scale
 from undertow.cli.errors import one_line_errors
-from undertow.cli.figures import figure
 from undertow.cli.measuring import measure_in_lab
+from undertow.cli.options import Debug, Lap, Rounds, Scale, Unshaped, Urgent, Weights, number_option
 from undertow.cli.progress import open_console
-from undertow.cli.quantities import parse_numbers
-from undertow.cli.results import check_file
+from undertow.cli.results import check_file, split_list
 from undertow.errors import ConfigError
-from undertow.lab.bandwidth import parse_bandwidths
-from undertow.lab.sharing.bench import run_share_bench
-from undertow.lab.sharing.plan import GIGA, Job, Mode, SharePlan
-from undertow.lab.sharing.results import ShareResults, write_share_results
-from undertow.lab.sharing.table import make_share_table
-from undertow.launch.speech import notify
-from undertow.report.safe_text import Text
+from undertow.launch.launcher_output import notify
+from undertow.observe.report.points import write_results
+from undertow.observe.report.safe_text import Text
+from undertow.tools.lab.sharing.bench import run_share_bench
+from undertow.tools.lab.sharing.plan import Job, Mode, SharePlan
+from undertow.tools.lab.sharing.results import ShareResults, make_share_table
+from undertow.units import GIGA, parse_bandwidths, parse_numbers
 
 
 def bench(
     jobs: Annotated[
         str,
-        typer.Option("--jobs", help="Models that share the hosts, with commas between them; the same may come twice."),
+        typer.Option("--jobs", help="Train these models together, separated by commas; a model may come twice."),
     ] = "resnet50,resnet50",
-    hosts: Annotated[int, figure("--hosts", bounds=bounds.LAB_HOSTS, help="Number of hosts.")] = 4,
+    hosts: Annotated[int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate this many hosts.")] = 4,
     bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Speeds of every link, such as 1,2gbit, before scaling.")
+        str | None,
+        typer.Option("--bandwidth", help="Limit every link to these speeds before scaling, such as 1,2gbit."),
     ] = None,
     ratio: Annotated[
         str | None,
         typer.Option(
             "--ratio",
-            help="Instead: links on which the first job, plain and alone, waits for so much of its computing time, "
-            "such as 0.2,0.5,1. Default 0.5.",
+            help="Choose links on which the first job, plain and alone, waits for this share of its computing time, "
+            "such as 0.2,0.5,1. Default: 0.5.",
         ),
     ] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="plain: a job hides nothing by itself; everything: all that undertow can.")
+        str, typer.Option("--mode", help="Overlap no communication within a job (plain), or all of it (everything).")
     ] = "plain",
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="Of each job how many times an equal share, such as 1,2.")
-    ] = None,
-    urgent: Annotated[
-        int | None,
-        figure(
-            "--urgent", bounds=bounds.JOB, help="The number of a job, from 0, whose gaps the others fill.", metavar="N"
-        ),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        figure(
-            "--scale", bounds=bounds.SCALE, help="Divide sizes and bandwidths by this. Default 10; 1 for real compute."
-        ),
-    ] = None,
+    weights: Weights = None,
+    urgent: Urgent = None,
+    scale: Scale = None,
     slowdown: Annotated[
-        float, figure("--slowdown", bounds=bounds.SCALE, help="Let devices and links be so many times slower.")
+        float, number_option("--slowdown", bounds=bounds.SCALE, help="Slow devices and links down by this factor.")
     ] = 1.0,
-    rounds: Annotated[
-        int, figure("--rounds", bounds=bounds.ROUNDS, help="How often each arrangement has its lap.")
-    ] = 4,
-    lap: Annotated[
-        float, figure("--lap", bounds=bounds.LAP_S, help="Seconds of one lap, at least four steps.", metavar="S")
-    ] = 6.0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the results as JSON.", metavar="FILE.json")] = None,
-    unshaped: Annotated[
-        bool, typer.Option("--unshaped", help="No emulated hosts, all over loopback: needs no root, shapes nothing.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    rounds: Rounds = 4,
+    lap: Lap = 6.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the results as JSON to this file.", metavar="FILE.json")
+    ] = None,
+    unshaped: Unshaped = False,
+    debug: Debug = False,
 ) -> int:
-    """Measure what sharing devices is worth: jobs one after the other, together, and taking turns.
+    """Measure what sharing devices gains: jobs one after the other, together, and taking turns.
 
     Example: sudo undertow share bench --jobs resnet50,vgg19 --ratio 0.5 --out share.json
 
     Example: sudo undertow share bench --jobs resnet50,resnet50 --bandwidth 2gbit --mode everything --urgent 0
     """
     with one_line_errors("undertow share bench", debug=debug):
-        models = _split(jobs)
+        models = split_list(jobs)
         plan = SharePlan(
             jobs=_make_jobs(models, weights, urgent),
             mode=_read_mode(mode),
@@ -102,12 +86,6 @@ def bench(
             lambda results: _show(results, out),
             is_unshaped=unshaped,
         )
-    raise AssertionError("one_line_errors ends the command")
-
-
-def _split(text: str) -> list[str]:
-    """Names with commas between them; the same one may come twice."""
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _make_jobs(models: list[str], weights: str | None, urgent: int | None) -> tuple[Job, ...]:
@@ -126,12 +104,12 @@ def _read_mode(text: str) -> Mode:
     try:
         return Mode[text.upper()]
     except KeyError:
-        raise ConfigError(f"--mode {text!r} is not known: plain or everything") from None
+        raise ConfigError(f"--mode {text!r} is not known: use plain or everything") from None
 
 
 def _read_bandwidths(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float | None, ...]:
     if is_unshaped and (bandwidth, ratio) != (None, None):
-        raise ConfigError("--unshaped links have no speed: leave --bandwidth and --ratio out")
+        raise ConfigError("--unshaped limits no link: leave --bandwidth and --ratio out")
     if is_unshaped:
         return (None,)
     return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth, "--bandwidth")) if bandwidth is not None else ()
@@ -150,5 +128,5 @@ def _show(results: ShareResults, out: Path | None) -> None:
     for note in results.notes:
         console.print(Text(note))
     if out is not None and results.cases:
-        write_share_results(results, out)
+        write_results(results, out)
         notify(f"written: {out}")

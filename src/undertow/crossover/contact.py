@@ -1,7 +1,7 @@
-"""A word with the arbiter, for commands: how are things, and stop.
+"""Requests of commands to the arbiter: its status, and to stop.
 
 In: the socket's path.  Out: its `Status`, or None where there is no arbiter; after `stop` it is gone.
-An arbiter that is there and does not answer, and one that belongs to somebody else, are errors.
+An arbiter that does not answer, and one that belongs to another user, are errors.
 Imports no torch, starts no thread.
 """
 
@@ -11,31 +11,28 @@ import contextlib
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from undertow.crossover import messages
-from undertow.crossover.messages import Lines, Status, ToArbiter
-from undertow.crossover.place import check_folder
+from undertow.crossover.messages import Status, ToArbiter, make_lines
+from undertow.crossover.socket_path import check_folder, find_peer
 from undertow.errors import ConfigError, Garbled, UndertowError
 
 ANSWER_S = 5.0
-CHUNK_BYTES = 1 << 16
-CREDENTIALS = struct.Struct("3i")
 
 
 class _HungUp(UndertowError):
-    """It was there, and closed the connection."""
+    """Error: the arbiter has closed the connection."""
 
 
 def ask_status(path: Path, timeout_s: float = ANSWER_S) -> Status | None:
-    """How things are; None if there is no arbiter.  Raises `UndertowError` if it cannot be talked to."""
+    """Return the status; None if there is no arbiter.  Raises `UndertowError` if it cannot be reached."""
     return _talk(path, timeout_s, _ask)
 
 
 def stop(path: Path, timeout_s: float = ANSWER_S) -> Status | None:
-    """End the arbiter and wait until it is gone; returns how things were, None if there was none."""
+    """End the arbiter, wait until it is gone, and return its last status; None if there was no arbiter."""
     return _talk(path, timeout_s, _stop)
 
 
@@ -45,7 +42,7 @@ def _talk(path: Path, timeout_s: float, ask: Callable[[socket.socket], Status]) 
             with _call(path, timeout_s) as connection:
                 return None if connection is None else ask(connection)
         except _HungUp:
-            # One that ends takes its socket away before it hangs up: a second call finds nobody.
+            # One that ends removes its socket before it hangs up: a second call finds none.
             if is_last:
                 raise
     raise AssertionError("the last one returns or raises")
@@ -53,7 +50,7 @@ def _talk(path: Path, timeout_s: float, ask: Callable[[socket.socket], Status]) 
 
 @contextlib.contextmanager
 def _call(path: Path, timeout_s: float) -> Iterator[socket.socket | None]:
-    """A connection to the arbiter; None if nobody is there."""
+    """Connect to the arbiter; yields None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
@@ -78,15 +75,12 @@ def _call(path: Path, timeout_s: float) -> Iterator[socket.socket | None]:
 
 def _ask(connection: socket.socket) -> Status:
     _send(connection, messages.Query())
-    lines = Lines()
     try:
-        heard: list[bytes] = []
-        while not heard:
-            data = _receive(connection)
-            heard = lines.feed(data)
-        answer = messages.decode_from_arbiter(heard[0])
+        answer = messages.receive(connection, make_lines())[0]
+    except ConnectionError:
+        raise _HungUp("the arbiter has hung up: it has too many connections, or does not want this user's") from None
     except Garbled:
-        raise UndertowError("what listens there is no arbiter: choose another place for the socket") from None
+        raise UndertowError("what listens there is no arbiter: choose another path for the socket") from None
     if not isinstance(answer, Status):
         raise UndertowError(f"the arbiter answered with a {type(answer).__name__}: is it of another version?")
     return answer
@@ -102,16 +96,6 @@ def _stop(connection: socket.socket) -> Status:
     return status
 
 
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        data = connection.recv(CHUNK_BYTES)
-    except ConnectionError:
-        data = b""
-    if not data:
-        raise _HungUp("the arbiter has hung up: it has too many connections, or does not want this user's")
-    return data
-
-
 def _send(connection: socket.socket, message: ToArbiter) -> None:
     # If it is gone by now, that is seen when its answer, or its end, is waited for.
     with contextlib.suppress(ConnectionError):
@@ -119,16 +103,14 @@ def _send(connection: socket.socket, message: ToArbiter) -> None:
 
 
 def _pid_of(connection: socket.socket) -> int:
-    """Of whoever listens, also if it does not answer; 0 where the kernel does not tell."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return 0
-    pid, _, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return int(pid)
+    """Return the arbiter's process, 0 if it is not known."""
+    peer = find_peer(connection)
+    return 0 if peer is None else peer.pid
 
 
 @contextlib.contextmanager
 def _watch(pid: int) -> Iterator[int | None]:
-    """A file that is readable once the process has ended; None if it is gone already."""
+    """Yield a file that is readable once the process has ended; None if it is gone already."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""What sharing is worth: the step of several jobs together against one after the other.
+"""Predicted gain of sharing a device: steps of several jobs together against one after the other.
 
-In: of each job how long a step computes, and how long it then waits for the network, alone.
-Out: a prediction, and the words for a pair that cannot gain.
+In: for each job alone, how long a step computes and how long it then waits for the network.
+Out: a prediction, and an explanation for two jobs that cannot gain.
 With computing times c and exposed communication m, all jobs make one step each in
 max(sum c, max(c + m), sum m): the device, the longest job or the network is the limit.
 Where it is known for how long a step's bytes fill a link, that counts for the network if it is more
@@ -24,11 +24,11 @@ EXPLAIN_GAIN = (
 
 @dataclass(frozen=True)
 class Load:
-    """One step of one job when nobody else is there."""
+    """Load of one step of a job that is alone."""
 
     compute_s: float
     exposed_s: float  # communication that no computation of its own covers
-    links_s: float = 0.0  # for so long its bytes fill a link, covered or not, as far as is known
+    links_s: float = 0.0  # how long its bytes fill a link, covered or not; 0 if unknown
 
     @property
     def step_s(self) -> float:
@@ -39,12 +39,11 @@ class Load:
         return max(self.exposed_s, self.links_s)
 
     def times(self, steps: float) -> Load:
-        """So many steps of it."""
         return Load(steps * self.compute_s, steps * self.exposed_s, steps * self.links_s)
 
 
 def predict_step_s(loads: Sequence[Load]) -> float:
-    """How long one step of each takes, when they share."""
+    """Return how long one step of each takes when they share."""
     return max(
         sum(load.compute_s for load in loads),
         max(load.step_s for load in loads),
@@ -52,14 +51,19 @@ def predict_step_s(loads: Sequence[Load]) -> float:
     )
 
 
-def predict_gain(loads: Sequence[Load]) -> float:
-    """How much more they do together than one after the other; 1 is nothing."""
+def predict_gain(loads: Sequence[Load], mix: Sequence[float] = ()) -> float:
+    """Return how much more they do together than one after the other; 1 means no more.
+
+    With `mix` they make that many steps of each, else one of each.
+    """
+    if mix:
+        loads = [load.times(steps) for load, steps in zip(loads, mix, strict=True)]
     together_s = predict_step_s(loads)
     return sum(load.step_s for load in loads) / together_s if together_s > 0 else 1.0
 
 
 def explain_no_gain(names: Sequence[str], loads: Sequence[Load]) -> str | None:
-    """Why these jobs had better run one after the other, in words; None if sharing helps."""
+    """Return why these jobs had better run one after the other, in words; None if sharing helps."""
     gain = predict_gain(loads)
     if len(loads) < 2 or gain >= WORTH:
         return None

@@ -1,83 +1,83 @@
-"""What workers, the arbiter and `undertow share` say to each other: one JSON object per line.
+"""Messages between workers, the arbiter and `undertow share`: one JSON object per line.
 
-A worker says `Hello` once and is answered with `Welcome` or `Refusal`.  Then it asks, gives back and
-ends steps; the arbiter grants, recalls, and tells whether there is anybody else.  `Query` is answered
-with `Status`; `Stop` ends the arbiter.
+A worker says `Hello` once and is answered with `Welcome` or `Refusal`.  Then it asks, gives back and ends steps; the
+arbiter grants, recalls, and says whether there are other jobs.  `Query` is answered with `Status`; `Stop` ends the
+arbiter.  `DeviceTime` and `Lift` also travel between the workers of a job, as control messages of its group.
 """
 
 from __future__ import annotations
 
-import sys
+import socket
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from undertow.core.decoding import Decoder, Format, Seconds, WeightedSeconds
-from undertow.errors import Garbled
+from undertow.decoding import Count, Decoder, Format, Seconds, WeightedSeconds
+from undertow.engine.coordinator.messages import DeviceTime as DeviceTime
+from undertow.engine.coordinator.messages import Lift as Lift
+from undertow.engine.wire.streams import Lines
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 20  # of one line
+CHUNK_BYTES = 1 << 16
 
-# What a worker says is looked at before anybody counts with it: one that has gone mad must not spoil the others' turns.
-Number = Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)]
+# Values are limited when they are decoded: one worker's nonsense must not spoil the others' turns.
 Text = Annotated[str, msgspec.Meta(max_length=4096)]  # all cores of a large host have a long name
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A worker that wants to take part."""
+    """First message of a worker, which wants to take part."""
 
     version: int
     job: Text
     name: Text
-    rank: Number
-    world_size: Number
-    pid: Number
+    rank: Count
+    world_size: Count
+    pid: Count
     device: Text
     weight: float = 1.0
     is_urgent: bool = False
-    growth_bytes: Number = 0  # memory that it will still take
-    free_bytes: Number = 0  # memory of the device that nobody has
+    growth_bytes: Count = 0  # memory that the job will still take
+    free_bytes: Count = 0  # free memory of the device
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """May I compute?  With the job's place in the order of all jobs, if it is known."""
+    """Request to compute, with the job's position in the order of all jobs if it is known."""
 
     virtual_s: WeightedSeconds | None = None
     cost_s: WeightedSeconds = 0.0
 
 
 class Give(msgspec.Struct, frozen=True, tag=True):
-    """I do not compute any more."""
+    """The worker does not compute any more."""
 
 
 class EndStep(msgspec.Struct, frozen=True, tag=True):
-    """One more step is done, or several since the last word; what they took, as the worker itself has seen it."""
+    """Report of the steps since the last one, with what they took by the worker's own clock."""
 
-    step: Number  # the last of them
-    steps: Number
+    step: Count  # the last of them
+    steps: Count
     compute_s: Seconds
     network_s: Seconds  # that it waited for the network
-    is_alone: bool = False  # nobody counted the device time for it
-
-
-class Lift(msgspec.Struct, frozen=True, tag=True):
-    """From a job's first worker: on another host the job is far behind, and should count as having had so much."""
-
-    to_s: WeightedSeconds
+    is_alone: bool = False  # the arbiter has not counted their device time
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):
-    """How are things?"""
+    """Request for a `Status`."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End.  The workers go on without turns."""
+    """Order to end.  The workers go on without turns."""
 
 
+Relayed = DeviceTime | Lift  # between the workers of a job
 ToArbiter = Hello | Ask | Give | EndStep | Lift | Query | Stop
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a `Hello`: the worker takes part."""
+
     lease_s: float
 
 
@@ -86,35 +86,33 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
+    """Permission to compute.
+
+    A `lift_s` above 0 says that the job is far behind the others' counts: its first worker should learn that it counts
+    as having had at least this much.
+    """
+
     lift_s: float = 0.0
 
 
 class Recall(msgspec.Struct, frozen=True, tag=True):
-    pass
+    """Another job goes first: give back between two layers, and ask again."""
 
 
-class Company(msgspec.Struct, frozen=True, tag=True):
-    pass
+class NowShared(msgspec.Struct, frozen=True, tag=True):
+    """Another job has come.  From now on ask; a worker that computes now holds the turn, any other gives back."""
 
 
-class Solitude(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class Standing(msgspec.Struct, frozen=True, tag=True):
-    step: int
-    virtual_s: float
-    cost_s: float
+class NowAlone(msgspec.Struct, frozen=True, tag=True):
+    """There is no other job here: no need to ask."""
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """For the user's eyes."""
-
     text: str
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One job on one device."""
+    """Figures of one job on one device."""
 
     job: str
     name: str
@@ -126,9 +124,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # computes, waits for its turn, waits for the network
     steps: int
     turns: int
-    device_s: float  # that it has had
+    device_s: float  # device time that it has had
     waited_s: float  # for its turn
-    network_s: float  # that it waited for the network
+    network_s: float  # for the network
     compute_s: float | None  # of one step, as it would be alone; None before that is known
     exposed_s: float | None
     since_s: float  # how long it has been here
@@ -136,6 +134,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one device."""
+
     device: str
     holder: str | None  # a job's identity
     held_s: float
@@ -144,6 +144,8 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Answer to a `Query`: everything the arbiter knows."""
+
     pid: int
     lease_s: float
     up_s: float
@@ -151,36 +153,32 @@ class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     notices: list[str]  # the latest last
 
 
-FromArbiter = Welcome | Refusal | Grant | Recall | Company | Solitude | Standing | Notice | Status
+FromArbiter = Welcome | Refusal | Grant | Recall | NowShared | NowAlone | DeviceTime | Notice | Status
 
 _encoder = msgspec.json.Encoder()
-_to_arbiter: Decoder[ToArbiter] = Decoder(ToArbiter, "a message to the arbiter", format=Format.JSON)
-_from_arbiter: Decoder[FromArbiter] = Decoder(FromArbiter, "a message of the arbiter", format=Format.JSON)
+# Each decodes one line.
+to_arbiter: Decoder[ToArbiter] = Decoder(ToArbiter, "a message to the arbiter", format=Format.JSON)
+from_arbiter: Decoder[FromArbiter] = Decoder(FromArbiter, "a message of the arbiter", format=Format.JSON)
+make_lines = partial(Lines, MOST_BYTES, refuses=True)
 
 
 def encode(message: ToArbiter | FromArbiter) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def decode_to_arbiter(line: bytes) -> ToArbiter:
-    """Raises `Garbled` on anything else."""
-    return _to_arbiter.decode(line)
+def receive(connection: socket.socket, lines: Lines) -> list[FromArbiter]:
+    """Return the next messages.  Raises `Garbled` if they make no sense, OSError if none comes."""
+    while data := connection.recv(CHUNK_BYTES):
+        if complete := lines.feed(data):
+            return [from_arbiter.decode(line) for line in complete]
+    raise ConnectionResetError("the arbiter has closed the connection")
 
 
-def decode_from_arbiter(line: bytes) -> FromArbiter:
-    """Raises `Garbled` on anything else."""
-    return _from_arbiter.decode(line)
-
-
-class Lines:
-    """Bytes in, whole lines out."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Raises `Garbled` if a line gets longer than any honest one."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MOST_BYTES:
-            raise Garbled(f"a line of more than {MOST_BYTES} bytes")
-        return lines
+def find_relayed(message: FromArbiter) -> Relayed | None:
+    """Return what a worker passes on to other workers of its job: a count to all of them, a lift to the first."""
+    match message:
+        case DeviceTime():
+            return message
+        case Grant(lift_s) if lift_s > 0:
+            return Lift(lift_s)
+    return None

@@ -1,10 +1,10 @@
-"""The door for scripts that are written for Horovod: the same names, over our engine.
+"""The frontend for scripts that are written for Horovod: its names, over undertow's engine.
 
     import undertow.horovod
-    undertow.horovod.install()      # `undertow run` does so where Horovod is not there
-    import horovod.torch as hvd     # is undertow.horovod.torch now
+    undertow.horovod.install()      # `undertow run` does this where Horovod is not installed
+    import horovod.torch as hvd     # imports undertow.horovod.torch now
 
-Importing this costs nothing: torch is imported by `undertow.horovod.torch` alone.
+Importing this package is cheap: only `undertow.horovod.torch` imports torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from undertow.horovod.aliases import install, uninstall
 
-__all__ = ["__version__", "install", "run", "uninstall"]  # run: see below
-__version__ = "0.28.1"  # of Horovod: the one whose behaviour is followed
+__all__ = ["__version__", "install", "run", "uninstall"]  # `__getattr__` imports run
+__version__ = "0.28.1"  # the version of Horovod whose behaviour this follows
 
 
 def __getattr__(name: str) -> Any:
-    """Import `run` when it is asked for: every worker of every script imports this module at its start."""
+    """Import `run` on first use, because every worker imports this module at its start."""
     if name == "run":
         from undertow.horovod.runner import run
 

@@ -1,8 +1,7 @@
-"""`horovod` as another name of `undertow.horovod`, and the same for everything below it.
+"""Makes `horovod` another name of `undertow.horovod`, and likewise for all modules below it.
 
-In: imports of `horovod...`.  Out: the very modules of ours, imported when first asked for, never a
-second copy of one.  Processes that multiprocessing spawns inherit `sys.path` alone: a folder at its end leads them to
-the same modules.
+In: imports of `horovod...`.  Out: undertow's own modules, imported on first use, never a second copy of one.
+Processes that multiprocessing spawns inherit only `sys.path`: a folder at its end leads them to the same modules.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ IMPORT_PATH = str(Path(__file__).parent / "import_path")
 
 
 def install() -> None:
-    """From now on `import horovod` finds ours; a second call changes nothing."""
+    """Let `import horovod` find undertow's modules; a second call changes nothing."""
     loaded = sys.modules.get(ALIAS)
     if loaded is not None and loaded is not sys.modules.get(REAL):
         raise ConfigError(
@@ -33,11 +32,11 @@ def install() -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     if IMPORT_PATH not in sys.path:
-        sys.path.append(IMPORT_PATH)  # the last: Horovod itself, where it is installed, comes first
+        sys.path.append(IMPORT_PATH)  # at the end, so that an installed Horovod comes first
 
 
 def uninstall() -> None:
-    """Take the names away again; modules that were imported by them stay what they are."""
+    """Remove the names; modules that were imported by them stay as they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     if IMPORT_PATH in sys.path:
@@ -48,7 +47,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether Horovod itself is there."""
+    """Return whether Horovod itself is installed."""
     spec = importlib.util.find_spec(ALIAS)
     if spec is None or spec.name == REAL or isinstance(spec.loader, _Loader):
         return False
@@ -66,7 +65,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Hands over the real module.  The import system would make it forget its own name: that is put right."""
+    """A loader that returns undertow's module, and keeps the import system from overwriting its spec."""
 
     def __init__(self, real: str) -> None:
         self._real = real

@@ -1,12 +1,12 @@
-"""What calls of Horovod's raise: errors of ours that are also of the kinds that its users catch.
+"""The errors of Horovod's calls: undertow's errors that are also of the types that users of Horovod catch.
 
 HorovodInternalError(UndertowError, RuntimeError)
 ├── CallMismatch(MismatchError)   ranks differ in a call; later calls still work
 ├── WorkerLost(PeerLost)          a worker is gone; nothing works any more
 └── BadCall(ConfigError)          this rank asked for something impossible; a ValueError too
 RunFailed(UndertowError, RuntimeError)                       a function of horovod.run failed on a worker
-NotThere(ConfigError, AttributeError, NotImplementedError)   a part of Horovod that there is not
-MissingModule(ImportError, ConfigError)                      a module of Horovod's that there is not
+NotThere(ConfigError, AttributeError, NotImplementedError)   a feature of Horovod that undertow lacks
+MissingModule(ImportError, ConfigError)                      a module of Horovod that undertow lacks
 """
 
 from __future__ import annotations
@@ -14,51 +14,73 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from undertow.errors import ConfigError, MismatchError, PeerLost, UndertowError
+from undertow.errors import ConfigError, MismatchError, PeerLost, UndertowError, recast
+
+_FRAMEWORK = (
+    "undertow's Horovod supports PyTorch only: use horovod.torch, or install Horovod itself and run with --horovod off"
+)
+_CLUSTER = "undertow does not start workers through it: run the script with `undertow run` or torchrun on each host"
+ELASTIC = (
+    "elastic training is not supported yet: a job keeps the workers it was started with. Save checkpoints, and start "
+    "the job again with `undertow run` or torchrun when a worker is lost"
+)
+
+_INSTEAD = {  # what to use instead of each module
+    "torch.elastic": ELASTIC,
+    "common.elastic": ELASTIC,
+    "tensorflow": _FRAMEWORK,
+    "keras": _FRAMEWORK,
+    "mxnet": _FRAMEWORK,
+    "spark": _CLUSTER,
+    "ray": _CLUSTER,
+    "data": "load data with torch.utils.data.DataLoader; its num_workers loads ahead of training",
+}
 
 
 class HorovodInternalError(UndertowError, RuntimeError):
-    """A call has failed."""
+    """A failed call."""
 
 
 class CallMismatch(HorovodInternalError, MismatchError):
-    """Ranks differ in what they do under one name."""
+    """A call for which ranks give different arguments under one name."""
 
 
 class WorkerLost(HorovodInternalError, PeerLost):
-    """A worker died, stopped or left."""
+    """A worker that has died, stopped or left."""
 
 
 class BadCall(HorovodInternalError, ConfigError):
-    """What was asked for is impossible."""
+    """An impossible request."""
 
 
 class NotThere(ConfigError, AttributeError, NotImplementedError):
-    """Horovod has it, we do not."""
+    """A feature of Horovod that undertow does not have."""
 
 
 class MissingModule(ImportError, ConfigError):
-    """Horovod has this module, undertow does not."""
+    """A module of Horovod that undertow does not have."""
+
+
+def missing_module(name: str) -> MissingModule:
+    """Return the error for an import of `horovod.<name>`, a module that undertow does not have.
+
+    Libraries that try an import and catch ImportError go on without it.
+    """
+    return MissingModule(f"horovod.{name}: {_INSTEAD[name]}", name=f"horovod.{name}")
 
 
 class RunFailed(UndertowError, RuntimeError):
-    """A worker of `horovod.run` failed."""
+    """A failed worker of `horovod.run`."""
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of the engine come out of the block as users of Horovod expect them."""
+    """Raise errors of the engine inside of the block as the errors that users of Horovod expect."""
     try:
         yield
     except (HorovodInternalError, ConfigError):
         raise
     except UndertowError as error:
-        raise _translate(error) from error
-
-
-def _translate(error: UndertowError) -> HorovodInternalError:
-    if isinstance(error, MismatchError):
-        return CallMismatch(str(error))
-    if isinstance(error, PeerLost):
-        return WorkerLost(str(error))
-    return HorovodInternalError(str(error))
+        is_mismatch, is_loss = isinstance(error, MismatchError), isinstance(error, PeerLost)
+        kind = CallMismatch if is_mismatch else WorkerLost if is_loss else HorovodInternalError
+        raise recast(error, kind) from error

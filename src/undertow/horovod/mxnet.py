@@ -1,5 +1,5 @@
-"""Refuses `import horovod.mxnet` in words."""
+"""Refuses `import horovod.mxnet` with advice."""
 
-from undertow.horovod.missing import missing_module
+from undertow.horovod.errors import missing_module
 
 raise missing_module("mxnet")

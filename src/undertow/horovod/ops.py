@@ -1,22 +1,24 @@
-"""What a reduction does with the arrays of all ranks: pure, numpy in and out.
+"""Reduces and packs arrays: pure, numpy in and out.
 
-In: one array of each rank, in rank order.  Out: the result, the same bits wherever it is made.
+In: one array of each rank, in rank order.  Out: the result, the same bits on every rank that computes it.
+In: several arrays of one rank, and counts that only this rank knows.  Out: one array of bytes, and back.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from undertow.core.dtypes import DType
-from undertow.core.rounds import QUIET, Array, fold
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.rounds import QUIET, Array, fold
 
 
 class ReduceOp(enum.IntEnum):
-    """With Horovod's numbers."""
+    """The reduction operations, with Horovod's numbers."""
 
     Average = 0
     Sum = 1
@@ -36,7 +38,7 @@ _WIDE = {code.numpy: code.accumulator for code in DType}
 
 @QUIET
 def reduce_arrays(op: ReduceOp, arrays: Sequence[Array], size: int) -> Array:
-    """Of the ranks that take part; a mean is over `size` ranks, whether they do or not."""
+    """Reduce the arrays of the ranks that take part; a mean divides by `size`, which counts the others as well."""
     dtype = arrays[0].dtype
     wide = _WIDE.get(dtype, dtype)
     if op in _PAIRWISE:
@@ -52,14 +54,36 @@ def reduce_arrays(op: ReduceOp, arrays: Sequence[Array], size: int) -> Array:
 
 
 def divide_whole(total: Array, size: int) -> Array:
-    """The mean of whole numbers, rounded towards zero."""
+    """Divide whole numbers, rounding towards zero."""
     quotient = np.abs(total) // size
     signed: Array = (np.sign(total) * quotient).astype(total.dtype)
     return signed
 
 
 def split_rows(rows: int, size: int) -> list[range]:
-    """Which rows of a tensor each rank gets: the first ranks one more where it does not come out even."""
+    """Divide the rows of a tensor among the ranks; the first ones get one more if the number is no multiple."""
     each, more = divmod(rows, size)
     starts = [rank * each + min(rank, more) for rank in range(size + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(size)]
+
+
+COUNT_BYTES = 8
+
+
+def pack(arrays: Sequence[Array], counts: Sequence[int] = ()) -> Array:
+    """Copy counts and arrays into a new array of bytes."""
+    head = np.asarray(counts, np.int64).view(np.uint8)
+    return np.concatenate([head, *(array.reshape(-1).view(np.uint8) for array in arrays)])
+
+
+def read_counts(blob: Array, count: int) -> list[int]:
+    numbers: list[int] = np.frombuffer(blob[: count * COUNT_BYTES].tobytes(), np.int64).tolist()
+    return numbers
+
+
+def unpack(blob: Array, sizes_bytes: Sequence[int], count: int = 0) -> list[Array]:
+    """Return the arrays that follow `count` numbers, as views."""
+    ends = np.cumsum([count * COUNT_BYTES, *sizes_bytes]).tolist()
+    if ends[-1] != blob.size:
+        raise ValueError(f"a blob of {blob.size} bytes instead of {ends[-1]}")
+    return [blob[start:end] for start, end in itertools.pairwise(ends)]

@@ -1,5 +1,5 @@
-"""Refuses `import horovod.ray` in words."""
+"""Refuses `import horovod.ray` with advice."""
 
-from undertow.horovod.missing import missing_module
+from undertow.horovod.errors import missing_module
 
 raise missing_module("ray")

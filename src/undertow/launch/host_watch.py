@@ -1,13 +1,14 @@
-"""What the launchers of a job tell each other until the workers have met: decides, without sockets and clocks.
+"""Failure detection among the launchers of a job until the workers have met: decides, without sockets and clocks.
 
-In: a launcher was heard, closed its connection or told something; a local worker failed, ended or is stopped; what the
-local workers wait for; time passes.
-Out: messages for other launchers, `StartWorkers` when all are connected, at most one `EndWorkers` with the first cause.
-The first host is the hub: it hears all others and passes on what one of them tells; the others hear only the hub.
+In: messages and closed connections of other launchers; a local worker failed, ended or is stopped; what the local
+workers wait for; the time.
+Out: messages to other launchers, `StartWorkers` when all are connected, at most one `EndWorkers` with the first cause.
+The first host is the hub: all others are connected to it only, and it passes on what one of them tells.
 
-What was killed is a loss at once.  What only stands still is one while another worker waits for it: a job whose workers
-never wait for each other may be stopped for as long as its user likes (docs/decisions/0012).
-From the moment at which the workers have met their own membership notices losses, and nothing is decided here any more.
+A process that was killed counts as lost at once.  One that was stopped or is silent counts as lost only while another
+worker waits for it: a job whose workers never wait for each other may be stopped for as long as its user likes
+(docs/decisions/0012).
+Once the workers have met, their own membership notices losses, and this module decides nothing any more.
 `now_s` is always the caller's clock.
 """
 
@@ -18,55 +19,55 @@ from dataclasses import dataclass
 
 import msgspec
 
-from undertow.coordinator.meeting import name_ranks
-from undertow.coordinator.start_marks import Mark
+from undertow.errors import name_ranks
+from undertow.runtime.launcher_notes import Mark
 
 HUB = 0
 BEAT_EVERY_S = 1.0
-# As long as workers that have met wait for each other by default.
+# The default time after which workers that have met count a silent peer as lost.
 SILENCE_S = 10.0
-# A launcher connects milliseconds after the hosts' rendezvous; one that was killed in between leaves no other sign.
+# A launcher connects milliseconds after the hosts' rendezvous; if it is killed in between, nothing else shows that.
 # Two packets may be lost: TCP sends the first one again after 1 s and 3 s.
 ARRIVE_S = 3.2
 BEFORE = "before the workers had met"
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """A sign of life, and what workers wait for: those of the sender's host, or all but the receiver's."""
+    """A sign of life, with what workers wait for: those of the sender's host, or of all but the receiver's."""
 
     waits: Mark = Mark.NONE
 
 
 class Go(msgspec.Struct, frozen=True, array_like=True, tag="go"):
-    """All launchers are connected, and the master's port is free: workers may start."""
+    """Permission to start workers: all launchers are connected, and the master's port is free."""
 
 
 class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
-    """The workers have met."""
+    """Message that the workers have met."""
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """A worker has ended in order without having met the others."""
+    """Message that a worker has ended in order without having met the others."""
 
     rank: int
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The job cannot start: the first cause in words."""
+    """Message that the job cannot start, with the first cause in words."""
 
     cause: str
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
-    """This launcher has nothing left to do: the end of its connection is no loss."""
+    """Last message of a launcher that has nothing left to do: the end of its connection is no loss."""
 
 
 Message = Beat | Go | Met | Left | Lost | Goodbye
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Send a message to these hosts."""
+class SendMessage:
+    """Instruction to send a message to these hosts."""
 
     hosts: tuple[int, ...]
     message: Message
@@ -74,22 +75,22 @@ class Tell:
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Start the workers of this host."""
+    """Instruction to start the workers of this host."""
 
 
 @dataclass(frozen=True)
 class EndWorkers:
-    """End the workers of this host."""
+    """Instruction to end the workers of this host."""
 
     cause: str
 
 
-Instructions = list[Tell | StartWorkers | EndWorkers]
+Instructions = list[SendMessage | StartWorkers | EndWorkers]
 
 
 @dataclass(frozen=True)
-class HostPlace:
-    """A host as the others name it."""
+class HostRanks:
+    """A host's name, with the ranks of its workers."""
 
     name: str
     first_rank: int
@@ -103,41 +104,41 @@ class HostPlace:
         return f"host {self.name} (--node-rank {node_rank}, {name_ranks(self.ranks)})"
 
 
-def describe_cut(host: HostPlace, node_rank: int) -> str:
-    """The loss of a launcher whose connection has ended."""
+def describe_cut(host: HostRanks, node_rank: int) -> str:
+    """Describe the loss of a launcher whose connection has ended."""
     return f"the launcher on {host.describe(node_rank)} was killed, or its connection was cut, {BEFORE}"
 
 
-def describe_silence(host: HostPlace, node_rank: int, silent_s: float) -> str:
-    """The loss of a launcher that does not speak."""
+def describe_silence(host: HostRanks, node_rank: int, silent_s: float) -> str:
+    """Describe the loss of a launcher that sends nothing."""
     return (
         f"the launcher on {host.describe(node_rank)} gave no sign of life for {silent_s:.0f} s {BEFORE} "
         "(process stopped, host down or link cut)"
     )
 
 
-def describe_absence(host: HostPlace, node_rank: int, silent_s: float) -> str:
-    """The loss of a launcher that never connected to the first one."""
+def describe_absence(host: HostRanks, node_rank: int, silent_s: float) -> str:
+    """Describe the loss of a launcher that never connected to the first one."""
     return (
         f"the launcher on {host.describe(node_rank)} has not connected to the first one within {silent_s:.0f} s "
-        f"of the hosts' rendezvous, {BEFORE} (killed, or a firewall blocks the ports that the system gives; try: "
+        f"of the hosts' rendezvous, {BEFORE} (killed, or a firewall blocks the ports that the system chooses; try: "
         "undertow doctor)"
     )
 
 
 class HostWatch:
-    """The other launchers of a job as one of them sees them.  Not thread safe."""
+    """State of a job's other launchers, as one launcher knows it.  Not thread safe."""
 
-    def __init__(self, node_rank: int, hosts: Sequence[HostPlace], *, now_s: float) -> None:
+    def __init__(self, node_rank: int, hosts: Sequence[HostRanks], *, now_s: float) -> None:
         self.has_met = False
         self.may_start = False
-        self.cause = ""  # the first; never replaced
+        self.cause = ""  # the first cause; never replaced
         self._node_rank = node_rank
-        self._hosts = hosts
+        self._hosts, self._own = hosts, hosts[node_rank]
         others = range(1, len(hosts)) if node_rank == HUB else [HUB]
         self._heard_s = dict.fromkeys(others, now_s)  # the hosts that have not said goodbye
-        self._missing = set(others if node_rank == HUB else [])  # of these: the ones that are not connected yet
-        self._waits: dict[int, Mark] = {}  # by host, as its last beat said
+        self._missing = set(others if node_rank == HUB else [])  # those of them that are not connected yet
+        self._waits: dict[int, Mark] = {}  # by host, from its last beat
         self._marks: Mapping[int, Mark] = {}  # by rank, of the workers of this host
         self._left: list[int] = []  # ranks that ended without having met the others
         self._ticked_s = now_s
@@ -148,11 +149,11 @@ class HostWatch:
         return self.has_met or bool(self.cause)
 
     def awaits(self, host: int) -> bool:
-        """Whether that number is of another launcher that connects to this one."""
+        """Whether a host of that number connects to this launcher."""
         return self._node_rank == HUB and 0 < host < len(self._hosts)
 
     def note_arrived(self, host: int, now_s: float) -> Instructions:
-        """Another launcher has connected to this one, which is the hub."""
+        """Record that another launcher has connected to this one, which is the hub."""
         if host not in self._missing or self.is_over:
             return []
         self._heard_s[host] = now_s
@@ -160,10 +161,9 @@ class HostWatch:
         if self._missing:
             return []
         self.may_start = True
-        return [*self._tell(Go()), StartWorkers()]
+        return [*self._send(Go()), StartWorkers()]
 
-    def hear(self, host: int, message: Message, now_s: float) -> Instructions:
-        """Take a message of another launcher."""
+    def handle_message(self, host: int, message: Message, now_s: float) -> Instructions:
         if host not in self._heard_s:
             return []
         self._heard_s[host] = now_s
@@ -178,68 +178,70 @@ class HostWatch:
             case Met():
                 return self.note_met()
             case Left(rank):
-                return self._leave(rank, source=host)
+                return self._record_left(rank, source=host)
             case Lost(cause):
-                return self._lose(cause, source=host)
+                return self._report_loss(cause, source=host)
         return []
 
     def note_marks(self, marks: Mapping[int, Mark]) -> Instructions:
-        """What the workers of this host say; if it is the only one, they tell by it that they have met."""
+        """Take the marks of this host's workers; if it is the only host, they show when the workers have met."""
         self._marks = marks
         is_all_met = len(self._hosts) == 1 and all(mark is Mark.MET for mark in marks.values())
         return self.note_met() if is_all_met else []
 
     def note_closed(self, host: int) -> Instructions:
-        """A connection has ended; after a goodbye that is no loss."""
+        """Record that a connection has ended; after a goodbye that is no loss."""
         if host not in self._heard_s:
             return []
         self._forget(host)
-        return self._lose(describe_cut(self._hosts[host], host))
+        return self._report_loss(describe_cut(self._hosts[host], host))
 
     def note_met(self) -> Instructions:
-        """All workers are connected."""
+        """Record that all workers are connected."""
         if self.is_over:
             return []
         self.has_met = True
-        return self._tell(Met()) if self._node_rank == HUB else []
+        return self._send(Met()) if self._node_rank == HUB else []
 
     def note_failed(self, rank: int, how: str) -> Instructions:
-        """A worker of this host ended badly; the supervisor ends the others here."""
-        told = self._lose(f"rank {rank} on host {self._own.name} {how} {BEFORE}")
-        return [each for each in told if isinstance(each, Tell)]
+        """Tell the other hosts that a worker of this host failed; the supervisor ends the others here."""
+        instructions = self._report_loss(f"rank {rank} on host {self._own.name} {how} {BEFORE}")
+        return [each for each in instructions if isinstance(each, SendMessage)]
 
     def note_left(self, rank: int) -> Instructions:
-        """A worker of this host ended in order, and had not met the others."""
-        return self._leave(rank)
+        """Record that a worker of this host ended in order, and had not met the others."""
+        return self._record_left(rank)
 
     def note_stopped(self, rank: int, pid: int) -> Instructions:
-        """A worker of this host was stopped, and has stayed so; to be called again while it does."""
+        """Take that a worker of this host was stopped; to be called again as long as it stays stopped."""
         if len(self._hosts) == 1 or not self._is_awaited(Mark.WAITS, but_rank=rank):
             return []
-        return self._lose(f"rank {rank} on host {self._own.name} was stopped (SIGSTOP; pid {pid}) {BEFORE}")
+        return self._report_loss(f"rank {rank} on host {self._own.name} was stopped (SIGSTOP; pid {pid}) {BEFORE}")
 
     def note_leaving(self, reason: str) -> Instructions:
-        """This launcher gives up, for a reason of its own."""
+        """Tell the other hosts that this launcher gives up, and why."""
         own = self._own.describe(self._node_rank)
-        told = self._lose(f"the launcher on {own} {reason} {BEFORE}")
-        return [each for each in told if isinstance(each, Tell)]
+        instructions = self._report_loss(f"the launcher on {own} {reason} {BEFORE}")
+        return [each for each in instructions if isinstance(each, SendMessage)]
 
     def tick(self, now_s: float) -> Instructions:
-        """Give a sign of life, and look for what is missing; to be called every `BEAT_EVERY_S`."""
-        # If this process did not run (stopped, or the host slept), it could hear no one: all get that time back.
+        """Send a sign of life, and look for hosts and workers that are missing; to be called every `BEAT_EVERY_S`."""
+        # While this process did not run (stopped, or the host slept), it received nothing: that time does not count.
         missed_s = max(0.0, now_s - self._ticked_s - 2 * BEAT_EVERY_S)
         self._ticked_s = now_s
         for host, heard_s in self._heard_s.items():
             self._heard_s[host] = heard_s + missed_s
         instructions: Instructions = [
-            Tell((host,), Beat(self._find_wait(but_host=host))) for host in self._heard_s if host not in self._missing
+            SendMessage((host,), Beat(self._find_wait(but_host=host)))
+            for host in self._heard_s
+            if host not in self._missing
         ]
         for host, heard_s in list(self._heard_s.items()):
             if self._is_silent(host, now_s - heard_s):
                 describe = describe_absence if host in self._missing else describe_silence
-                instructions += self._lose(describe(self._hosts[host], host, now_s - heard_s))
+                instructions += self._report_loss(describe(self._hosts[host], host, now_s - heard_s))
         if self._left and self._is_awaited(Mark.WAITS_FOR_ALL):
-            instructions += self._lose(self._describe_left(self._left[0]))
+            instructions += self._report_loss(self._describe_left(self._left[0]))
         return instructions
 
     def _is_silent(self, host: int, silent_s: float) -> bool:
@@ -250,42 +252,38 @@ class HostWatch:
         return silent_s > SILENCE_S and is_awaited
 
     def _is_awaited(self, mark: Mark, *, but_host: int | None = None, but_rank: int | None = None) -> bool:
-        """Whether a worker waits like this, as far as is known here without that host or rank."""
+        """Whether a worker waits at least like `mark`, leaving out that host or rank."""
         return self._find_wait(but_host=but_host, but_rank=but_rank) >= mark
 
     def _find_wait(self, *, but_host: int | None = None, but_rank: int | None = None) -> Mark:
         own = (mark for rank, mark in self._marks.items() if rank != but_rank)
         others = (mark for host, mark in self._waits.items() if host != but_host)
-        # Workers that have met others need those as well, until the first launcher hears that all have.
+        # A worker that is connected waits for the others too, until the first launcher knows that all are.
         return max((*own, *others), default=Mark.NONE)
 
     def _describe_left(self, rank: int) -> str:
         host = next(host for host in self._hosts if rank in host.ranks)
         return f"rank {rank} on host {host.name} ended with exit code 0 {BEFORE}, and others wait for it"
 
-    @property
-    def _own(self) -> HostPlace:
-        return self._hosts[self._node_rank]
-
-    def _leave(self, rank: int, *, source: int | None = None) -> Instructions:
+    def _record_left(self, rank: int, *, source: int | None = None) -> Instructions:
         if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
             return []
         self._left.append(rank)
-        if source is not None:  # it may have been this worker that waited: the next beat tells
+        if source is not None:  # perhaps it was this worker that waited: the next beat tells
             self._waits.pop(source, None)
-        return self._tell(Left(rank), but=source)
+        return self._send(Left(rank), but=source)
 
     def _forget(self, host: int) -> None:
         self._heard_s.pop(host)
         self._waits.pop(host, None)
         self._missing.discard(host)
 
-    def _lose(self, cause: str, *, source: int | None = None) -> Instructions:
+    def _report_loss(self, cause: str, *, source: int | None = None) -> Instructions:
         if self.is_over:
             return []
         self.cause = cause
-        return [*self._tell(Lost(cause), but=source), EndWorkers(cause)]
+        return [*self._send(Lost(cause), but=source), EndWorkers(cause)]
 
-    def _tell(self, message: Message, *, but: int | None = None) -> Instructions:
+    def _send(self, message: Message, *, but: int | None = None) -> Instructions:
         hosts = tuple(host for host in self._heard_s if host != but)
-        return [Tell(hosts, message)] if hosts else []
+        return [SendMessage(hosts, message)] if hosts else []

@@ -1,7 +1,7 @@
-"""What the user asked for, checked once, before anything is started.
+"""Options of one job, checked once, before anything is started.
 
 In: the command line's values and the environment.  Out: a frozen `Job`.
-Impossible wishes are refused here with `ConfigError`; later stages trust a `Job`.
+Impossible values raise `ConfigError` here; later stages trust a `Job`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.settings import Settings, read_settings
 
-# Runs a script as Python would, in a process that was prepared for it.  By its file: with -m Python would import us
-# with the current folder in front of everything, where a random.py may be.
+# Runs a script as Python would, in a process that undertow has prepared.  Started by its path, because -m would put the
+# current folder first on the import path, where a user's random.py may be.
 RUNNER = (str(Path(__file__).parents[1] / "script" / "__main__.py"),)
 # torchrun's default, so that a cluster's firewall rules keep working.
 DEFAULT_MASTER_PORT = 29500
@@ -23,7 +23,7 @@ DEFAULT_MASTER_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One `undertow run` on one host."""
+    """An `undertow run` on one host."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -36,9 +36,9 @@ class Job:
     token: str = ""  # empty: the first host makes one
     start_timeout_s: float = 120.0
     quiet_ranks: bool = False
-    is_checked: bool = False  # the hosts are examined before any worker starts
-    live: bool = False  # a dashboard in place of the output
-    live_port: int | None = None  # and a page; 0: at any free port
+    is_checked: bool = False  # --check: the hosts are examined before any worker starts
+    live: bool = False  # show a dashboard instead of the output
+    live_port: int | None = None  # serve a page at this port; 0: at any free port
 
     def __post_init__(self) -> None:
         bounds.WORKERS_PER_HOST.check("-n", self.nproc)
@@ -51,12 +51,12 @@ class Job:
         check_live_port(self.live_port)
         bounds.TIMEOUT_S.check("--start-timeout", self.start_timeout_s)
         if not self.is_module and not Path(self.script).is_file():
-            what = "is a folder" if Path(self.script).is_dir() else "is not there"
+            what = "is a folder" if Path(self.script).is_dir() else "does not exist"
             raise ConfigError(f"script {self.script!r} {what}; give the path of a Python file, or -m and a module")
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What follows the interpreter on a worker's command line."""
+        """Arguments after the interpreter on a worker's command line."""
         return (*RUNNER, *(("-m",) if self.is_module else ()), self.script, *self.args)
 
 
@@ -66,12 +66,12 @@ def check_live_port(port: int | None) -> None:
 
 
 def read_job_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings that concern a launcher; a rank left over from an outer job does not."""
+    """Read the settings of a launcher, for which the rank of an outer job in the environment does not count."""
     return read_settings(environ, rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
 def choose_master(settings: Settings, *, nnodes: int, addr: str | None, port: int | None) -> tuple[str, int]:
-    """Where rank 0 waits: argument, then environment, then default; on one host any free port."""
+    """Return rank 0's address and port: argument, then environment, then default; on one host any free port."""
     if nnodes == 1:
         return addr or "127.0.0.1", port or 0
     return addr or settings.master_addr, port or settings.master_port or DEFAULT_MASTER_PORT

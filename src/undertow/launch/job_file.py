@@ -1,6 +1,6 @@
-"""A job of `undertow share run` as people write it down, in a file of TOML.
+"""Job files of `undertow share run`, in TOML.
 
-In: files.  Out: `SharedJob`s, checked before anything is started; what is wrong with a file is said by name and key.
+In: files.  Out: `SharedJob`s, checked before anything is started; an error names the file and the key.
 
     script = "train.py"          # or module = "package.train"
     args = ["--epochs", "3"]
@@ -8,7 +8,7 @@ In: files.  Out: `SharedJob`s, checked before anything is started; what is wrong
     weight = 2.0
     env = {OMP_NUM_THREADS = "1"}
 
-The job runs in the file's folder, so relative paths are meant from there.
+The job runs in the file's folder, so relative paths start there.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import msgspec
 from msgspec import Meta
 
 from undertow import bounds
-from undertow.core.decoding import Decoder, Format, WrongSchema
-from undertow.crossover.office import MOST_JOBS
+from undertow.crossover.arbiter_state import MOST_JOBS
+from undertow.decoding import Decoder, Format, WrongSchema
 from undertow.errors import ConfigError, Garbled
 from undertow.launch.job import choose_master, read_job_settings
 
-# What a command line and an environment can hold.
+# Text that a command line and an environment can hold.
 _Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 _Variable = Annotated[str, Meta(pattern=r"^[^=\x00]+$")]
 _Count = Annotated[int, Meta(ge=1)]
@@ -56,7 +56,7 @@ _files: Decoder[_File] = Decoder(_File, format=Format.TOML)
 
 @dataclass(frozen=True, eq=False)
 class SharedJob:
-    """One job that is started beside others."""
+    """A job to be started together with others."""
 
     path: Path
     file: _File
@@ -71,7 +71,7 @@ class SharedJob:
 
     @property
     def command(self) -> list[str]:
-        """The launcher's command line."""
+        """Command line of the job's launcher."""
         file = self.file
         options = ["--share", "--share-name", self.name, "-n", str(file.n)]
         options += ["--nnodes", str(file.nnodes), "--node-rank", str(file.node_rank)]
@@ -83,20 +83,20 @@ class SharedJob:
         return [sys.executable, "-m", "undertow", "run", *options, *script, *file.args]
 
     def make_environment(self, base: Mapping[str, str], socket: Path) -> dict[str, str]:
-        """The user's with the file's on top; the arbiter is the same for all."""
+        """Return `base` with the file's variables and the arbiter's socket in addition."""
         made = {**base, **self.file.env, "UNDERTOW_SHARE_SOCKET": str(socket)}
-        if made.get("PYTHONPATH"):  # meant from where the user stands, not from the job's folder
+        if made.get("PYTHONPATH"):  # relative to the user's current folder, not to the job's
             made["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, made["PYTHONPATH"].split(os.pathsep)))
         return made
 
 
 def read_jobs(paths: Sequence[Path], environ: Mapping[str, str]) -> list[SharedJob]:
-    """Of one file each, ready to be started together."""
+    """Read one job from each file, and check that they can be started together."""
     if not 1 <= len(paths) <= MOST_JOBS:
-        raise ConfigError(f"{len(paths)} jobs are not possible: at most {MOST_JOBS} share a device")
+        raise ConfigError(f"{len(paths)} jobs are not possible: at most {MOST_JOBS} can share a device")
     jobs = [_read(path) for path in paths]
-    _refuse_twins("name", {job: job.name for job in jobs})
-    _refuse_twins("master_port", {job: port for job in jobs if (port := _find_port(job, environ))})
+    _refuse_duplicates("name", {job: job.name for job in jobs})
+    _refuse_duplicates("master_port", {job: port for job in jobs if (port := _find_port(job, environ))})
     return jobs
 
 
@@ -109,18 +109,18 @@ def _read(path: Path) -> SharedJob:
     except WrongSchema as error:
         raise ConfigError(f"{path}: {_name_the_key(str(error))}") from None
     except Garbled as error:
-        raise ConfigError(f"{path}: is no TOML: {error}") from None
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
     return SharedJob(path.absolute(), file)
 
 
 def _check(file: _File, path: Path) -> None:
-    """What no type can say."""
+    """Check what the types of the fields cannot express."""
     if not (file.script or file.module):
-        raise ConfigError(f"{path}: script: is missing: say what to run, or give a module")
+        raise ConfigError(f"{path}: script: is missing: give a script or a module to run")
     if file.script and file.module:
-        raise ConfigError(f"{path}: module: there is a script as well: leave one of them out")
+        raise ConfigError(f"{path}: module: script is given as well: leave one of them out")
     if file.script and not (path.parent / file.script).is_file():
-        what = "is a folder" if (path.parent / file.script).is_dir() else "is not there"
+        what = "is a folder" if (path.parent / file.script).is_dir() else "does not exist"
         raise ConfigError(f"{path}: script: {path.parent / file.script} {what}")
     if file.node_rank >= file.nnodes:
         raise ConfigError(f"{path}: node_rank: {file.node_rank} is outside of 0 to nnodes - 1, {file.nnodes - 1}")
@@ -133,24 +133,24 @@ def _check(file: _File, path: Path) -> None:
 
 
 def _name_the_key(complaint: str) -> str:
-    """The validator's words, the key first: what it calls $.n is n to whoever wrote the file."""
+    """Return the validator's message with the key first, named as in the file: n instead of $.n."""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint):
-        return f"{unknown[1]}: is not known; known are {', '.join(_File.__struct_fields__)}"
+        return f"{unknown[1]}: unknown key; known keys: {', '.join(_File.__struct_fields__)}"
     if found := re.fullmatch(r"Expected (.*) - at (.*)", complaint):
-        what, where = (part.replace("`", "").replace(" | null", "") for part in found.groups())
+        what, where = (words.replace("`", "").replace(" | null", "") for words in found.groups())
         return f"{where.replace('$.', '')}: expected {what}"
     return complaint
 
 
 def _find_port(job: SharedJob, environ: Mapping[str, str]) -> int:
-    """Where its first worker will wait; 0 for any free port."""
+    """Return the port of the job's rendezvous; 0 for any free port."""
     settings = read_job_settings({**environ, **job.file.env})
     return choose_master(settings, nnodes=job.file.nnodes, addr=None, port=job.file.master_port)[1]
 
 
-def _refuse_twins(key: str, values: Mapping[SharedJob, object]) -> None:
+def _refuse_duplicates(key: str, values: Mapping[SharedJob, object]) -> None:
     first: dict[object, SharedJob] = {}
     for job, value in values.items():
         other = first.setdefault(value, job)
         if other is not job:
-            raise ConfigError(f"{job.path}: {key}: {value} is that of {other.path} already: give each its own")
+            raise ConfigError(f"{job.path}: {key}: {value} is used by {other.path} already: give each job its own")

@@ -1,8 +1,8 @@
-"""The story of one job, from the first worker to the last word.
+"""The launcher: runs one job on this host, from the start of its workers to the exit report.
 
-In: a checked `Job`, or the posts of an emulated cluster.  Out: an exit code; everything that was started has ended.
-Belongs to a process of its own: it handles signals, adopts orphans and, when a job
-fails or is interrupted, kills whatever is left below this process.
+In: a checked `Job`, or the `WorkerSpec`s of an emulated cluster.  Out: an exit code; all started processes have ended.
+Must run in a process of its own: it handles signals, adopts orphans and, when a job
+fails or is interrupted, kills all descendants of this process.
 """
 
 from __future__ import annotations
@@ -14,120 +14,150 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
-from undertow.launch.environment import build_environment, limits_threads
-from undertow.launch.failure import Elsewhere, Ending, decide
-from undertow.launch.guard import Guard
-from undertow.launch.host_line import HostLine
+from undertow.launch.cleanup_guard import CleanupGuard
+from undertow.launch.exit_report import RemoteFailure, WorkerExit, make_exit_report
+from undertow.launch.host_rendezvous import HostAssignment, join_hosts
 from undertow.launch.job import Job, read_job_settings
-from undertow.launch.nodes import Seat, meet
-from undertow.launch.output import Audible
-from undertow.launch.relay import Relay
-from undertow.launch.speech import STDERR, notify, say, speak_for_the_log
+from undertow.launch.launcher_link import LauncherLink
+from undertow.launch.launcher_output import STDERR, notify, print_log_records, say
+from undertow.launch.relay import Relay, VisibleRanks
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
 from undertow.launch.traces import clear_traces, conclude_traces
-from undertow.launch.worker import Post, start_worker
-from undertow.live.opening import watch
-
-if TYPE_CHECKING:
-    from undertow.live.show import Show
+from undertow.launch.worker import WorkerSpec, start_worker
+from undertow.launch.worker_environment import build_environment, limits_threads
 
 PR_SET_CHILD_SUBREAPER = 36
-# How long children that outlive their worker may go on writing before they are ended.
+# How long children that outlive their worker may go on writing before they are killed.
 LEFTOVERS_S = 0.5
-# How long a slow reader of our output may hold up the end of a job that did not end well.
-LAST_WORDS_S = 1.0
+# How long a slow reader of our output may delay the end of a job that failed or was interrupted.
+FLUSH_S = 1.0
 
 
-def launch(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None] = lambda seat: None) -> int:
-    """Run the job; returns the code to exit with.
+class JobView(Protocol):
+    """A live display of a running job."""
 
-    `check` is called when the hosts have met, if one of them wishes it; an error of it ends the job before it starts.
+    visible: VisibleRanks | None  # whose lines are still printed; None: as the options say
+
+    @property
+    def folder(self) -> Path: ...
+
+    def listen(self, stream: int, data: bytes) -> None: ...
+
+    def start(self, specs: Sequence[WorkerSpec], endings: Sequence[WorkerExit]) -> None: ...
+
+    def collect(self) -> None: ...
+
+    def finish(self, verdict: str) -> None: ...
+
+
+class OpenView(Protocol):
+    """A function that opens the view the options ask for, and returns the workers' environment with it."""
+
+    def __call__(
+        self, script: str, environ: Mapping[str, str], *, live: bool, port: int | None
+    ) -> AbstractContextManager[tuple[JobView | None, dict[str, str]]]: ...
+
+
+def launch(
+    job: Job,
+    environ: Mapping[str, str],
+    open_view: OpenView,
+    check: Callable[[HostAssignment], None] = lambda assignment: None,
+) -> int:
+    """Run the job, and return the code to exit with.
+
+    `check` is called when the hosts have met, if one of them asks for it; if it raises, the job ends before it starts.
     """
-    speak_for_the_log()
+    print_log_records()
     settings = read_job_settings(environ)
-    line = HostLine()
-    with watch(job.script, environ, live=job.live, port=job.live_port) as (show, own):
+    link = LauncherLink()
+    with open_view(job.script, environ, live=job.live, port=job.live_port) as (view, own):
         return supervise(
-            _posts(job, own, check, line),
+            _prepare_workers(job, own, check, link),
             quiet_ranks=job.quiet_ranks,
             conclude=lambda: conclude_traces(settings, notify),
-            show=show,
-            line=line,
+            view=view,
+            link=link,
         )
 
 
 def supervise(
-    posts: AbstractContextManager[Sequence[Post]],
+    prepared: AbstractContextManager[Sequence[WorkerSpec]],
     *,
     quiet_ranks: bool,
     conclude: Callable[[], None] = lambda: None,
-    show: Show | None = None,
-    line: HostLine | None = None,
+    view: JobView | None = None,
+    link: LauncherLink | None = None,
 ) -> int:
-    """Fill the posts, watch the workers to their end and say how it went; returns the code to exit with.
+    """Start the workers, watch them until they end, print the exit report, and return the code to exit with.
 
-    `conclude` has its say between the last output of the workers and the verdict.
+    `conclude` is called between the last output of the workers and the report.
     """
-    relay = Relay(None if show is None else show.listen)
-    endings: Sequence[Ending] = ()
+    relay = Relay(None if view is None else view.listen)
+    endings: Sequence[WorkerExit] = ()
     interrupted_by: signal.Signals | None = None
     try:
-        with posts as to_fill, closing(Guard()) as guard, catch_signals() as signals:
-            supervisor = Supervisor(guard, notify=notify, hush=lambda: relay.mute(STDERR), line=line)
-            audible = Audible.FIRST if quiet_ranks else Audible.ALL
-            if show is not None:
-                guard.remove(show.folder)
-                show.start(to_fill, supervisor.endings)
-                audible = show.audible or audible
+        with prepared as specs, closing(CleanupGuard()) as guard, catch_signals() as signals:
+            supervisor = Supervisor(guard, notify=notify, mute_stderr=lambda: relay.mute(STDERR), link=link)
+            visible = VisibleRanks.FIRST if quiet_ranks else VisibleRanks.ALL
+            if view is not None:
+                guard.remove(view.folder)
+                view.start(specs, supervisor.endings)
+                visible = view.visible or visible
             try:
-                _run(supervisor, signals, posts=to_fill, relay=relay, audible=audible)
+                _run(supervisor, signals, specs=specs, relay=relay, visible=visible)
             finally:
-                if show is not None:
-                    show.collect()  # before the guard ends, which removes its folder
+                if view is not None:
+                    view.collect()  # before the guard ends, which removes its folder
         endings, interrupted_by = supervisor.endings, supervisor.shutdown.interrupted_by
-        relay.finish(None if supervisor.went_well else LAST_WORDS_S)
+        relay.finish(None if supervisor.went_well else FLUSH_S)
         conclude()
     except KeyboardInterrupt:
         interrupted_by = signal.SIGINT
-    heard = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
-    elsewhere = Elsewhere(line.cause, line.cause_s) if line is not None and line.cause else None
-    verdict = decide(heard, interrupted_by=interrupted_by, elsewhere=elsewhere)
-    if show is not None:
-        show.finish(verdict.summary)
-    with suppress(KeyboardInterrupt):  # the user does not even want the last words
-        say(*verdict.lines)
-    return verdict.exit_code
+    with_output = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
+    elsewhere = RemoteFailure(link.cause, link.cause_s) if link is not None and link.cause else None
+    report = make_exit_report(with_output, interrupted_by=interrupted_by, elsewhere=elsewhere)
+    if view is not None:
+        view.finish(report.summary)
+    with suppress(KeyboardInterrupt):  # a user who interrupts again does not want the report
+        say(*report.lines)
+    return report.exit_code
 
 
 @contextmanager
-def _posts(job: Job, environ: Mapping[str, str], check: Callable[[Seat], None], line: HostLine) -> Iterator[list[Post]]:
-    """One per worker on this host, once all hosts have met."""
-    with meet(job, notify, line) as seat:
-        if seat.is_checked:
-            check(seat)
-        environ = {**environ, "UNDERTOW_START_MARKS": line.marks.path}
-        clear_traces(read_job_settings(environ))  # no worker of any host writes one before all have come here
-        if limits_threads(environ, nproc=seat.nproc):
+def _prepare_workers(
+    job: Job, environ: Mapping[str, str], check: Callable[[HostAssignment], None], link: LauncherLink
+) -> Iterator[list[WorkerSpec]]:
+    """Meet the other hosts, and return a spec for each worker of this host."""
+    with join_hosts(job, notify, link) as assignment:
+        if assignment.is_checked:
+            check(assignment)
+        environ = {**environ, "UNDERTOW_START_MARKS": link.marks.path}
+        clear_traces(read_job_settings(environ))  # no worker of any host starts before all launchers are past this
+        if limits_threads(environ, nproc=assignment.nproc):
             notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
         yield [
-            Post(
+            WorkerSpec(
                 command=(sys.executable, "-u", *job.command),
-                environment=build_environment(environ, seat, local_rank=rank),
+                environment=build_environment(environ, assignment, local_rank=rank),
                 host=socket.gethostname(),
                 has_stdin=rank == 0,
             )
-            for rank in range(seat.nproc)
+            for rank in range(assignment.nproc)
         ]
 
 
-def _run(supervisor: Supervisor, signals: Signals, *, posts: Sequence[Post], relay: Relay, audible: Audible) -> None:
-    """Start all workers, watch them, and clean up behind them."""
+def _run(
+    supervisor: Supervisor, signals: Signals, *, specs: Sequence[WorkerSpec], relay: Relay, visible: VisibleRanks
+) -> None:
+    """Start all workers, watch them, and kill what they leave behind."""
     _adopt_orphans()
     try:
-        for post in posts:
-            supervisor.adopt(start_worker(post, relay=relay, audible=audible))
+        for spec in specs:
+            supervisor.adopt(start_worker(spec, relay=relay, visible=visible))
         relay.start()
         supervisor.watch(signals)
         if supervisor.went_well:
@@ -137,6 +167,6 @@ def _run(supervisor: Supervisor, signals: Signals, *, posts: Sequence[Post], rel
 
 
 def _adopt_orphans() -> None:
-    """Let grandchildren whose parent died become our children, so that they can be found at the end."""
+    """Make grandchildren whose parent died our children, so that they can be found at the end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

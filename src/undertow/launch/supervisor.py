@@ -1,12 +1,13 @@
 """The supervisor: watches the workers until the last one has ended.
 
 In: running workers, signals to the launcher.  Out: how each worker ended.
-What to do when is decided by `Shutdown`; this file only waits, reaps and signals.
-Sleeps until a child ends, a signal comes or a deadline is due; it never polls fast.
+`Shutdown` decides which signal the workers get and when; all else only waits, reaps and signals.
+It sleeps until a child ends, a signal arrives or a deadline is due; it never polls fast.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import select
 import signal
@@ -16,20 +17,80 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from undertow.launch.failure import Ending, describe_code
-from undertow.launch.guard import Guard, bury_orphans, kill_descendants, read_state, signal_group
-from undertow.launch.host_line import HostLine
+from undertow.launch.cleanup_guard import CleanupGuard, kill_descendants, read_state, reap_orphans, signal_group
+from undertow.launch.exit_report import WorkerExit, describe_code
 from undertow.launch.host_watch import HostWatch, Instructions
-from undertow.launch.shutdown import Shutdown
+from undertow.launch.launcher_link import LauncherLink
 from undertow.launch.worker import Worker
 
 CHECK_EVERY_S = 1.0
 STOPPED_CHECKS = 5
 STUCK_CHECKS = 10
+FAILURE_GRACE_S = 2.0
+ASK_GRACE_S = 1.0
+
+
+class Phase(enum.Enum):
+    RUNNING = "running"
+    GRACE = "grace"  # a worker failed; the others may still end by themselves
+    ASKED = "asked"  # all workers got a signal
+    KILLED = "killed"
+
+
+class Shutdown:
+    """Phase of one job's end, without processes: decides which signal the workers get, and when; it only goes forward.
+
+    After a failure the others may end by themselves first, because their own errors (which rank was lost, and where)
+    say more than a signal.  After an interrupt they are signalled at once.  A worker that does not end in time is
+    killed; a second interrupt kills at once.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.RUNNING
+        self.interrupted_by: signal.Signals | None = None
+        self.deadline_s: float | None = None  # when `due` returns a signal; set in GRACE and ASKED only
+
+    def fail(self, now_s: float) -> None:
+        if self.phase is Phase.RUNNING:
+            self._enter(Phase.GRACE, now_s + FAILURE_GRACE_S)
+
+    def end(self, now_s: float) -> signal.Signals | None:
+        """Return the signal to send because another host failed, which the workers here cannot know."""
+        if self.phase not in (Phase.RUNNING, Phase.GRACE):
+            return None
+        self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+        return signal.SIGTERM
+
+    def interrupt(self, signum: signal.Signals, now_s: float) -> signal.Signals:
+        """Return the signal to send because the user interrupted the job."""
+        if self.interrupted_by is not None or self.phase is Phase.KILLED:
+            self._enter(Phase.KILLED, None)
+            return signal.SIGKILL
+        self.interrupted_by = signum
+        self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+        return signum
+
+    def due(self, now_s: float) -> signal.Signals | None:
+        """Return the next signal to send, if its time has come."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return None
+        if self.phase is Phase.GRACE:
+            self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+            return signal.SIGTERM
+        self._enter(Phase.KILLED, None)
+        return signal.SIGKILL
+
+    @property
+    def has_signalled(self) -> bool:
+        """Whether a worker that ends now may have been ended by the launcher."""
+        return self.phase in (Phase.ASKED, Phase.KILLED)
+
+    def _enter(self, phase: Phase, deadline_s: float | None) -> None:
+        self.phase, self.deadline_s = phase, deadline_s
 
 
 class Signals:
-    """Signals that came, in order; `wait` returns as soon as there is one, or a child ended."""
+    """Signals that this process received, in order."""
 
     def __init__(self, wake_fd: int) -> None:
         self._wake_fd = wake_fd
@@ -39,9 +100,9 @@ class Signals:
         if signum != signal.SIGCHLD:
             self._came.append(signal.Signals(signum))
 
-    def wait(self, timeout_s: float, line: HostLine | None = None) -> None:
-        """Also returns when there is news on `line`."""
-        sources = [self._wake_fd] if line is None else [self._wake_fd, line.fileno()]
+    def wait(self, timeout_s: float, link: LauncherLink | None = None) -> None:
+        """Return when a signal arrives, a child ends or `link` has a cause to end the workers, or after the timeout."""
+        sources = [self._wake_fd] if link is None else [self._wake_fd, link.fileno()]
         if self._wake_fd in select.select(sources, [], [], timeout_s)[0]:
             os.read(self._wake_fd, 4096)
 
@@ -52,7 +113,7 @@ class Signals:
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Collect stop signals and the end of children instead of dying from them."""
+    """Collect signals and the ends of children, instead of the default actions."""
     wake_out, wake_in = os.pipe()
     os.set_blocking(wake_in, False)
     signals = Signals(wake_out)
@@ -69,70 +130,75 @@ def catch_signals() -> Iterator[Signals]:
 
 
 def _signals_to_catch() -> list[signal.Signals]:
-    # nohup has the launcher ignore SIGHUP: then a closed terminal is no reason to end.
+    # Under nohup the launcher ignores SIGHUP: then a closed terminal does not end the job.
     ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, *([] if ignores_hangup else [signal.SIGHUP])]
 
 
-class StopWatch:
-    """Notices workers that somebody stopped (SIGSTOP, a forgotten debugger).
+class StoppedWorkers:
+    """Workers that are stopped (SIGSTOP, a forgotten debugger), and for how many checks.
 
-    Counts checks instead of seconds: while the launcher itself is stopped, nothing counts.
+    Counts checks instead of seconds, so that time in which the launcher itself is stopped does not count.
     """
 
     def __init__(self) -> None:
         self._checks: dict[int, int] = {}
 
     def observe(self, rank: int, pid: int, *, state: str) -> str | None:
-        """A warning, once for each time a worker stays stopped."""
+        """Return a warning, once for each time that a worker stays stopped."""
         self._checks[rank] = self._checks.get(rank, 0) + 1 if state == "T" else 0
         if self._checks[rank] != STOPPED_CHECKS:
             return None
-        return f"rank {rank} (pid {pid}) is stopped and does not compute; wake it with: kill -CONT {pid}"
+        return f"rank {rank} (pid {pid}) is stopped and does not compute; continue it with: kill -CONT {pid}"
 
     def is_stuck(self, rank: int) -> bool:
-        """Whether it has been stopped for so long that workers who wait for it should hear of it."""
+        """Whether the worker has been stopped for so long that workers waiting for it should be told."""
         return self._checks.get(rank, 0) >= STUCK_CHECKS
 
 
 class Supervisor:
-    """Owns the workers from their start to their end."""
+    """Owner of a host's workers from their start to their end."""
 
     def __init__(
-        self, guard: Guard, *, notify: Callable[[str], None], hush: Callable[[], None], line: HostLine | None = None
+        self,
+        guard: CleanupGuard,
+        *,
+        notify: Callable[[str], None],
+        mute_stderr: Callable[[], None],
+        link: LauncherLink | None = None,
     ) -> None:
         self.shutdown = Shutdown()
-        self.endings: list[Ending] = []
+        self.endings: list[WorkerExit] = []
         self._workers: list[Worker] = []
         self._living: list[Worker] = []
         self._guard = guard
         self._notify = notify
-        self._hush = hush
-        self._line = line
-        self._stop_watch = StopWatch()
+        self._mute_stderr = mute_stderr
+        self._link = link
+        self._stopped = StoppedWorkers()
         self._next_check_s = time.monotonic() + CHECK_EVERY_S
 
     @property
     def went_well(self) -> bool:
-        """Every worker has ended by itself, and without an error."""
+        """Whether every worker has ended by itself and without an error."""
         has_failed = self.shutdown.interrupted_by or any(e.code or e.by_launcher for e in self.endings)
         return not self._living and not has_failed
 
     def adopt(self, worker: Worker) -> None:
-        """From now on this worker will not outlive us."""
+        """Take charge of a worker, so that it does not outlive this process."""
         self._guard.watch(worker.pid)
         self._workers.append(worker)
         self._living.append(worker)
 
     def watch(self, signals: Signals) -> None:
-        """Returns when no worker lives any more."""
+        """Pass signals on and react to failures until no worker lives."""
         while self._living:
-            signals.wait(self._patience_s(), None if self.shutdown.has_signalled else self._line)
-            self._hear_others()
+            signals.wait(self._time_left_s(), None if self.shutdown.has_signalled else self._link)
+            self._follow_other_hosts()
             for signum in signals.take():
-                self._tell_others(partial(HostWatch.note_leaving, reason=f"was interrupted by {signum.name}"))
+                self._tell_other_hosts(partial(HostWatch.note_leaving, reason=f"was interrupted by {signum.name}"))
                 if signum is signal.SIGINT:
-                    self._hush()  # before they get it: every worker's KeyboardInterrupt would fill the screen
+                    self._mute_stderr()  # before the signal: every worker's KeyboardInterrupt would fill the screen
                 self._send(self.shutdown.interrupt(signum, time.monotonic()))
             self._note_endings()
             self._send(self.shutdown.due(time.monotonic()))
@@ -140,16 +206,17 @@ class Supervisor:
                 self._check()
 
     def sweep(self) -> None:
-        """Kill what the workers left behind; after a bad end also what detached itself."""
+        """Kill what is left of the workers' process groups; if the job failed, also children that detached."""
         for worker in self._workers:
             signal_group(worker.pid, signal.SIGKILL)
         if not self.went_well:
             kill_descendants([os.getpid()], spare=[self._guard.pid])
         for worker in self._workers:
             worker.process.wait()
+            worker.note.close()
             self._guard.forget(worker.pid)
 
-    def _patience_s(self) -> float:
+    def _time_left_s(self) -> float:
         deadlines = [self._next_check_s]
         if self.shutdown.deadline_s is not None:
             deadlines.append(self.shutdown.deadline_s)
@@ -158,26 +225,33 @@ class Supervisor:
     def _note_endings(self) -> None:
         now_s, by_launcher = time.monotonic(), self.shutdown.has_signalled
         for worker in list(self._living):
-            code = worker.peek_code()
+            code = worker.peek_exit_code()
             if code is None:
                 continue
             self._living.remove(worker)
             self.endings.append(
-                Ending(rank=worker.rank, host=worker.host, code=code, ended_s=now_s, by_launcher=by_launcher)
+                WorkerExit(
+                    rank=worker.rank,
+                    host=worker.host,
+                    code=code,
+                    ended_s=now_s,
+                    by_launcher=by_launcher,
+                    loss=worker.note.read(),
+                )
             )
-            if self._line is not None and not by_launcher:
-                words = describe_code(code).partition(";")[0]  # the guess behind it is for this host's own user
-                self._line.note_ended(worker.rank, code, words)
+            if self._link is not None and not by_launcher:
+                words = describe_code(code).partition(";")[0]  # the guess behind the semicolon is for this host's user
+                self._link.note_ended(worker.rank, code, words)
             if code:
                 self.shutdown.fail(now_s)
 
-    def _tell_others(self, call: Callable[[HostWatch], Instructions]) -> None:
-        if self._line is not None:
-            self._line.post(call)
+    def _tell_other_hosts(self, call: Callable[[HostWatch], Instructions]) -> None:
+        if self._link is not None:
+            self._link.post(call)
 
-    def _hear_others(self) -> None:
-        if self._line is not None and self._line.cause and not self.shutdown.has_signalled:
-            self._notify(f"{self._line.cause}: ending the workers of this host")
+    def _follow_other_hosts(self) -> None:
+        if self._link is not None and self._link.cause and not self.shutdown.has_signalled:
+            self._notify(f"{self._link.cause}: ending the workers of this host")
             self._send(self.shutdown.end(time.monotonic()))
 
     def _send(self, signum: signal.Signals | None) -> None:
@@ -187,10 +261,10 @@ class Supervisor:
 
     def _check(self) -> None:
         self._next_check_s = time.monotonic() + CHECK_EVERY_S
-        bury_orphans(spare={worker.pid for worker in self._workers})
+        reap_orphans(spare={worker.pid for worker in self._workers})
         for worker in self._living:
-            warning = self._stop_watch.observe(worker.rank, worker.pid, state=read_state(worker.pid))
+            warning = self._stopped.observe(worker.rank, worker.pid, state=read_state(worker.pid))
             if warning:
                 self._notify(warning)
-            if self._stop_watch.is_stuck(worker.rank):
-                self._tell_others(partial(HostWatch.note_stopped, rank=worker.rank, pid=worker.pid))
+            if self._stopped.is_stuck(worker.rank):
+                self._tell_other_hosts(partial(HostWatch.note_stopped, rank=worker.rank, pid=worker.pid))

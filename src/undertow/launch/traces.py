@@ -1,4 +1,4 @@
-"""The traces of a job, as its launcher sees them: the folder before, one file for viewers afterwards.
+"""Trace folder of a job: cleared by the launcher before the start, merged into one file for viewers at the end.
 
 In: the settings of the workers.  Out: no traces of an earlier job, and `trace.json` of this one.
 """
@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from undertow.errors import ConfigError
+from undertow.observe.trace.merging import MERGED, find_files, merge
 from undertow.settings import Settings
-from undertow.trace.merging import MERGED, find_files, merge
+from undertow.units import format_quantity
 
-# How each of ours begins.
+# The first bytes of every trace file that undertow writes.
 _OURS = b'[\n{"ph":"M","name":"process_name"'
 
 
 def clear_traces(settings: Settings) -> None:
-    """Make the folder, and take away what an earlier job of more workers would leave in it."""
+    """Make the folder, and remove traces of an earlier job, which may have had more workers."""
     if not settings.trace:
         return
     folder = Path(settings.trace)
@@ -36,20 +37,24 @@ def clear_traces(settings: Settings) -> None:
 
 
 def conclude_traces(settings: Settings, notify: Callable[[str], None]) -> None:
-    """Put the traces of this host's workers together, and say where they are."""
+    """Merge the traces of this host's workers into one file, and tell the user where it is."""
     if not settings.trace:
         return
     folder = Path(settings.trace)
     try:
         merged = merge(folder)
     except OSError as error:
-        notify(f"the traces in {folder} are not put together for viewers: {error.strerror}")
+        notify(f"the traces in {folder} could not be merged for viewers: {error.strerror}")
         return
     if merged is None:
-        notify(f"there is no trace in {folder}: no worker has come as far as undertow")
+        notify(f"there is no trace in {folder}: no worker got as far as starting undertow")
         return
-    ranks = len(find_files(folder))
-    notify(
-        f"the trace of {'1 rank' if ranks == 1 else f'{ranks} ranks'} is {merged}, for ui.perfetto.dev; "
+    notify(describe_trace(format_quantity(len(find_files(folder)), "rank"), folder))
+
+
+def describe_trace(subject: str, folder: Path) -> str:
+    """Tell the user where a merged trace is, and what to do with it."""
+    return (
+        f"the trace of {subject} is {folder / MERGED}, for ui.perfetto.dev; "
         f"read it with: undertow report {shlex.quote(str(folder))}"
     )

@@ -1,7 +1,7 @@
-"""One worker process: how it is started, and what it is connected to.
+"""Start of one worker process, with its output streams.
 
-In: the worker's post, the relay.  Out: a running process in a session of its own, so that
-its whole group (its children too) can be ended.
+In: a `WorkerSpec`, the relay.  Out: a running process in a session of its own, so that
+its whole process group (its children too) can be ended.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
-from undertow.launch.output import Audible, Shown, make_prefix
-from undertow.launch.relay import Relay
+from undertow.launch.relay import Relay, StreamDisplay, VisibleRanks, make_prefix
+from undertow.runtime.launcher_notes import LossNote
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
-    """What a worker runs, and where."""
+class WorkerSpec:
+    """Command, environment and host of a worker."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     host: str
-    has_stdin: bool = False  # one worker at most: a debugger in it can be talked to
-    entered: Callable[[], AbstractContextManager[None]] = nullcontext  # around its start: on an emulated host
+    has_stdin: bool = False  # for one worker at most, so that a debugger in it can be used
+    entered: Callable[[], AbstractContextManager[None]] = nullcontext  # around its start, to enter an emulated host
 
     @property
     def rank(self) -> int:
@@ -38,35 +38,42 @@ class Post:
 
 @dataclass(frozen=True, eq=False)
 class Worker:
+    """A running worker, until it is swept away."""
+
     rank: int
     host: str
     process: subprocess.Popen[bytes]
+    note: LossNote
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def peek_code(self) -> int | None:
-        """How it ended, None while it lives.  It stays a zombie, so that its group's number is not given away."""
+    def peek_exit_code(self) -> int | None:
+        """Return the exit code, or None while the worker lives.
+
+        The worker is not reaped: it stays a zombie, so that the number of its process group is not used again.
+        """
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def start_worker(post: Post, *, relay: Relay, audible: Audible) -> Worker:
-    """Start one worker; `audible` decides whether it is seen."""
-    rank = post.rank
+def start_worker(spec: WorkerSpec, *, relay: Relay, visible: VisibleRanks) -> Worker:
+    """Start one worker; `visible` decides whether its output is shown."""
+    rank, note = spec.rank, LossNote()
     with ExitStack() as undo:
+        undo.callback(note.close)
         streams = []
         for fd in (1, 2):
-            streams.append(_open_stream(fd, rank=rank, audible=audible))
+            streams.append(_open_stream(fd, rank=rank, visible=visible))
             undo.callback(streams[-1].close)
-        with post.entered():
+        with spec.entered():
             process = subprocess.Popen(
-                post.command,
-                env=dict(post.environment),
-                stdin=None if post.has_stdin else subprocess.DEVNULL,
+                spec.command,
+                env={**spec.environment, "UNDERTOW_LOSS_NOTE": note.path},
+                stdin=None if spec.has_stdin else subprocess.DEVNULL,
                 stdout=streams[0].writer,
                 stderr=streams[1].writer,
                 start_new_session=True,
@@ -74,17 +81,17 @@ def start_worker(post: Post, *, relay: Relay, audible: Audible) -> Worker:
         undo.pop_all()
     for stream in streams:
         stream.hand_over(relay, rank=rank)
-    return Worker(rank, post.host, process)
+    return Worker(rank, spec.host, process, note)
 
 
 @dataclass
-class _Outlet:
-    """Where a worker's stdout (1) or stderr (2) goes; None is the launcher's own."""
+class _OutputStream:
+    """A worker's stdout (1) or stderr (2), and the pipe or terminal that carries it."""
 
     target_fd: int
-    shown: Shown
+    shown: StreamDisplay
     prefix: bytes = b""
-    reader: int | None = None
+    reader: int | None = None  # None: the worker has the launcher's own
     writer: int | None = None
 
     def hand_over(self, relay: Relay, *, rank: int) -> None:
@@ -94,28 +101,28 @@ class _Outlet:
         relay.add(self.reader, self.target_fd, rank=rank, shown=self.shown, prefix=self.prefix)
 
     def close(self) -> None:
-        """For a worker that could not be started: the end of the job needs free file descriptors."""
+        """Close both ends if the worker could not be started: ending the job needs free file descriptors."""
         for fd in (self.reader, self.writer):
             if fd is not None:
                 os.close(fd)
 
 
-def _open_stream(fd: int, *, rank: int, audible: Audible) -> _Outlet:
+def _open_stream(fd: int, *, rank: int, visible: VisibleRanks) -> _OutputStream:
     terminal = os.isatty(fd)
-    if audible is Audible.ALL:
+    if visible is VisibleRanks.ALL:
         prefix = make_prefix(rank, coloured=terminal and not os.environ.get("NO_COLOR"))
-        return _Outlet(fd, Shown.PREFIXED, prefix, *os.pipe())
-    if rank != 0 or (audible is Audible.BESIDE and terminal):
-        return _Outlet(fd, Shown.HIDDEN, b"", *os.pipe())
+        return _OutputStream(fd, StreamDisplay.PREFIXED, prefix, *os.pipe())
+    if rank != 0 or (visible is VisibleRanks.BESIDE and terminal):
+        return _OutputStream(fd, StreamDisplay.HIDDEN, b"", *os.pipe())
     if not terminal:
-        return _Outlet(fd, Shown.RAW, b"", *os.pipe())
+        return _OutputStream(fd, StreamDisplay.RAW, b"", *os.pipe())
     if fd == 1:
-        return _Outlet(fd, Shown.RAW)  # the terminal itself, so that progress bars work
-    return _Outlet(fd, Shown.RAW, b"", *_open_terminal(fd))
+        return _OutputStream(fd, StreamDisplay.RAW)  # the terminal itself, so that progress bars work
+    return _OutputStream(fd, StreamDisplay.RAW, b"", *_open_terminal(fd))
 
 
 def _open_terminal(like_fd: int) -> tuple[int, int]:
-    """A pseudo-terminal: the worker sees a terminal, and we can still keep its last words."""
+    """Open a pseudo-terminal: the worker sees a terminal, and the relay can still keep its last lines."""
     reader, writer = pty.openpty()
     tty.setraw(writer)  # bytes unchanged: the real terminal does the rest
     size = fcntl.ioctl(like_fd, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))

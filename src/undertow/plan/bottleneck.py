@@ -1,9 +1,9 @@
-"""What a network must carry so that training does not wait for it: arithmetic for the back of an envelope.
+"""The bandwidth that a network needs so that training does not wait for it, estimated by hand.
 
-In: parameters, seconds of one iteration, hosts.  Out: the rates in each direction, and what every grade of
-Ethernet makes of them.
-After the example of Poseidon (ATC 2017): every host has a worker and 1/P of the parameters in its shard, and all
-gradients travel whole.  Nominal rates, no latency, no headers: `predict` knows better, this can be checked by hand.
+In: parameters, seconds of one iteration, hosts.  Out: the rate in each direction, and a verdict for every grade of
+Ethernet.
+Follows the example of Poseidon (ATC 2017): every host has a worker and 1/P of the parameters in its shard, and all
+gradients are dense.  Nominal rates, no latency, no headers: `predict` is more exact, this can be checked by hand.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ GRADES_GBIT = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0)
 BACKWARD_SHARE = 2 / 3
 
 
-class Verdict(enum.Enum):
-    """What the best schedule can do about the network."""
+class NetworkVerdict(enum.Enum):
+    """Share of the network's time that the best schedule can hide."""
 
     HIDDEN = "hidden"  # under the backward pass alone
     HIDDEN_BY_FORWARD = "hidden only with overlap into the next forward pass"
     LIMIT = "the limit"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration of one worker, and how many of them there are."""
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Iteration of one worker, and the number of hosts."""
 
     params: float
     iteration_s: float  # compute alone
@@ -38,45 +38,46 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
-            raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
+            raise ConfigError(f"--hosts {self.hosts}: a network needs at least two")
         bounds.NUMBER_BYTES.check("--bytes-per-param", self.bytes_per_param)
         bounds.NODES.check("--hosts", self.hosts)
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What passes in one second."""
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Rate, in numbers and in bits."""
 
     floats_per_s: float
     bits_per_s: float
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """One speed of Ethernet, the same in each direction at once."""
+    """Speed of full-duplex Ethernet, and its effect on a workload."""
 
     gbit_per_s: float
-    floats_per_s: float  # that it carries each way
+    floats_per_s: float  # each way
     transfer_s: float  # of one iteration's gradients, each way
     share: float  # of the iteration
-    serial: float  # iteration as multiple of compute, if the network starts when compute has ended
-    bound: float  # the same, if both overlap perfectly: no schedule of whole gradients is faster
-    verdict: Verdict
+    serial: float  # iteration as a multiple of compute, if communication starts when compute has ended
+    bound: float  # as a multiple of compute, if both overlap perfectly: no schedule of dense gradients is faster
+    verdict: NetworkVerdict
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer.  `outgoing` and `incoming` are of one host, and `both` is their sum, as the paper counts."""
+    """Rates that one host sends and receives, their sum as the paper counts it, and all grades."""
 
-    job: Job
-    made: Flow  # gradients, by one worker
-    outgoing: Flow
-    incoming: Flow
-    both: Flow
+    job: Workload
+    made: Throughput  # gradients, by one worker
+    outgoing: Throughput
+    incoming: Throughput
+    both: Throughput
     grades: tuple[Grade, ...]
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
-def find_bottleneck(job: Job) -> Bottleneck:
+def find_bottleneck(job: Workload) -> Bottleneck:
+    """Return the rates that this workload needs, and a verdict for every grade of Ethernet."""
     made = job.params / job.iteration_s
     return Bottleneck(
         job=job,
@@ -90,8 +91,8 @@ def find_bottleneck(job: Job) -> Bottleneck:
     )
 
 
-def judge_grade(job: Job, gbit_per_s: float) -> Grade:
-    """What a link of this speed makes of the job."""
+def judge_grade(job: Workload, gbit_per_s: float) -> Grade:
+    """Return how a link of this speed does with the workload."""
     floats_per_s = gbit_per_s * 1e9 / 8 / job.bytes_per_param
     transfer_s = 2 * _find_remote(job) * job.params / floats_per_s
     share = transfer_s / job.iteration_s
@@ -106,16 +107,16 @@ def judge_grade(job: Job, gbit_per_s: float) -> Grade:
     )
 
 
-def _judge(share: float) -> Verdict:
+def _judge(share: float) -> NetworkVerdict:
     if share <= BACKWARD_SHARE:
-        return Verdict.HIDDEN
-    return Verdict.HIDDEN_BY_FORWARD if share <= 1 else Verdict.LIMIT
+        return NetworkVerdict.HIDDEN
+    return NetworkVerdict.HIDDEN_BY_FORWARD if share <= 1 else NetworkVerdict.LIMIT
 
 
-def _find_remote(job: Job) -> float:
-    """The share of the parameters that is in other hosts' shards."""
+def _find_remote(job: Workload) -> float:
+    """Return the share of the parameters that other hosts' shards own."""
     return (job.hosts - 1) / job.hosts
 
 
-def _flow(floats_per_s: float, job: Job) -> Flow:
-    return Flow(floats_per_s=floats_per_s, bits_per_s=floats_per_s * job.bytes_per_param * 8)
+def _flow(floats_per_s: float, job: Workload) -> Throughput:
+    return Throughput(floats_per_s=floats_per_s, bits_per_s=floats_per_s * job.bytes_per_param * 8)

@@ -1,17 +1,18 @@
-"""Which profiles and plans can be true: what a file says is checked before anything is computed with it.
+"""Checks of profiles and plans that come from files, before anything is computed with them.
 
-In: a `Profile` or a `Plan` that was decoded.  Out: nothing, or `PlanError` with the field and what is wrong with it.
+In: a decoded `Profile` or `Plan`.  Out: nothing, or `PlanError` with the field and what is wrong with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from undertow.bounds import RATE, WORLD_SIZE, Bounds, show
 from undertow.errors import ConfigError, PlanError
-from undertow.plan.profile import Kind, LayerProfile, Profile, TensorProfile
+from undertow.plan.profile import LayerKind, LayerProfile, Profile, TensorProfile
 
 if TYPE_CHECKING:
     from undertow.plan.measured import Measured
@@ -31,7 +32,7 @@ MATRIX = 2  # dimensions
 
 
 def check_measured(measured: Measured) -> None:
-    """`PlanError` if no script can have shown this."""
+    """Raise `PlanError` if no script can have been measured like this."""
     for name in ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s"):
         _check(name, getattr(measured, name), RATE)
     check_profile(measured.profile)
@@ -40,7 +41,7 @@ def check_measured(measured: Measured) -> None:
 
 
 def check_profile(profile: Profile) -> None:
-    """`PlanError` if no model can be like this."""
+    """Raise `PlanError` if no model can be like this."""
     for layer in profile.layers:
         _check_layer(layer)
     _check("the number of parameters", sum(math.prod(tensor.shape) for tensor in profile.tensors), _PARAMETERS)
@@ -48,13 +49,14 @@ def check_profile(profile: Profile) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """`PlanError` if no planner can have made this."""
+    """Raise `PlanError` if no planner can have made this."""
     _check("workers", plan.workers, WORLD_SIZE)
+    _check("servers", plan.servers, WORLD_SIZE)
     for name, value in (("step_s", plan.step_s), ("compute_s", plan.compute_s), *plan.alone.items()):
         _check(name, value, _STEP_S)
     for name, value in (("step_s", plan.step_s), ("compute_s", plan.compute_s)):
         if value < SHORTEST_STEP_S:
-            raise PlanError(f"{name} is {value:g}: no step takes no time")
+            raise PlanError(f"{name} is {value:g}: every step takes some time")
     for choice in plan.choices:
         _check_shape(choice.tensor, choice.shape)
         _check(f"bytes_out of {choice.tensor!r}", choice.bytes_out, _BYTES)
@@ -76,7 +78,7 @@ def _check_tensor(tensor: TensorProfile) -> None:
     _check_shape(tensor.name, tensor.shape)
     if (
         tensor.rows
-        and tensor.kind in (Kind.LINEAR, Kind.EMBEDDING)
+        and tensor.kind in (LayerKind.LINEAR, LayerKind.EMBEDDING)
         and (len(tensor.shape) != MATRIX or 0 in tensor.shape)
     ):
         raise PlanError(f"{tensor.name!r} has rows, but is no matrix: its shape is {list(tensor.shape)}")
@@ -96,17 +98,8 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
 def _check_names(names: Sequence[str]) -> None:
     if len(names) > MOST_TENSORS:
         raise PlanError(f"it has {len(names)} tensors, and at most {MOST_TENSORS} are possible")
-    if twin := _find_twin(names):
-        raise PlanError(f"it has the tensor {twin!r} twice")
-
-
-def _find_twin(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    if twins := [name for name, count in Counter(names).items() if count > 1]:
+        raise PlanError(f"it has the tensor {twins[0]!r} twice")
 
 
 def _check(name: str, value: float, limits: Bounds) -> None:

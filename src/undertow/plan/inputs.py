@@ -1,6 +1,6 @@
-"""Whether all ranks train on the same inputs, by what they report of them.
+"""Detection of ranks that all train on the same inputs.
 
-In: one digest per rank, every few passes; None from a rank that has not looked.  Out: True, once, when it is certain.
+In: one digest of the inputs per rank, every few passes, or None.  Out: True, once, when it is certain.
 Inputs that never change, such as the fixed tensor of a benchmark, say nothing.
 """
 
@@ -12,7 +12,7 @@ ENOUGH = 3  # comparisons in a row
 
 
 class SameInputs:
-    """The inputs of one model, on all ranks."""
+    """Comparison of the inputs of one model across ranks."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -20,7 +20,7 @@ class SameInputs:
         self._is_told = False
 
     def compare(self, digests: Sequence[int | None]) -> bool:
-        """Whether to say now that ranks were given the same inputs, each time others than before."""
+        """Return whether to warn now: all ranks were given the same inputs, new ones each time."""
         first = digests[0]
         if first is None:
             return False

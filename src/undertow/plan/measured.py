@@ -1,53 +1,34 @@
-"""What the first steps of a script have shown, as a file of JSON: all that a plan needs of one worker."""
+"""Measurements of the first steps of a script, as a JSON file: all that a plan needs to know of one worker."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import msgspec
 
-from undertow.core.decoding import Decoder, Format
-from undertow.errors import Garbled, PlanError
-from undertow.files import write_file
+from undertow.decoding import Decoder, Format
 from undertow.plan.checks import check_measured
+from undertow.plan.documents import FORMAT, read_document, write_document
 from undertow.plan.profile import Profile
-
-# Raised when an older undertow would misread the file, not when a field is added.
-FORMAT = 1
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Profile of a script and rates of the host that it ran on."""
+
     profile: Profile
     flops_per_s: float
     shard_flops_per_s: float
     add_bytes_per_s: float
-    has_gates: bool  # the next forward pass starts before all gradients are there
+    has_gates: bool  # the next forward pass starts before all gradients have arrived
     format: int = FORMAT
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        try:
-            write_file(path, msgspec.json.encode(self) + b"\n")
-        except OSError as error:
-            raise PlanError(f"cannot write the profile {os.fspath(path)}: {error.strerror}") from None
+        write_document(path, "profile", msgspec.json.encode(self))
 
 
 _files: Decoder[Measured] = Decoder(Measured, format=Format.JSON)
 
 
 def read_measured(path: str | os.PathLike[str]) -> Measured:
-    """A profile that was written before; `PlanError` says what is wrong with the file."""
-    name = os.fspath(path)
-    try:
-        measured = _files.decode(Path(path).read_bytes())
-    except OSError as error:
-        raise PlanError(f"cannot read the profile {name}: {error.strerror}") from None
-    except Garbled as error:
-        raise PlanError(f"{name} is no profile of undertow: {error}") from None
-    if measured.format != FORMAT:
-        raise PlanError(f"the profile {name} has format {measured.format}, not {FORMAT}: measure it again")
-    try:
-        check_measured(measured)
-    except PlanError as error:
-        raise PlanError(f"{name} is no profile of undertow: {error}") from None
-    return measured
+    """Read a profile from a file; `PlanError` says what is wrong with it."""
+    return read_document(path, "profile", _files, check_measured)

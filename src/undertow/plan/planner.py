@@ -1,4 +1,4 @@
-"""The planner: gives every tensor the scheme with which the step ends first.
+"""The planner: chooses the scheme of every tensor so that the step ends as early as possible.
 
 In: a profile, a cluster, a policy.  Out: a frozen `Plan` with one reason in words per tensor.
 Pure: the same figures give the same plan.
@@ -15,33 +15,35 @@ from undertow.errors import PlanError
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Choice, Plan, read_plan
 from undertow.plan.predict import find_extra_s, predict, predict_alone
-from undertow.plan.profile import Kind, Profile, TensorProfile
-from undertow.plan.scheme import Scheme, count_traffic, find_break_even, list_schemes
+from undertow.plan.profile import LayerKind, Profile, TensorProfile
+from undertow.plan.scheme import Scheme, Traffic, count_traffic, find_break_even, list_schemes
+from undertow.units import format_bytes, format_ms, format_percent
 
 AUTO, POSEIDON = "auto", "poseidon"
 POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
-# A scheme that sends more must promise this much of the step, to be taken: predictions are no better.
+# A scheme that sends more must save this share of the step to be chosen: predictions are no more exact.
 WORTH = 0.002
-# Another start than the fewest bytes must promise this much: it changes many tensors at once.
+# A search that starts from other schemes than those with the fewest bytes must save this share: it changes many
+# tensors at once.
 WORTH_MORE_BYTES = 0.01
-# And torch's process group this much: how fast it is was measured only once, and with nothing beside it.
+# Torch's process group must save this share: its speed was measured only once, with nothing beside it.
 WORTH_ANOTHER_SYSTEM = 0.05
 # Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on
 # a full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
 PRUDENT_SHARE = 0.8
-# Only so many tensors, the largest, are tried one by one: a plan is made between two steps.
+# Only this many tensors, the largest, are tried one by one: a plan is made between two steps.
 MOST_MOVED = 24
 UNLIKE = "hosts with other processors, libraries or numbers of threads would multiply factors differently"
 NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group: call init_process_group first"
 
 
 def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:
-    """The plan of this policy: `auto` for the fastest, or the name of a rule or a scheme."""
+    """Return the plan of a policy: `auto` for the fastest, or the name of a rule or a scheme."""
     return Planner(profile, cluster, has_gates=has_gates).plan(policy)
 
 
 def choose_policy(wanted: str | os.PathLike[str] | Plan | None, default: str) -> str | Plan:
-    """The name of a policy, or a plan: given as it is, or as the file that it was written to."""
+    """Return a policy's name, or the plan that was given as it is or as a file."""
     chosen = wanted or default
     if isinstance(chosen, Plan) or chosen in POLICIES:
         return chosen
@@ -51,7 +53,7 @@ def choose_policy(wanted: str | os.PathLike[str] | Plan | None, default: str) ->
 
 
 def exclude_factors(plan: Plan) -> Plan:
-    """A plan that was given, for hosts that multiply differently."""
+    """Return a plan with dense gradients in place of factors, for hosts that multiply differently."""
     choices = tuple(
         msgspec.structs.replace(choice, scheme=Scheme.DENSE, reason=UNLIKE)
         if choice.scheme is Scheme.FACTORS
@@ -62,7 +64,7 @@ def exclude_factors(plan: Plan) -> Plan:
 
 
 class Planner:
-    """Plans for one model on one cluster."""
+    """Planner for one model on one cluster."""
 
     def __init__(self, profile: Profile, cluster: Cluster, *, has_gates: bool = True) -> None:
         self._profile = profile
@@ -81,13 +83,14 @@ class Planner:
         return Plan(
             policy=policy,
             workers=self._cluster.workers,
+            servers=self._cluster.servers,
             choices=tuple(
                 Choice(
                     tensor=name,
                     shape=tensor.shape,
                     scheme=schemes[name],
                     bytes_out=self._bytes_out(tensor, schemes[name]),
-                    push_bytes=count_traffic(tensor, schemes[name], self._cluster.workers).push_bytes,
+                    push_bytes=self._count_traffic(tensor, schemes[name]).push_bytes,
                     alone_s=predict_alone(tensor, schemes[name], self._cluster),
                     reason=self._explain(tensor, schemes[name], policy),
                     break_even=find_break_even(tensor) if Scheme.FACTORS in list_schemes(tensor) else None,
@@ -100,7 +103,7 @@ class Planner:
         )
 
     def best_scheme(self, name: str) -> Scheme:
-        """The paper's question to the coordinator, for one tensor: by bytes alone, as Poseidon asks it."""
+        """Return the scheme of one tensor by bytes alone, as Poseidon's coordinator answers."""
         return self._poseidon(self._tensors[name])
 
     # Policies
@@ -113,7 +116,7 @@ class Planner:
         return self._use_alone(Scheme(policy))
 
     def _use_alone(self, wanted: Scheme) -> dict[str, Scheme]:
-        """This scheme wherever it is possible."""
+        """Return this scheme wherever it is possible, dense elsewhere."""
         return {
             name: wanted if wanted in self._options(tensor) else Scheme.DENSE for name, tensor in self._tensors.items()
         }
@@ -128,21 +131,21 @@ class Planner:
         return schemes + [Scheme.ALLREDUCE] * (has_group and tensor.can_reduce)
 
     def _thrifty_options(self, tensor: TensorProfile) -> list[Scheme]:
-        """Dense, and before it those that send less, the fewest bytes first."""
+        """Return the schemes that send less than the dense one, the fewest bytes first, and the dense one last."""
         options = sorted(self._options(tensor), key=lambda scheme: self._bytes_out(tensor, scheme))
         return options[: options.index(Scheme.DENSE) + 1]
 
     def _poseidon(self, tensor: TensorProfile) -> Scheme:
-        """BestScheme of the paper (Algorithm 1, ATC 2017), with as many servers as workers."""
+        """Return the scheme of BestScheme in the paper (Algorithm 1, ATC 2017)."""
         if Scheme.FACTORS not in self._options(tensor):
             return Scheme.DENSE
         sent = [self._bytes_out(tensor, scheme) for scheme in (Scheme.FACTORS, Scheme.DENSE)]
         return Scheme.FACTORS if sent[0] <= sent[1] else Scheme.DENSE
 
     def _find_fastest(self) -> dict[str, Scheme]:
-        """From several starts: change one tensor at a time, as long as the step gets shorter."""
+        """Search from several starts: change one tensor at a time, as long as the step gets shorter."""
         options = {name: self._thrifty_options(tensor) for name, tensor in self._tensors.items()}
-        # The fewest bytes first: where nothing is to be gained, they win.
+        # The fewest bytes first: they win if nothing else saves enough.
         starts = [{name: allowed[0] for name, allowed in options.items()}]
         for wanted in (Scheme.DENSE, Scheme.FACTORS, Scheme.FACTORS_TO_SHARD):
             starts.append({name: wanted if wanted in allowed else allowed[0] for name, allowed in options.items()})
@@ -171,7 +174,7 @@ class Planner:
         return schemes, best_s
 
     def _try_allreduce(self, schemes: dict[str, Scheme], best_s: float) -> dict[str, Scheme]:
-        """For all that would travel dense: two systems side by side would only be in each other's way."""
+        """Use torch's process group for all dense tensors if that is worth it; two systems at once would compete."""
         if self._cluster.allreduce_bytes_per_s is None:
             return schemes
         changed: dict[str, Scheme] = {
@@ -186,11 +189,14 @@ class Planner:
         return predict(self._profile, self._cluster, schemes, has_gates=self._has_gates).step_s
 
     def _compare(self, schemes: Mapping[str, Scheme]) -> float:
-        """What schemes are chosen by: the step on links that are a little slower."""
+        """Return the step, by which schemes are chosen, on links that are a little slower."""
         return predict(self._profile, self._prudent, schemes, has_gates=self._has_gates).step_s
 
     def _bytes_out(self, tensor: TensorProfile, scheme: Scheme) -> float:
-        return count_traffic(tensor, scheme, self._cluster.workers).bytes_out
+        return self._count_traffic(tensor, scheme).bytes_out
+
+    def _count_traffic(self, tensor: TensorProfile, scheme: Scheme) -> Traffic:
+        return count_traffic(tensor, scheme, workers=self._cluster.workers, servers=self._cluster.servers)
 
     def _dense_bytes(self, name: str) -> int:
         return self._tensors[name].size_bytes
@@ -215,30 +221,32 @@ class Planner:
         if chosen is Scheme.ALLREDUCE:
             return "torch's process group is predicted to be faster"
         dense_bytes = self._bytes_out(tensor, Scheme.DENSE)
-        sent = f"{show_bytes(self._bytes_out(tensor, chosen))} instead of {show_bytes(dense_bytes)}"
+        sent = f"{format_bytes(self._bytes_out(tensor, chosen))} instead of {format_bytes(dense_bytes)}"
         if chosen is Scheme.ROWS:
             return f"{sent}: {tensor.rows:.0f} of {tensor.shape[0]} rows are touched"
         if chosen is Scheme.FACTORS_TO_SHARD:
             return f"{sent} with K = {tensor.rows:.0f}; the shards multiply"
         extra_s = find_extra_s(tensor, chosen, self._cluster)
-        return f"{sent} with K = {tensor.rows:.0f}; the product takes {extra_s * 1e3:.1f} ms more"
+        return f"{sent} with K = {tensor.rows:.0f}; the product takes {format_ms(extra_s)} more"
 
     def _explain_dense(self, tensor: TensorProfile) -> str:
         others = [scheme for scheme in self._options(tensor) if scheme not in (Scheme.DENSE, Scheme.ALLREDUCE)]
         if self._cluster.workers == 1:
             return "one worker sends nothing"
         if not others:
-            return tensor.obstacle or _NO_OTHER_WAY[tensor.kind]
+            return tensor.obstacle or _ONLY_DENSE[tensor.kind]
         best = min(others, key=lambda scheme: self._bytes_out(tensor, scheme))
         ratio = self._bytes_out(tensor, best) / self._bytes_out(tensor, Scheme.DENSE)
         if ratio >= 1:
             return f"{best.value} would send {ratio:.1f} times as much ({_count_rows(tensor)})"
         extra_s = find_extra_s(tensor, best, self._cluster)
-        work = f", {extra_s * 1e3:.1f} ms," if extra_s > 0 else ""
-        return f"{best.value} would send {ratio:.0%} as much, but the work{work} would cost more than it saves"
+        work = f", {format_ms(extra_s)}," if extra_s > 0 else ""
+        return (
+            f"{best.value} would send {format_percent(ratio)} as much, but the work{work} would cost more than it saves"
+        )
 
     def _explain_poseidon(self, tensor: TensorProfile) -> str:
-        if tensor.kind is not Kind.LINEAR or not tensor.rows:
+        if tensor.kind is not LayerKind.LINEAR or not tensor.rows:
             return tensor.obstacle or "not a fully connected layer"
         if not self._cluster.multiplies_alike:
             return UNLIKE
@@ -246,12 +254,12 @@ class Planner:
         return f"{self._cluster.workers} workers are {sign} the break-even of P* = {find_break_even(tensor):.0f}"
 
 
-_NO_OTHER_WAY = {
-    Kind.CONV: "a convolution has no other lossless way",
-    Kind.LSTM: "a recurrent layer has no other lossless way",
-    Kind.LINEAR: "a vector has no other lossless way",
-    Kind.EMBEDDING: "its rows were not counted",
-    Kind.OTHER: "no other lossless way",
+_ONLY_DENSE = {
+    LayerKind.CONV: "a convolution has no other lossless scheme",
+    LayerKind.LSTM: "a recurrent layer has no other lossless scheme",
+    LayerKind.LINEAR: "a vector has no other lossless scheme",
+    LayerKind.EMBEDDING: "its rows were not counted",
+    LayerKind.OTHER: "no other lossless scheme",
 }
 
 
@@ -264,24 +272,17 @@ def _scale_rates(cluster: Cluster) -> dict[str, float | None]:
 
 
 def _count_rows(tensor: TensorProfile) -> str:
-    name = "K" if tensor.kind is Kind.LINEAR else "rows"
+    name = "K" if tensor.kind is LayerKind.LINEAR else "rows"
     return f"{name} = {tensor.rows:.0f}"
 
 
 def describe_plan(plan: Plan) -> str:
-    """In one line, for a log."""
+    """Return a line for a log."""
     by_scheme: dict[str, list[Choice]] = {}
     for choice in plan.choices:
         by_scheme.setdefault(choice.scheme.value, []).append(choice)
     counts = ", ".join(
-        f"{len(choices)} {name} {show_bytes(sum(choice.bytes_out for choice in choices))}"
+        f"{len(choices)} {name} {format_bytes(sum(choice.bytes_out for choice in choices))}"
         for name, choices in by_scheme.items()
     )
-    return f"plan {plan.policy}: {counts} out per step; predicted step {plan.step_s * 1e3:.3g} ms"
-
-
-def show_bytes(size_bytes: float) -> str:
-    for name, unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= 0.9995 * unit:
-            return f"{size_bytes / unit:.3g} {name}"
-    return f"{size_bytes:.0f} B"
+    return f"plan {plan.policy}: {counts} out per step; predicted step {format_ms(plan.step_s)}"

@@ -1,4 +1,4 @@
-"""What the planner must know of a model: its layers in the order of the forward pass, with their times.
+"""The profile of a model: its layers in the order of the forward pass, with their times.
 
 In: figures, measured in the first steps or published.  Out: `Profile`.
 """
@@ -11,8 +11,8 @@ import math
 import msgspec
 
 
-class Kind(enum.Enum):
-    """What a layer is: it decides which schemes are possible."""
+class LayerKind(enum.Enum):
+    """Kind of a layer, which decides which schemes are possible."""
 
     CONV = "conv"
     LINEAR = "linear"
@@ -24,19 +24,19 @@ class Kind(enum.Enum):
 class TensorProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter whose gradient is synchronised.
 
-    A linear layer's weight has the shape M x N.  `rows` is K, the rows of its activations per worker
-    and step (samples, or tokens); of an embedding, the rows that a worker touches in a step.
+    A linear layer's weight has the shape M x N, and `rows` is K, the rows of its activations per worker and step
+    (samples, or tokens).  For an embedding `rows` counts the rows that a worker touches in a step.
     """
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind = Kind.OTHER
+    kind: LayerKind = LayerKind.OTHER
     rows: float = 0.0
     itemsize: int = 4
-    product_s: float | None = None  # of one worker's factors on its device; else by the rate of the cluster
+    product_s: float | None = None  # measured time to multiply one worker's factors; None: derived from the cluster
     row_itemsize: int = 4  # of the factors: half as much under autocast
     can_reduce: bool = True  # torch's own process group sums it without loss
-    obstacle: str = ""  # why it has no other way than as a whole, in words, where it looks as if it had one
+    obstacle: str = ""  # why it can only be dense, in words, where its layer suggests otherwise
 
     @property
     def elements(self) -> int:
@@ -48,7 +48,7 @@ class TensorProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Tensors that are used together."""
+    """Layer whose tensors are used together."""
 
     name: str
     tensors: tuple[TensorProfile, ...]
@@ -57,7 +57,7 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one worker without any network."""
+    """Layers of a model, with the times of one worker without a network."""
 
     layers: tuple[LayerProfile, ...]
 

@@ -1,7 +1,7 @@
-"""How a tensor can be synchronised, and what each way costs.
+"""Schemes: how a tensor can be synchronised, and the cost of each.
 
-In: a tensor's profile, the number of workers.  Out: bytes that one host sends in a step, and work.
-All schemes are lossless.  The shards are with the workers, one each.
+In: a tensor's profile, the numbers of workers and servers.  Out: bytes that one host sends in a step, and work.
+All schemes are lossless.  Servers, each with one shard of the keys, share their hosts with workers.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import enum
 
 import msgspec
 
-from undertow.plan.profile import Kind, TensorProfile
+from undertow.plan.profile import LayerKind, TensorProfile
 
 INDEX_BYTES = 8  # of the number of a row
 
 
 class Scheme(enum.Enum):
-    """The names that plans and people use."""
+    """Scheme of a tensor, by the name that plans and options use."""
 
     DENSE = "dense"  # the whole gradient to the shards, the mean back
-    FACTORS = "factors"  # Poseidon's sufficient factors (ATC 2017): both thin matrices to everybody
-    FACTORS_TO_SHARD = "factors-to-shard"  # Project Adam's way (OSDI 2014), but every shard gets its own rows
-    ROWS = "rows"  # an embedding's touched rows to everybody
+    FACTORS = "factors"  # Poseidon's sufficient factors (ATC 2017): both thin matrices to every worker
+    FACTORS_TO_SHARD = "factors-to-shard"  # as Project Adam (OSDI 2014), but every shard makes only its own rows
+    ROWS = "rows"  # an embedding's touched rows to every worker
     ALLREDUCE = "allreduce"  # torch's own process group
 
 
-# These leave as something else than the gradient.
-IN_PARTS = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
+# Schemes in which something else than the gradient travels.
+FACTORED = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What one host sends for a tensor in a step: first its own part, then what its shard answers."""
+    """Bytes that a host with a worker and a server sends for a tensor in a step: contributions, then answers."""
 
     push_bytes: float
     answer_bytes: float = 0.0
@@ -41,41 +41,51 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def list_schemes(tensor: TensorProfile) -> list[Scheme]:
-    """The ways that are open to it on any cluster, the plainest first."""
-    if tensor.kind is Kind.LINEAR and tensor.rows:
+    """Return the schemes that a tensor can take on any cluster, the dense one first."""
+    if tensor.kind is LayerKind.LINEAR and tensor.rows:
         return [Scheme.DENSE, Scheme.FACTORS, Scheme.FACTORS_TO_SHARD]
-    if tensor.kind is Kind.EMBEDDING and tensor.rows:
+    if tensor.kind is LayerKind.EMBEDDING and tensor.rows:
         return [Scheme.DENSE, Scheme.ROWS]
     return [Scheme.DENSE]
 
 
-def count_traffic(tensor: TensorProfile, scheme: Scheme, workers: int) -> Traffic:
-    """Bytes of one host, one direction, one step."""
-    others = workers - 1
-    share = others / workers
-    whole = tensor.size_bytes
-    if scheme in (Scheme.DENSE, Scheme.ALLREDUCE):
-        return Traffic(whole * share, whole * share)
+def count_traffic(tensor: TensorProfile, scheme: Scheme, *, workers: int, servers: int) -> Traffic:
+    """Return the bytes that a host with a worker and a server sends.
+
+    Poseidon's Table 1 (ATC 2017) for P1 workers and P2 servers, last column, which counts floats in both directions:
+    2MN(P1+P2-2)/P2 for a dense gradient, 2K(P1-1)(M+N) for factors.
+    """
+    others, whole = workers - 1, tensor.size_bytes
+    if scheme is Scheme.ALLREDUCE:
+        return Traffic(whole * (others / workers), whole * (others / workers))
+    remote = (servers - 1) / servers  # the share of a tensor that servers on other hosts own
+    answer_bytes = whole * (others / servers)  # its own server's share, to every other worker
+    if scheme is Scheme.DENSE:
+        return Traffic(whole * remote, answer_bytes)
     rows, width = tensor.rows, tensor.row_itemsize
     if scheme is Scheme.ROWS:
         return Traffic(rows * (tensor.shape[1] * tensor.itemsize + INDEX_BYTES) * others)
     height, depth = tensor.shape
     if scheme is Scheme.FACTORS:
         return Traffic(rows * (height + depth) * width * others)
-    # Each shard that has rows to make gets the activations and its own columns of the deltas.
-    return Traffic(share * rows * (height + min(workers, height) * depth) * width, whole * share)
+    # Each server that has rows to make gets the activations and its own columns of the deltas.
+    return Traffic(remote * rows * (height + min(servers, height) * depth) * width, answer_bytes)
 
 
 def count_product_flops(tensor: TensorProfile) -> float:
-    """Of the product that makes a linear layer's gradient out of one worker's factors.
+    """Return the operations of the product that makes a linear layer's gradient out of one worker's factors.
 
-    With `FACTORS` every worker makes those of all workers; with `FACTORS_TO_SHARD` every shard makes its
-    own rows of all of them, which is as much as one product, and no worker makes any.
+    With `FACTORS` every worker computes the products of all workers; with `FACTORS_TO_SHARD` no worker computes any.
     """
     return 2.0 * tensor.rows * tensor.elements
 
 
+def count_server_flops(tensor: TensorProfile, *, workers: int, servers: int) -> float:
+    """Return the operations of one server under `FACTORS_TO_SHARD`: its own rows of all workers' products."""
+    return count_product_flops(tensor) * (workers / servers)
+
+
 def find_break_even(tensor: TensorProfile) -> float:
-    """P*: on so many workers, and their shards, factors send as many bytes as a dense gradient."""
+    """Return P*, the number of workers, and as many servers, where factors cost the bytes of the dense gradient."""
     height, depth = tensor.shape
     return 2.0 * height * depth / (tensor.rows * (height + depth))

@@ -1,1 +1,1 @@
-"""The engine: one thread that runs the pure core over real sockets."""
+"""What there is once per process: its engine thread, groups, recording and turns."""

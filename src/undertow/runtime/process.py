@@ -1,4 +1,4 @@
-"""What there is once per process: the engine thread and the groups it serves.
+"""State of the process: the engine thread and the groups that it serves.
 
 In: `init`, or a framework's own process group.  Out: groups, formed when first needed.
 Importing starts nothing; `shutdown` and the end of the process end everything.
@@ -14,60 +14,80 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from undertow.coordinator.meeting import WORKERS_MET
-from undertow.coordinator.rendezvous import MeetingPoint, attend
-from undertow.coordinator.start_marks import Mark, waiting
+from undertow.engine.client import formation
+from undertow.engine.client.group import ConnectedGroup
+from undertow.engine.coordinator.rendezvous import RendezvousServer, attend, parse_address
+from undertow.engine.coordinator.rendezvous_table import WORKERS_MET
+from undertow.engine.wire.loop import Loop
+from undertow.engine.wire.routes import route_to
 from undertow.errors import ConfigError, DriftError, MismatchError, PeerLost, UndertowError
 from undertow.hidden import read_environment
-from undertow.launch.foreign import refuse_processes
-from undertow.runtime import formation, recording, sharing
-from undertow.runtime.group import Group
-from undertow.runtime.torch_groups import has_process_group
+from undertow.runtime import recording, sharing
+from undertow.runtime.foreign import refuse_processes
+from undertow.runtime.launcher_notes import Mark, note_loss, waiting
 from undertow.settings import Settings, read_settings
-from undertow.wire.loop import Loop
 
 log = logging.getLogger("undertow")
 
 _lock = threading.RLock()
 _loop: Loop | None = None
 _settings: Settings | None = None
-_groups: dict[object, Group] = {}
+_groups: dict[object, ConnectedGroup] = {}
 _formed = 0  # how often `init` has succeeded, the same on all ranks: a failed one may be tried again
 _DEFAULT = "default"
 ANNOUNCE_S = 5.0
+EXCEPTION_EXIT_CODE = 1  # Python's, after an exception that the script does not catch
 _give_way: Callable[[str], None] | None = None  # set: the default group was formed for a script that did not ask
 
 
-def init(**arguments: Any) -> None:
-    """Join the other workers of this job.  A second call changes nothing."""
+class Rendezvous(Protocol):
+    """Rendezvous of a framework: how its workers find each other."""
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the script has already joined the other workers through it."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the workers can find each other through it."""
+
+    def form(self, name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
+        """Form the group of all workers."""
+
+
+def init(rendezvous: Rendezvous, **arguments: Any) -> None:
+    """Join the other workers of this job, through `rendezvous` if it was not started by our launcher.
+
+    A second call changes nothing.
+    """
     global _settings, _formed
     give_way("undertow.init()")
     with _lock:
         if _DEFAULT in _groups:
             return
         settings = read_settings(**arguments)
-        if arguments.get("world_size") is None and not has_process_group():
+        if arguments.get("world_size") is None and not rendezvous.has_joined:
             refuse_processes(read_environment(), script=os.path.basename(sys.argv[0]) or "train.py")
-        form = functools.partial(_form_default, settings)
+        form = functools.partial(_form_default, settings, rendezvous)
         add_group(_DEFAULT, lambda: form_recorded(settings, form, size=settings.world_size))
         _settings = settings
         _formed += 1
 
 
-def init_for_script(leave: Callable[[str], None], **arguments: Any) -> None:
-    """Join the other workers for a script that does not do so.
+def init_for_script(rendezvous: Rendezvous, leave: Callable[[str], None], **arguments: Any) -> None:
+    """Join the other workers for a script that does not join them itself.
 
     If it does after all, `leave` is called first, with the name of the call by which it joins.
     """
     global _give_way
-    init(**arguments)
+    init(rendezvous, **arguments)
     _give_way = leave
 
 
 def give_way(call: str) -> None:
-    """The script itself joins by this call: a group that was formed for it is left first."""
+    """Leave the group that was formed for a script which now joins by itself, with this call."""
     global _give_way
     leave, _give_way = _give_way, None
     if leave is not None:
@@ -75,17 +95,17 @@ def give_way(call: str) -> None:
 
 
 def is_formed_for_script() -> bool:
-    """Whether the default group was formed for a script that has not asked for it."""
+    """Return whether the default group was formed for a script that has not asked for it."""
     return _give_way is not None
 
 
 def is_joined_by_script() -> bool:
-    """Whether the script has called `init`, by whatever name, and not `shutdown` yet."""
+    """Return whether the script has called `init`, by any name, and not `shutdown` yet."""
     return is_initialized() and not is_formed_for_script()
 
 
-def default_group() -> Group:
-    """The group of `init`; `ConfigError` before it."""
+def default_group() -> ConnectedGroup:
+    """Return the group of `init`; raise `ConfigError` before it."""
     try:
         return _groups[_DEFAULT]
     except KeyError:
@@ -102,30 +122,32 @@ def is_initialized() -> bool:
     return _DEFAULT in _groups
 
 
-def add_group(name: object, form: Any) -> Group:
-    """The group of this name; formed now if there is none."""
+def add_group(name: object, form: Any) -> ConnectedGroup:
+    """Return the group of this name; form it if there is none."""
     with _lock:
         if name not in _groups:
             _groups[name] = form()
         return _groups[name]
 
 
-def find_group(name: object) -> Group:
-    """The group of this name, which was formed."""
+def find_group(name: object) -> ConnectedGroup:
+    """Return the group of this name, which must be formed."""
     return _groups[name]
 
 
-def remove_group(name: object) -> None:
-    """Leave the group of this name, in order."""
+def remove_group(name: object, reason: str = "") -> None:
+    """Leave the group of this name in order; later uses of it raise the reason."""
     with _lock:
         group = _groups.pop(name)
     group.close()
+    if reason:
+        group.waiters.abandon(UndertowError(reason))
 
 
-def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -> Group:
-    """Form a group of all workers that train, and record from then on what this one does, if that is wished for."""
+def form_recorded(settings: Settings, form: Callable[[], ConnectedGroup], *, size: int) -> ConnectedGroup:
+    """Form a group of all workers, and record this one from then on if the settings ask for it."""
     recording.prepare(settings)
-    # Not all that were started, if the script has chosen another size.
+    # If the script has chosen another size, these are not all workers that were started.
     is_all = read_environment().get("WORLD_SIZE") == str(size)
     mark, then = (Mark.WAITS_FOR_ALL, Mark.MET) if is_all else (Mark.WAITS, Mark.NONE)
     try:
@@ -144,16 +166,16 @@ def form_recorded(settings: Settings, form: Callable[[], Group], *, size: int) -
     return group
 
 
-def _announce(settings: Settings, group: Group) -> None:
-    """Tell the launchers of several hosts that the workers have met: from now on the workers notice losses."""
+def _announce(settings: Settings, group: ConnectedGroup) -> None:
+    """Tell the launchers of several hosts that the workers have met and notice losses themselves from now on."""
     if settings.rendezvous and settings.local_world_size < group.size:
         where, token = settings.rendezvous, settings.token.encode()
-        with contextlib.suppress(UndertowError):  # a launcher that is gone has nothing left to notice
-            attend(where, token, meeting=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=ANNOUNCE_S)
+        with contextlib.suppress(UndertowError):  # a launcher that is gone does not need to know
+            attend(where, token, name=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=ANNOUNCE_S)
 
 
 def loop() -> Loop:
-    """The engine thread, started when first needed."""
+    """Return the engine thread's loop; start it when first needed."""
     global _loop
     with _lock:
         if _loop is None:
@@ -163,18 +185,39 @@ def loop() -> Loop:
         return _loop
 
 
-def shutdown(error: str = "") -> None:
-    """Leave all groups and end the engine thread.  Never hangs, never raises."""
+def note_own_call() -> None:
+    """Count a collective that the script calls itself, on the key-value store or by Horovod's names."""
+    global _own_calls
+    _own_calls += 1
+
+
+def count_own_calls() -> int:
+    return _own_calls
+
+
+_own_calls = 0
+
+
+def find_error() -> UndertowError | None:
+    """Return the error of a group that has failed, if one has."""
+    return next((group.error for group in _groups.values() if group.error is not None), None)
+
+
+def shutdown(error: str = "", exit_code: int | None = None) -> None:
+    """Leave all groups and end the engine thread.  Never hangs, never raises.
+
+    The error is why this process ends, and `exit_code` its own, if its script failed: both for the other workers.
+    """
     global _loop, _settings, _give_way
     with _lock:
         groups, _settings, _give_way = list(_groups.values()), None, None
         _groups.clear()
-        recording.part()
-        sharing.close_all()  # first: to say goodbye may take long, and needs no device
+        recording.announce_end()
+        sharing.close_all()  # first: leaving may take long, and needs no device
         for group in groups:
-            group.leave(error)  # all at once: two ranks may know them in another order
+            group.leave(error, exit_code)  # all at once: another rank may have them in another order
         for group in groups:
-            group.close(error)
+            group.close(error, exit_code)
         _run_endings()
         if _loop is not None:
             _loop.stop()
@@ -182,7 +225,7 @@ def shutdown(error: str = "") -> None:
 
 
 def at_shutdown(forget: Callable[[], None]) -> None:
-    """Call this once, when this process has left its groups; also in a forked child, which has none."""
+    """Call `forget` once, when this process has left its groups, and in a forked child, which has none."""
     if forget not in _endings:
         _endings.append(forget)
 
@@ -195,56 +238,40 @@ def _run_endings() -> None:
         _endings.pop()()
 
 
-def _form_default(settings: Settings) -> Group:
+def _form_default(settings: Settings, rendezvous: Rendezvous) -> ConnectedGroup:
     name = f"workers-{_formed}"
     if settings.rendezvous and settings.world_size > 1:
-        meet, master = _meet_at(settings.rendezvous, name, settings), formation.host_of(settings.rendezvous)
-    elif settings.world_size == 1 and not has_process_group():
+        meet, master = _meet_at(settings.rendezvous, name, settings), parse_address(settings.rendezvous)[0]
+    elif settings.world_size == 1 and not rendezvous.has_joined:
         meet, master = (lambda payload: [payload]), "127.0.0.1"
-    elif has_process_group() or read_environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The script has a process group, which knows rank and size, or torchrun started us:
-        # its store carries our addresses.
-        from undertow.torch import c10d
-
-        return c10d.form_world(name, settings, loop())
+    elif rendezvous.is_there:
+        return rendezvous.form(name, settings, loop())
     else:
         return _form_at_master(name, settings)
-    return form_group(meet, name, settings, formation.route_to(master))
+    address = settings.address or route_to(master)
+    return formation.form(meet, name=name, settings=settings, loop=loop(), address=address)
 
 
-def form_group(meet: formation.Meet, name: str, settings: Settings, address: str) -> Group:
-    return formation.form(
-        meet,
-        name=name,
-        rank=settings.rank,
-        size=settings.world_size,
-        settings=settings,
-        loop=loop(),
-        address=settings.address or address,
-    )
-
-
-def _form_at_master(name: str, settings: Settings) -> Group:
-    """Without a launcher of ours: rank 0 holds the meeting where MASTER_ADDR and MASTER_PORT say."""
+def _form_at_master(name: str, settings: Settings) -> ConnectedGroup:
+    """Form the group without a launcher of ours: rank 0 serves the rendezvous at MASTER_ADDR and MASTER_PORT."""
     if not settings.master_port:
         raise ConfigError(
-            f"WORLD_SIZE is {settings.world_size}, but neither MASTER_PORT nor a launcher says where to meet. "
+            f"WORLD_SIZE is {settings.world_size}, but neither MASTER_PORT nor a launcher gives an address to meet at. "
             "Start with `undertow run` or torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
     place = f"{settings.master_addr}:{settings.master_port}"
-    point = None
     if settings.rank == 0 and not settings.token:
         log.warning(
-            "the job's token is handed to whoever meets at %s; set the same UNDERTOW_TOKEN for all workers", place
+            "the job's token is sent to any process that connects to %s; set the same UNDERTOW_TOKEN for all workers",
+            place,
         )
-    if settings.rank == 0:
-        point = MeetingPoint(settings.master_addr, settings.master_port, settings.token.encode())
-        point.start()
-    try:
-        return form_group(_meet_at(place, name, settings), name, settings, formation.route_to(settings.master_addr))
-    finally:
-        if point is not None:
-            point.close()
+    with contextlib.ExitStack() as until_formed:
+        if settings.rank == 0:
+            point = RendezvousServer(settings.master_addr, settings.master_port, settings.token.encode())
+            until_formed.enter_context(contextlib.closing(point))
+            point.start()
+        meet, address = _meet_at(place, name, settings), settings.address or route_to(settings.master_addr)
+        return formation.form(meet, name=name, settings=settings, loop=loop(), address=address)
 
 
 def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
@@ -252,7 +279,7 @@ def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
         return attend(
             place,
             settings.token.encode(),
-            meeting=name,
+            name=name,
             rank=settings.rank,
             size=settings.world_size,
             payload=payload,
@@ -262,40 +289,37 @@ def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
     return meet
 
 
+@functools.cache  # once per process, whose forked children watch with it
 def _watch_process() -> None:
-    global _watched
-    if not _watched:
-        _watched = True
-        atexit.register(_at_exit)
-        os.register_at_fork(after_in_child=_after_fork)
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
-_watched = False
+def blame(reason: str, exit_code: int) -> None:
+    """Keep the reason for which this process ends with this code, not because its work is done, for the others."""
+    global _ending
+    _ending = reason, exit_code
 
 
-def blame(reason: str) -> None:
-    """Tell the others, when this process ends, why it did: not because its work is done."""
-    global _reason
-    _reason = reason
-
-
-_reason = ""
+_ending: tuple[str, int | None] = "", None
 
 
 def _at_exit() -> None:
     failure = getattr(sys, "last_value", None)
-    # These three the others have heard of already, or raise themselves.
+    if failure is not None:
+        note_loss(failure)
+    # The other workers know of these three, or raise them themselves.
     if failure is None or isinstance(failure, (PeerLost, MismatchError, DriftError)):
-        shutdown(_reason)
+        shutdown(*_ending)
     else:
-        shutdown(f"its script failed with {type(failure).__name__}: {failure}")
+        shutdown(f"its script failed with {type(failure).__name__}: {failure}", EXCEPTION_EXIT_CODE)
     recording.end()
 
 
 def _after_fork() -> None:
-    """A forked child (a data loader's worker, say) has no engine thread and takes no part.
+    """Leave a forked child, such as a data loader's worker, without engine thread and groups.
 
-    It must not hold the connections open either: the peers would not notice when we die.
+    It must not hold the connections open either: the peers would not notice when the parent dies.
     """
     global _loop, _lock, _give_way
     _lock, _give_way = threading.RLock(), None

@@ -1,7 +1,7 @@
-"""What is recorded of this process, and where that goes.
+"""Recording of this process's trace events, for a trace file and the live view.
 
-In: settings, the first group.  Out: the record is on before the group is formed, so that clocks are compared while the
-links are idle; a file, if one was asked for, from when it is known who the others are.
+In: settings, the first group.  Out: a recorder that is on before the group is formed, so that clocks are compared while
+the links are idle; a trace file, if the user asked for one, once the group is formed.
 """
 
 from __future__ import annotations
@@ -9,80 +9,80 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from undertow import __version__
+from undertow.engine.client.group import ConnectedGroup
 from undertow.errors import ConfigError
-from undertow.live.sender import Sender, open_sender
-from undertow.runtime.group import Group
+from undertow.observe.meter.status_sender import StatusSender, open_sender
+from undertow.observe.trace.chrome import About
+from undertow.observe.trace.pump import EventPump
+from undertow.observe.trace.trace_file import TraceFile
+from undertow.release import __version__
 from undertow.settings import Settings
-from undertow.trace.chrome import About
-from undertow.trace.file import TraceFile
-from undertow.trace.recorder import here
-from undertow.trace.scribe import Scribe
-from undertow.trace.window import parse_window
+from undertow.tracing.recorder import process_recorder
+from undertow.tracing.window import parse_window
 
-_scribe: Scribe | None = None
-_sender: Sender | None = None  # of pulses, if somebody watches the job
+_pump: EventPump | None = None
+_sender: StatusSender | None = None  # if the launcher shows the job live
 
 
 def prepare(settings: Settings) -> None:
-    """A group is about to be formed."""
-    if (settings.trace or settings.live) and _scribe is None:
-        here.start()
+    """Switch the recorder on before a group is formed."""
+    if (settings.trace or settings.live) and _pump is None:
+        process_recorder.start()
 
 
 def give_up() -> None:
-    """It could not be formed."""
-    if _scribe is None:
-        here.is_on = False
+    """Switch the recorder off: the group could not be formed."""
+    if _pump is None:
+        process_recorder.is_on = False
 
 
-def begin(settings: Settings, group: Group) -> None:
-    """It is formed."""
-    global _scribe, _sender
-    if _scribe is None and (settings.trace or settings.live):
-        _scribe = Scribe(here)
+def begin(settings: Settings, group: ConnectedGroup) -> None:
+    """Open the trace file and the connection to the live view, once the first group is formed."""
+    global _pump, _sender
+    if _pump is None and (settings.trace or settings.live):
+        _pump = EventPump(process_recorder)
         if settings.trace:
-            _open_file(settings, group, _scribe)
+            _open_file(settings, group, _pump)
         if settings.live:
-            _sender = open_sender(settings.live, here, rank=group.rank, local_rank=settings.local_rank)
-            _scribe.add(_sender)
+            _sender = open_sender(settings.live, process_recorder, rank=group.rank, local_rank=settings.local_rank)
+            _pump.add(_sender)
     if _sender is not None:
-        _sender.travel_with(group)
+        _sender.use_group(group)
 
 
-def _open_file(settings: Settings, group: Group, scribe: Scribe) -> None:
+def _open_file(settings: Settings, group: ConnectedGroup, pump: EventPump) -> None:
     about = About(
         rank=group.rank,
         world_size=group.size,
-        host=group.hosts[group.rank],
+        host=group.shape.hosts[group.rank],
         version=__version__,
         script=sys.argv[0],
-        started=group.identity,
+        started=group.shape.identity,
     )
     window = parse_window(settings.trace_steps)
     try:
-        trace = TraceFile(Path(settings.trace), about, window, lambda: scribe.remove(trace))
+        trace = TraceFile(Path(settings.trace), about, window, lambda: pump.remove(trace))
     except OSError as error:
         raise ConfigError(f"the trace cannot be written to {settings.trace}: {error.strerror}") from None
-    scribe.add(trace)
+    pump.add(trace)
 
 
-def part() -> None:
-    """The groups are about to be left."""
+def announce_end() -> None:
+    """Tell the live view that the groups are about to be left."""
     if _sender is not None:
-        _sender.part()
+        _sender.announce_end()
 
 
 def end() -> None:
-    """Write the rest; a second call does nothing."""
-    global _scribe, _sender
-    if _scribe is not None:
-        _scribe.close()
-        _scribe = _sender = None
+    """Write the remaining events.  A second call does nothing."""
+    global _pump, _sender
+    if _pump is not None:
+        _pump.close()
+        _pump = _sender = None
 
 
 def abandon() -> None:
-    """In a forked child: the parent writes."""
-    global _scribe, _sender
-    here.is_on = False
-    _scribe = _sender = None
+    """Stop recording in a forked child: the parent writes."""
+    global _pump, _sender
+    process_recorder.is_on = False
+    _pump = _sender = None

@@ -1,30 +1,27 @@
 """The turns of this process, one per device: made when a model is wrapped, closed at the end.
 
-In: a group whose job shares, a device.  Out: its `Turn`, which tells the job's other workers where the job stands.
+In: a group whose job shares, a device.  Out: its `TurnClient`, which relays to the job's other workers what they need.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from undertow.coordinator import messages
-from undertow.crossover.client import Turn
-from undertow.crossover.messages import VERSION, Hello
-from undertow.crossover.place import find_socket
-from undertow.crossover.turns import Place
-from undertow.runtime.group import Group
-from undertow.runtime.shape import COORDINATOR
-from undertow.store.shard import Unexpected
+from undertow.crossover.client import TurnClient
+from undertow.crossover.messages import VERSION, Hello, Lift, Relayed
+from undertow.crossover.socket_path import find_socket
+from undertow.engine.core.shape import COORDINATOR
+from undertow.engine.interface import Group
+from undertow.settings import Sharing
 
-_turns: dict[str, Turn] = {}
+_turns: dict[str, TurnClient] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedDevice:
-    """What must be known of a device."""
+    """Device that jobs share."""
 
     name: str
     growth_bytes: int  # memory that the job will still take of it
@@ -32,22 +29,23 @@ class SharedDevice:
     synchronise: Callable[[], None]
 
 
-def find_turn(device: str) -> Turn | None:
-    """The turn of this device, if this process takes one."""
+def find_turn(device: str) -> TurnClient | None:
+    """Return the turns of this device, if this process takes some."""
     return _turns.get(device)
 
 
-def open_turn(group: Group, device: SharedDevice) -> Turn | None:
-    """The turn of this device; None if the job does not share.  Raises `ConfigError` if it is not admitted."""
-    if group.sharing is None:
+def open_turn(group: Group, device: SharedDevice) -> TurnClient | None:
+    """Take turns on this device; None if the job does not share.  Raises `ConfigError` if it is not admitted."""
+    sharing = group.shape.sharing
+    if sharing is None:
         return None
     turn = _turns.get(device.name)
     if turn is None:
-        turn = _make_turn(group, device)
+        turn = _make_turn(group, sharing, device)
         turn.start()
         _turns[device.name] = turn
-        group.share(lambda peer, message: _hear(turn, group, peer, message))
-    group.waiters.share(turn)
+        group.turns.on_message(lambda peer, message: _handle_relayed(turn, group, peer, message))
+    group.turns.free_while_waiting(turn)
     return turn
 
 
@@ -58,18 +56,16 @@ def close_all() -> None:
 
 
 def abandon_all() -> None:
-    """In a forked child."""
+    """Forget all turns in a forked child."""
     for turn in _turns.values():
         turn.abandon()
     _turns.clear()
 
 
-def _make_turn(group: Group, device: SharedDevice) -> Turn:
-    sharing = group.sharing
-    assert sharing is not None
+def _make_turn(group: Group, sharing: Sharing, device: SharedDevice) -> TurnClient:
     hello = Hello(
         version=VERSION,
-        job=group.identity,
+        job=group.shape.identity,
         name=sharing.name,
         rank=group.rank,
         world_size=group.size,
@@ -80,28 +76,24 @@ def _make_turn(group: Group, device: SharedDevice) -> Turn:
         growth_bytes=device.growth_bytes,
         free_bytes=device.free_bytes,
     )
-    return Turn(
+    return TurnClient(
         hello,
         find_socket(sharing.socket),
-        tell=lambda step, place: group.tell(messages.Standing(step, place.virtual_s, place.cost_s)),
-        lift=lambda to_s: _lift(group, device.name, to_s),
+        relay=lambda message: _relay(group, device.name, message),
         synchronise=device.synchronise,
-        speaks=sharing.is_spokesman,
+        is_verbose=sharing.is_spokesman,
     )
 
 
-def _hear(turn: Turn, group: Group, peer: int, message: messages.Standing | messages.Behind) -> None:
-    if isinstance(message, messages.Behind) and group.rank == COORDINATOR:
-        turn.raise_standing(message.to_s)
-    elif isinstance(message, messages.Standing) and peer == COORDINATOR:
-        if not math.isfinite(message.virtual_s + message.cost_s):
-            raise Unexpected(f"rank {peer} says that the job has had {message.virtual_s} s")
-        turn.hear_standing(message.step, Place(message.virtual_s, message.cost_s))
+def _handle_relayed(turn: TurnClient, group: Group, peer: int, message: Relayed) -> None:
+    if (group.rank if isinstance(message, Lift) else peer) == COORDINATOR:
+        turn.handle_relayed(message)
 
 
-def _lift(group: Group, device: str, to_s: float) -> None:
+def _relay(group: Group, device: str, message: Relayed) -> None:
+    """Pass a count on to all other workers, a lift to the first."""
     turn = find_turn(device)
-    if group.rank != COORDINATOR:
-        group.tell(messages.Behind(to_s))
+    if group.rank != COORDINATOR or not isinstance(message, Lift):
+        group.turns.send(message)
     elif turn is not None:
-        turn.raise_standing(to_s)
+        turn.handle_relayed(message)

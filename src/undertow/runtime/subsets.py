@@ -1,38 +1,39 @@
 """Groups of some of the job's workers, formed by the group of all.
 
-In: the ranks of a subset, and a call of all ranks that brings every rank's bytes to all.  Out: a group of its own
-with connections of its own, in which the other ranks have no part; messages name its workers by their ranks in
-the job.  It is there on all its ranks or on none: if one of them cannot join, all ranks of the job hear why.
+In: the ranks of a subset, and a call of all ranks that exchanges bytes of every rank.  Out: a group with connections of
+its own, whose messages name the workers by their ranks in the job.  Either all its ranks join it or none: if one
+cannot, all ranks of the job are told why.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from undertow.coordinator.meeting import name_ranks
-from undertow.core.decoding import Decoder, Seconds
-from undertow.errors import UndertowError
-from undertow.runtime import formation, process
-from undertow.runtime.group import Group
+from undertow.decoding import Decoder, Seconds
+from undertow.engine.client import formation
+from undertow.engine.client.group import ConnectedGroup
+from undertow.errors import UndertowError, name_ranks
+from undertow.runtime import process
 
 MOST_REASONS = 3
 
-# Under this title bring some bytes, leave with those of every rank of the job, in rank order.
+# Brings bytes under a title; returns those of every rank of the job, in rank order.
 Exchange = Callable[[str, bytes], list[bytes]]
 
 
 class _Bid(msgspec.Struct, frozen=True):
-    """What a rank brings to the meeting of a subset: its card, nothing, or that it cannot come."""
+    """Contribution of a rank to the rendezvous of a subset: its card, nothing, or that it cannot come."""
 
     card: bytes = b""
     can_come: bool = True
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """Why a rank could not join, in words that are empty if another one has said it."""
+    """Reason for which a rank could not join; the text is empty if another rank gives it."""
 
     text: str
     after_s: Seconds  # since it began
@@ -43,18 +44,18 @@ _failures: Decoder[_Failure | None] = Decoder(_Failure | None, "how another work
 
 
 class _Unmet(UndertowError):
-    """Another rank could not come, and says why itself."""
+    """Absence of another rank, which gives the reason itself."""
 
 
-def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Group | None:
-    """The group of these ranks, known to the process by `name`; None on the others.
+def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> ConnectedGroup | None:
+    """Form the group of these ranks, which the process knows by `name`; return None on other ranks.
 
     All ranks of the job call it, with the same ranks in ascending order.  If a rank fails, all raise `UndertowError`
     with its reason, and the group is on none of them.
     """
     world = process.default_group()
     gathering = _Gathering(ranks, exchange)
-    own: Group | None = None
+    own: ConnectedGroup | None = None
     failure: Exception | None = None
     began_s = time.monotonic()
     try:
@@ -63,8 +64,8 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Group
         else:
             gathering.meet(b"")
     except Exception as error:
-        if world.waiters.error is not None:
-            raise  # the job itself has failed: there is nobody to agree with
+        if world.error is not None:
+            raise  # the job itself has failed: no rank is left to agree with
         failure = error
     try:
         gathering.miss()
@@ -80,7 +81,7 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Group
 
 
 class _Gathering:
-    """The meeting of a subset's ranks, to which all ranks of the job come once, whatever happens."""
+    """Rendezvous of a subset's ranks, to which every rank of the job comes once, whatever happens."""
 
     def __init__(self, ranks: Sequence[int], exchange: Exchange) -> None:
         self._ranks = ranks
@@ -94,7 +95,7 @@ class _Gathering:
         return [bids[rank].card for rank in self._ranks]
 
     def miss(self) -> None:
-        """Tell the others, if this rank has failed before it could meet them."""
+        """Tell the other ranks if this one has failed before it could meet them."""
         if not self._was_there:
             self._come(_Bid(can_come=False))
 
@@ -103,16 +104,14 @@ class _Gathering:
         return [_bids.decode(data) for data in self._exchange("addresses", msgspec.msgpack.encode(bid))]
 
 
-def _form(meet: formation.Meet, name: object, ranks: Sequence[int]) -> Group:
+def _form(meet: formation.Meet, name: object, ranks: Sequence[int]) -> ConnectedGroup:
     world = process.default_group()
     return formation.form(
         meet,
         name=f"{name}",
-        rank=ranks.index(world.rank),
-        size=len(ranks),
-        settings=process.settings(),
+        settings=replace(process.settings(), rank=ranks.index(world.rank), world_size=len(ranks)),
         loop=process.loop(),
-        address=world.address,
+        address=world.shape.address,
         names=ranks,
     )
 
@@ -125,7 +124,7 @@ def _describe(error: Exception) -> str:
 
 
 def _agree(own: _Failure | None, exchange: Exchange) -> str:
-    """Why it has failed, the same on all ranks; empty if it has not."""
+    """Return why the group could not be formed, the same on all ranks; empty if it was formed."""
     told = [_failures.decode(data) for data in exchange("formed", msgspec.msgpack.encode(own))]
     failed = [(failure.after_s, rank, failure.text) for rank, failure in enumerate(told) if failure is not None]
     words = [f"rank {rank}: {text}" for _, rank, text in sorted(failed) if text]  # the first one is the cause

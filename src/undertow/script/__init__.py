@@ -1,1 +1,1 @@
-"""What brings undertow to scripts that have never heard of it."""
+"""Prepares processes for scripts that do not import undertow, and runs the scripts."""

@@ -1,8 +1,12 @@
-"""Does a script know that it is one of several?  Then it is left to do what it does.
+"""Finds out whether a script knows that it is one of several workers; then it is left alone.
 
 In: the script's text, before it runs; the state of the process, when it makes its first optimizer.
-Out: yes or no.  The text gives a first guess, on which nothing hangs but who prints what until then, and whether
-random numbers are the same everywhere; what the process has done by then decides.
+Out: yes or no.  The text gives a first guess, which decides only which ranks print until then, and whether random
+numbers are the same on all ranks; what the process has done by then decides the rest.
+
+A script that has imported undertow joins the other workers itself: one of its namespaces, or of the functions that are
+running, holds a module, function or class of undertow's public interface.  Two things do not count: undertow's
+`DistributedDataParallel`, which replaces torch's, and `undertow.horovod`, which `import horovod` finds.
 """
 
 from __future__ import annotations
@@ -10,9 +14,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
-from undertow.runtime.torch_groups import has_group_of_one, has_process_group
+from undertow.torch_groups import has_group_of_one, has_process_group
 
 # Words of scripts that know: ranks, process groups, and the frameworks that make them.
 _KNOWING = re.compile(
@@ -22,50 +29,54 @@ _KNOWING = re.compile(
 )
 _HOROVOD = re.compile(rb"\bhorovod\b|\bHOROVOD_")
 
-# What somebody means to do one day is not what the script does.
+# A comment says what the script may do one day, not what it does.
 _COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
 
 
-def speaks_of_ranks(script: str | None) -> bool:
-    """By its text.  Of one that cannot be read nothing is assumed."""
+# Undertow's modules that a script imports to join the other workers, and what in them does not count.
+_PUBLIC = ("undertow", "undertow.torch", "undertow.kvstore")
+_REPLACING = ("DistributedDataParallel",)
+
+
+def mentions_ranks(script: str | None) -> bool:
+    """Return whether the text of the script mentions ranks; True if it cannot be read."""
     text = _read_text(script)
     return text is None or _KNOWING.search(text) is not None
 
 
-def speaks_of_horovod(script: str | None) -> bool:
-    """By its text."""
+def mentions_horovod(script: str | None) -> bool:
     return _HOROVOD.search(_read_text(script) or b"") is not None
 
 
 def _read_text(script: str | None) -> bytes | None:
-    """Without its comments; None if it cannot be read."""
+    """Read the script without its comments; None if it cannot be read."""
     try:
         return None if script is None else _COMMENT.sub(b"", Path(script).read_bytes())
     except OSError:
         return None
 
 
-def find_text(module: str) -> str | None:
-    """The file of a module that is the user's own, without importing anything; None if it is somewhere else."""
+def find_module_file(module: str) -> str | None:
+    """Find the file of a module below the current folder, without importing anything; None if it is elsewhere."""
     path = os.path.join(os.getcwd(), *module.split("."))
     return next((file for file in (f"{path}.py", os.path.join(path, "__main__.py")) if os.path.isfile(file)), None)
 
 
-def knows_of_ranks() -> bool:
-    """By what it has done: it has joined the others.
+def has_joined() -> bool:
+    """Return whether the script has joined other workers, through undertow or otherwise.
 
-    An import alone is no sign: libraries try `import horovod.torch` to see whether it is there.
+    An import alone is no sign: libraries try `import horovod.torch` to see whether it is installed.
     """
-    return _has_undertow() or find_join() is not None
+    return _has_undertow() or find_join_call() is not None
 
 
-def find_join() -> str | None:
-    """The call by which it has joined the others without undertow, if any."""
+def find_join_call() -> str | None:
+    """Return the call by which the script has joined other workers without undertow, or None."""
     return "init_process_group" if has_process_group() else "hvd.init()" if _has_horovod() else None
 
 
-def is_alone() -> bool:
-    """Whether all that it has joined is a process group of its own process, as some libraries ask for one."""
+def has_joined_alone() -> bool:
+    """Return whether the script has joined nothing but a process group of one process, which some libraries need."""
     return has_group_of_one() and not _has_undertow() and not _has_horovod()
 
 
@@ -75,12 +86,49 @@ def _has_undertow() -> bool:
 
 
 def _has_horovod() -> bool:
-    """Whether Horovod itself is initialised."""
+    """Return whether Horovod itself is initialised."""
     module = sys.modules.get("horovod.torch")
     is_initialized = getattr(module, "is_initialized", None)
     if is_initialized is None or module is sys.modules.get("undertow.horovod.torch"):
-        return False  # undertow's module by that name: it has joined if undertow has
+        return False  # undertow's module by that name: `_has_undertow` covers it
     try:
         return bool(is_initialized())
     except Exception:
         return False  # a Horovod that was built without torch
+
+
+def imports_undertow() -> bool:
+    """Return whether the script, or a module of its own, has imported undertow."""
+    public = _find_public()
+    return any(id(value) in public for space in _find_namespaces() for value in list(space.values()))
+
+
+def _find_public() -> set[int]:
+    """Return the ids of the public modules, functions and classes of undertow."""
+    modules = [sys.modules[name] for name in _PUBLIC if name in sys.modules]
+    things: list[Any] = [*modules]
+    for module in modules:
+        things += [vars(module)[name] for name in _list_names(module) if name not in _REPLACING]
+    return {id(thing) for thing in things if isinstance(thing, (ModuleType, FunctionType, type))}
+
+
+def _list_names(module: ModuleType) -> list[str]:
+    named = getattr(module, "__all__", None)
+    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", None) == module.__name__]
+    return [name for name in named or own if name in vars(module)]
+
+
+def _find_namespaces() -> Iterator[Mapping[str, Any]]:
+    for name, module in list(sys.modules.items()):
+        if not _is_ours(name) and isinstance(module, ModuleType) and not _is_ours(vars(module).get("__name__")):
+            yield vars(module)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not _is_ours(frame.f_globals.get("__name__")):
+            yield frame.f_globals
+            yield frame.f_locals
+        frame = frame.f_back
+
+
+def _is_ours(name: Any) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] == "undertow"

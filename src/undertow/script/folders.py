@@ -1,7 +1,7 @@
-"""Folders that every rank of a single-process script makes: the first to come does, and the others find them.
+"""Folders that every rank of a single-process script makes: the first rank to get there makes them.
 
-In: paths of which the script was told that nothing is there, and the folders that it makes.
-Out: one folder.  `if not os.path.exists(path): os.mkdir(path)` is right in one process; of several, one would fail.
+In: paths that the script has looked for and not found, and the folders that it makes.
+Out: one folder.  `if not os.path.exists(path): os.mkdir(path)` works in one process; in several, all but one may fail.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-MOST_ABSENT = 1000  # paths; a script may ask for a million files that are not there
+MOST_ABSENT = 1000  # paths; a script may look for a million files that do not exist
 
 
 class Folders:
-    """What this rank was told is not there, and may be made by another before it does."""
+    """The paths that this rank has not found, and that another rank may have made since."""
 
     def __init__(self) -> None:
         self._absent: OrderedDict[str, None] = OrderedDict()
 
     def note_absent(self, path: Any) -> None:
-        """The script has asked for this path, and nothing is there."""
+        """Note that the script has looked for this path and found nothing."""
         if (found := _find_path(path)) is not None:
             self._absent[found] = None
             if len(self._absent) > MOST_ABSENT:
                 self._absent.popitem(last=False)
 
     def make(self, original: Callable[..., None], path: Any, *arguments: Any, **options: Any) -> None:
-        """As os.mkdir, but that another rank may have made the folder since the script has asked for it."""
+        """Make a folder as os.mkdir does; it is no error if another rank has made it since the script looked."""
         found = _find_path(path)
         was_absent = found in self._absent
         if found is not None:

@@ -1,9 +1,9 @@
-"""What undertow replaces in a script's process because the script may not know of it: one table, with reasons.
+"""The table of everything that undertow replaces in a script's process, with reasons.
 
-In: what a row makes of the original.  Out: it stands in the original's place, until it is undone.
-Two other places in the package assign to a module or class of somebody else's: `torch/native.py`, functions that would
-read a parameter past its gate, and `torch/data/distribution.py`, `torch.autograd.backward` where a script asks for its
-share of the data by `undertow.torch.distribute`.
+In: a row that makes a replacement from the original.  Out: the replacement is in effect until it is undone.
+Two other modules assign to modules or classes that are not undertow's: `torch/gates/native_functions.py` (functions
+that would read a parameter before its gate opens) and `torch/data/distribution.py` (`torch.autograd.backward`, for
+scripts that call `undertow.torch.distribute`).
 """
 
 from __future__ import annotations
@@ -15,187 +15,190 @@ from dataclasses import dataclass
 from typing import Any
 
 from undertow.errors import ConfigError
-from undertow.script import standins
-from undertow.script.plain import Plain
-from undertow.torch.data import standins as data
+from undertow.script import replacements
+from undertow.script.single_process import SingleProcessScript
+from undertow.torch.data import replacements as data
 
-CHECKED_WITH = "2.13.0"  # of torch; each row was seen to work, and to be needed, with this version
+CHECKED_WITH = "2.13.0"  # of torch: with this version each row is needed and works
 
 
 @dataclass(frozen=True)
 class Patch:
-    """`place` is module:name, or module:class.name; `make(original, plain)` gives what stands there instead."""
+    """A replacement for `target`, module:name or module:class.name, which `make(original, script)` returns."""
 
-    place: str
-    make: Callable[[Any, Plain], Any]
+    target: str
+    make: Callable[[Any, SingleProcessScript], Any]
     reason: str
     checked_with: str = CHECKED_WITH
 
     @property
     def module(self) -> str:
-        return self.place.partition(":")[0]
+        return self.target.partition(":")[0]
+
+
+def _each(
+    targets: Sequence[str],
+    make: Callable[[Any, SingleProcessScript], Any],
+    reason: str,
+    checked_with: str = CHECKED_WITH,
+) -> tuple[Patch, ...]:
+    """Return a patch for each of these targets, all of which need it for the same reason."""
+    return tuple(Patch(target, make, reason, checked_with) for target in targets)
 
 
 # For every script.
-DOOR = (
-    Patch(
-        "torch.nn.parallel:DistributedDataParallel",
-        standins.wrap_model,
-        "scripts for torchrun train over our engine; `isinstance` holds, it is a subclass of torch's",
-    ),
-    Patch("torch.nn.parallel.distributed:DistributedDataParallel", standins.wrap_model, "the same by its full name"),
+DDP_PATCHES = _each(
+    ("torch.nn.parallel:DistributedDataParallel", "torch.nn.parallel.distributed:DistributedDataParallel"),
+    replacements.wrap_model,
+    "scripts for torchrun train over undertow's engine; `isinstance` holds, because it is a subclass of torch's",
 )
-_ASKING = {"exists": standins.exists, "is_file": standins.is_file, "is_dir": standins.is_folder}
-# For scripts that know nothing of other ranks; undone as soon as one turns out to know.
-PLAIN = (
-    Patch(
-        "torch.distributed:init_process_group",
-        standins.join_others,
-        "a script that joins the others after its first optimizer is no single-process script: all is undone first",
+_LOOKUPS = {"exists": replacements.exists, "is_file": replacements.is_file, "is_dir": replacements.is_folder}
+# For single-process scripts; undone as soon as a script turns out to know of ranks.
+SINGLE_PROCESS_PATCHES = (
+    *_each(
+        ("torch.distributed:init_process_group", "torch.distributed.distributed_c10d:init_process_group"),
+        replacements.join_others,
+        "a script that joins other workers after its first optimizer is no single-process script: all is undone first",
     ),
-    Patch("torch.distributed.distributed_c10d:init_process_group", standins.join_others, "the same by its full name"),
     Patch(
         "torch.optim:Optimizer.__init__",
-        standins.make_optimizer,
-        "an optimizer's parameters are what is trained: they are kept the same on all ranks",
+        replacements.make_optimizer,
+        "an optimizer's parameters are trained: they are kept the same on all ranks",
     ),
-    Patch("torch.optim:Optimizer.add_param_group", standins.add_parameters, "so are those that join it later"),
+    Patch("torch.optim:Optimizer.add_param_group", replacements.add_parameters, "so are parameters added later"),
     Patch(
         "torch.utils.data:DataLoader._index_sampler",
         data.choose_indices,
-        "each rank takes its share; len() of the loader follows; sampler and batch_sampler stay as the script has them",
+        "each rank takes its share, and len() of the loader follows; sampler and batch_sampler stay unchanged",
     ),
-    Patch("torch.utils.data:DataLoader._get_iterator", data.iterate, "streams are strided"),
+    Patch("torch.utils.data:DataLoader._get_iterator", data.iterate, "each rank takes every n-th sample of a stream"),
     Patch(
         "torch.utils.data.dataloader:_BaseDataLoaderIter._reset",
         data.begin_again,
-        "with persistent workers one iterator serves all epochs: it must ask anew what to go through",
+        "with persistent workers one iterator serves all epochs: it must take a new share in each",
     ),
-    Patch("torch.utils.data:DataLoader.__len__", data.count_batches, "so is their length"),
+    Patch("torch.utils.data:DataLoader.__len__", data.count_batches, "len() over a stream is that of the share"),
     Patch(
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
         data.hand_out,
-        "tells which batch is computed now, for its weight, and when an epoch ends",
+        "tells which batch is being computed, for its weight, and when an epoch ends",
     ),
     Patch(
         "torch.autograd:backward",
         data.run_backward,
-        "parts of a batch count as much as the loss says: for what they are a sum or a mean of",
+        "weighs the terms of the loss, so that the shares of a batch add up to its gradient",
     ),
     Patch(
         "torch.autograd:grad",
-        standins.compute_gradients,
-        "a script that updates its weights with these, and has no optimizer, is told that nothing is synchronised",
+        replacements.compute_gradients,
+        "a script that updates its weights with these, and has no optimizer, is warned that nothing is synchronised",
     ),
     Patch(
         "torch.optim.lr_scheduler:ReduceLROnPlateau.step",
-        standins.step_on_plateau,
-        "it decides by a figure that may differ between ranks: rank 0's decides for all",
+        replacements.step_on_plateau,
+        "it decides by a metric that may differ between ranks: rank 0's decides for all",
     ),
-    Patch("torch:save", standins.save, "one rank writes a checkpoint"),
-    Patch("torch.serialization:save", standins.save, "the same by its full name"),
-    Patch("torch:load", standins.load, "a rank that did not write reads what it would have written"),
-    Patch("torch.serialization:load", standins.load, "the same by its full name"),
-    Patch("os:replace", standins.rename, "checkpoints are written under another name first: one rank renames them"),
-    Patch("os:rename", standins.rename, "the same by its other name"),
-    Patch("shutil:copyfile", standins.copy, "the best checkpoint is a copy of the last: one rank makes it"),
-    Patch("shutil:copy", standins.copy, "the same, into a folder"),
-    Patch("shutil:copy2", standins.copy, "the same by its other name"),
-    Patch("os.path:exists", standins.exists, "a checkpoint is there for ranks that did not write it, too"),
-    Patch("os.path:isfile", standins.is_file, "the same for files only"),
-    Patch("os.path:getsize", standins.measure, "so is its size, which scripts print"),
+    *_each(("torch:save", "torch.serialization:save"), replacements.save, "one rank writes a checkpoint"),
+    *_each(
+        ("torch:load", "torch.serialization:load"),
+        replacements.load,
+        "a rank that did not write reads what it would have written",
+    ),
+    *_each(
+        ("os:replace", "os:rename"),
+        replacements.rename,
+        "checkpoints are written under a temporary name first: one rank renames them",
+    ),
+    *_each(
+        ("shutil:copyfile", "shutil:copy", "shutil:copy2"),
+        replacements.copy,
+        "the best checkpoint is a copy of the last: one rank makes it",
+    ),
+    Patch("os.path:exists", replacements.exists, "a checkpoint exists for ranks that did not write it, too"),
+    Patch("os.path:isfile", replacements.is_file, "the same for files only"),
+    Patch("os.path:getsize", replacements.measure, "so is its size, which scripts print"),
     *(
-        Patch(f"pathlib:Path.{name}", make, "the same for paths, where they do not ask os.path")
-        for name, make in _ASKING.items()
+        Patch(f"pathlib:Path.{name}", make, "the same for paths, where pathlib does not call os.path")
+        for name, make in _LOOKUPS.items()
         if name in vars(pathlib.Path)  # not in every Python
     ),
-    Patch("os.path:isdir", standins.is_folder, "a folder that is not there may be made by another rank now"),
-    Patch("os:mkdir", standins.make_folder, "then it is no error to find it; os.makedirs and pathlib call this one"),
-    Patch("os:remove", standins.remove, "old checkpoints are removed by who wrote them"),
-    Patch("os:unlink", standins.remove, "the same by its other name"),
+    Patch("os.path:isdir", replacements.is_folder, "notes folders that do not exist: another rank may make them"),
+    Patch("os:mkdir", replacements.make_folder, "it may exist by then; os.makedirs and pathlib call this function"),
+    *_each(("os:remove", "os:unlink"), replacements.remove, "old checkpoints are removed by the rank that wrote them"),
 )
-# The same for modules of libraries, applied when a script imports them.
+# For single-process scripts, too: modules of libraries, patched when a script imports them.  Lightning has two names.
 _LIGHTNING, _TENSORBOARD, _IGNITE = "lightning 2.6.6", "tensorboard 2.21.0", "pytorch-ignite 0.5.5"
-LIBRARIES = (
-    Patch(
-        "lightning.fabric.plugins.io.torch_io:_atomic_save",
-        standins.save_atomically,
-        "a Trainer on one device saves to memory, and writes that by itself: one rank writes a checkpoint",
+_FABRIC = ("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io")
+LIBRARY_PATCHES = (
+    *_each(
+        [f"{module}:_atomic_save" for module in _FABRIC],
+        replacements.save_atomically,
+        "a Trainer on one device saves to memory and writes that itself: one rank writes a checkpoint",
         _LIGHTNING,
     ),
-    Patch(
-        "lightning.fabric.plugins.io.torch_io:TorchCheckpointIO.load_checkpoint",
-        standins.load_checkpoint,
+    *_each(
+        [f"{module}:TorchCheckpointIO.load_checkpoint" for module in _FABRIC],
+        replacements.load_checkpoint,
         "a rank that did not write reads what it would have written",
         _LIGHTNING,
     ),
-    Patch("lightning.pytorch.core.saving:pl_load", standins.load, "so does load_from_checkpoint", _LIGHTNING),
-    Patch(
-        "lightning_fabric.plugins.io.torch_io:_atomic_save",
-        standins.save_atomically,
-        "the same for pytorch_lightning",
+    *_each(
+        ("lightning.pytorch.core.saving:pl_load", "pytorch_lightning.core.saving:pl_load"),
+        replacements.load,
+        "so does load_from_checkpoint",
         _LIGHTNING,
     ),
-    Patch(
-        "lightning_fabric.plugins.io.torch_io:TorchCheckpointIO.load_checkpoint",
-        standins.load_checkpoint,
-        "the same for pytorch_lightning",
-        _LIGHTNING,
-    ),
-    Patch("pytorch_lightning.core.saving:pl_load", standins.load, "the same for pytorch_lightning", _LIGHTNING),
     Patch(
         "ignite.handlers.checkpoint:DiskSaver._save_func",
-        standins.save_by_handler,
-        "its checkpoints are renamed from a file that it opens itself: one rank writes and removes them",
+        replacements.save_by_handler,
+        "it opens a file itself and renames it: one rank writes and removes checkpoints",
         _IGNITE,
     ),
     Patch(
         "torch.utils.tensorboard.writer:EventFileWriter",
-        standins.write_events,
+        replacements.write_events,
         "one rank writes the events of a SummaryWriter",
         _TENSORBOARD,
     ),
-    Patch(
-        "tensorboardX.writer:EventFileWriter", standins.write_events, "the same for tensorboardX", "tensorboardX 2.6.5"
-    ),
+    Patch("tensorboardX.writer:EventFileWriter", replacements.write_events, "so it does here", "tensorboardX 2.6.5"),
 )
 
 
-class Patches:
-    """Those that are in force."""
+class AppliedPatches:
+    """The patches that are in effect."""
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Patch, Any, str, Any, Any]] = []  # and what stands in its place
+        self._applied: list[tuple[Patch, Any, str, Any, Any]] = []  # patch, owner, name, original, replacement
 
-    def apply(self, patches: Sequence[Patch], plain: Plain) -> None:
-        """Raises `ConfigError` if this torch does not have one of the places."""
+    def apply(self, patches: Sequence[Patch], script: SingleProcessScript) -> None:
+        """Apply these patches; raise `ConfigError` if this torch lacks the target of one."""
         for patch in patches:
-            owner, name = _find(patch.place, patch.checked_with)
+            owner, name = _find(patch.target, patch.checked_with)
             original = vars(owner)[name]
-            made = patch.make(original, plain)
-            self._originals.append((patch, owner, name, original, made))
-            setattr(owner, name, made)
+            replacement = patch.make(original, script)
+            self._applied.append((patch, owner, name, original, replacement))
+            setattr(owner, name, replacement)
 
     def undo(self, patches: Sequence[Patch] | None = None) -> None:
-        """Put the originals of these, or of all, back; the last one first.
+        """Restore the originals of these patches, or of all, in reverse order.
 
-        Where something else was put since, it stays: what it finds below does nothing any more.
+        Where the script has put something else since, that stays: the replacement below it does nothing any more.
         """
-        for patch, owner, name, original, made in reversed(self._originals):
-            if (patches is None or patch in patches) and vars(owner)[name] is made:
+        for patch, owner, name, original, replacement in reversed(self._applied):
+            if (patches is None or patch in patches) and vars(owner)[name] is replacement:
                 setattr(owner, name, original)
-        self._originals = [entry for entry in self._originals if patches is not None and entry[0] not in patches]
+        self._applied = [entry for entry in self._applied if patches is not None and entry[0] not in patches]
 
 
-def _find(place: str, checked_with: str) -> tuple[Any, str]:
-    module, _, path = place.partition(":")
+def _find(target: str, checked_with: str) -> tuple[Any, str]:
+    module, _, path = target.partition(":")
     *outer, name = path.split(".")
     owner: Any = importlib.import_module(module)
-    for part in outer:
-        owner = getattr(owner, part, None)
+    for attribute in outer:
+        owner = getattr(owner, attribute, None)
     if owner is None or name not in vars(owner):
         raise ConfigError(
             f"this torch has no {path} in {module}: undertow was checked with {checked_with}. --plain off and "
-            "--ddp off (UNDERTOW_PLAIN, UNDERTOW_DDP) run a script without it"
+            "--ddp off (UNDERTOW_PLAIN, UNDERTOW_DDP) run a script without replacing it"
         )
     return owner, name

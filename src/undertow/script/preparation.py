@@ -1,90 +1,93 @@
 """Prepares a process for a script, before it runs.
 
-In: the settings, the script's file if it has one.  Out: torch is patched as soon as the script imports it; if the
-script may know nothing of ranks, the others are quiet until that is known; `horovod.torch` can be imported.
-`undo` leaves everything as it was found.
+In: the settings, and the script's file if it has one.  Out: torch is patched as soon as the script imports it; the
+output of all ranks but 0 is held while the script may be a single-process script; `horovod.torch` can be imported.
+`undo` restores everything.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from undertow import hidden, horovod
 from undertow.horovod import aliases
-from undertow.horovod.place import guess_place
-from undertow.script.admission import check_launcher
-from undertow.script.awareness import speaks_of_horovod, speaks_of_ranks
-from undertow.script.imports import when_imported
-from undertow.script.restart import Origin
-from undertow.script.seeds import Seeds
-from undertow.script.voice import Voice
+from undertow.horovod.worker_numbers import guess_numbers
+from undertow.script.awareness import mentions_horovod, mentions_ranks
+from undertow.script.held_output import HeldOutput
+from undertow.script.import_hook import when_imported
+from undertow.script.launcher_check import check_launcher
+from undertow.script.restart import StartCommand
 from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 
 
-class Preparation:
+class PreparedProcess:
+    """The changes to this process for one script."""
+
     def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
-        self._origin = Origin.read()
+        self._start = StartCommand.read()
         self._end_check = end_check
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
         self._has_horovod = _provides_horovod(settings.horovod)
-        self._place: dict[str, str] = {}
+        self._variables: dict[str, str] = {}  # of Horovod, set here
         if self._has_horovod:
             horovod.install()
-            # Not for every script: libraries choose Horovod where they see HOROVOD_RANK.
-            if settings.horovod is Horovod.ON or speaks_of_horovod(script):
-                self._place = guess_place(settings).to_environment()
-                os.environ.update(self._place)
+            # Only if needed: libraries choose Horovod when they see HOROVOD_RANK.
+            if settings.horovod is Horovod.ON or mentions_horovod(script):
+                self._variables = guess_numbers(settings).to_environment()
+                os.environ.update(self._variables)
         else:
-            horovod.uninstall()  # what PYTHONPATH may have brought from a process that has ours
-        self.voice = Voice()
-        # Without a launcher of ours the port of the meeting is what all ranks of this job, and no others, share.
-        word = settings.token or f"{settings.master_addr}:{settings.master_port}"
-        self._seeds = Seeds(word)
-        self._looks_plain = _looks_plain(settings, script)
+            horovod.uninstall()  # PYTHONPATH may have brought it from a parent process
+        self.output = HeldOutput()
+        # Under another launcher, the address of the rendezvous is what exactly the ranks of this job share.
+        secret = settings.token or f"{settings.master_addr}:{settings.master_port}"
+        self._seed = SharedSeed(secret)
+        self._looks_single_process = _looks_single_process(settings, script)
         if settings.plain is PlainScripts.ON:
             hidden.hide()
-        if self._looks_plain:
-            self._seeds.plant()
+        if self._looks_single_process:
+            self._seed.apply()
             if settings.rank > 0:
-                self.voice.start()
+                self.output.start()
 
     def apply(self) -> None:
-        """Torch is there, or a module of the script's own by this name."""
+        """Patch torch, which has been imported; do nothing if it is a module of the script's own by this name."""
         if self._is_undone or not hasattr(sys.modules["torch"], "_C"):
             return
-        from undertow.script.patched import patch_torch
+        from undertow.script.patching import patch_torch
 
         self._undo_torch = patch_torch(
             self._settings,
-            looks_plain=self._looks_plain,
-            start_again=self._origin.start_again,
+            looks_single_process=self._looks_single_process,
+            start_again=self._start.start_again,
             on_begin=self._begin,
             on_end=self._leave_alone,
-            on_join=self.voice.recall,
+            on_join=self.output.recall,
         )
 
     def _begin(self) -> None:
-        """The script knows nothing of ranks."""
+        """Drop the output of all ranks but 0: this is a single-process script."""
         if self._settings.rank > 0:
-            self.voice.start()
-            self.voice.drop()
+            self.output.start()
+            self.output.drop()
 
     def _leave_alone(self) -> None:
-        """It does."""
-        self._seeds.take_back()
-        self.voice.stop()
+        """Restore random numbers and output: the script knows of ranks."""
+        self._seed.undo()
+        self.output.stop()
 
     def forget(self) -> None:
-        """In a forked child, which is the script's own business; it goes on as loud or quiet as it was.
+        """Undo the patches in a forked child, which belongs to the script.
 
-        What it has of Horovod it keeps.
+        Its output stays shown or dropped as it was, its random numbers stay, and Horovod stays importable.
         """
-        self.voice, self._seeds = Voice(), Seeds("")
-        self._has_horovod, self._place = False, {}
+        self.output, self._seed = HeldOutput(), SharedSeed("")
+        self._has_horovod, self._variables = False, {}
         self.undo()
 
     def undo(self) -> None:
@@ -92,39 +95,41 @@ class Preparation:
         self._end_check()
         if self._has_horovod:
             horovod.uninstall()
-        for variable in self._place:
+        for variable in self._variables:
             os.environ.pop(variable, None)
         self._undo_torch()
         self._leave_alone()
 
 
-def _looks_plain(settings: Settings, script: str | None) -> bool:
-    """Whether nothing yet says that the script knows of ranks."""
-    is_tried = settings.plain is not PlainScripts.OFF and settings.world_size > 1
-    return is_tried and (settings.plain is PlainScripts.ON or not speaks_of_ranks(script))
+def _looks_single_process(settings: Settings, script: str | None) -> bool:
+    """Return whether the script may be a single-process script, as far as its text shows."""
+    is_possible = settings.plain is not PlainScripts.OFF and settings.world_size > 1
+    return is_possible and (settings.plain is PlainScripts.ON or not mentions_ranks(script))
 
 
 def _provides_horovod(choice: Horovod) -> bool:
     return choice is Horovod.ON or (choice is Horovod.AUTO and not aliases.is_installed())
 
 
-_current: Preparation | None = None
+_current: PreparedProcess | None = None
 
 
 def prepare(script: str | None) -> None:
-    """Once per process.  Raises `ConfigError` for settings that are not possible, and under launchers
-    whose ranks are not read."""
+    """Prepare this process for a script, once.
+
+    Raises `ConfigError` for impossible settings, and under launchers whose ranks undertow does not read.
+    """
     global _current
     if _current is None:
         end_check = check_launcher(script)
-        _current = Preparation(read_settings(), script, end_check)
+        _current = PreparedProcess(read_settings(), script, end_check)
         when_imported("torch", _current.apply)
         os.register_at_fork(after_in_child=_forget)
-    os.environ.pop("UNDERTOW_AUTOLOAD", None)  # processes that the script starts are its own business
+    os.environ.pop("UNDERTOW_AUTOLOAD", None)  # child processes of the script are ordinary ones
 
 
 def undo() -> None:
-    """As if nothing had been prepared."""
+    """Restore the process as it was before `prepare`."""
     global _current
     if _current is not None:
         hidden.show()
@@ -139,7 +144,43 @@ def _forget() -> None:
         _current = None
 
 
-def speak_up() -> None:
-    """The script fails: whatever rank this is, it is heard."""
+def show_output() -> None:
+    """Show the held and all later output of this rank, because the script fails on it."""
     if _current is not None:
-        _current.voice.speak_up()
+        _current.output.show_all()
+
+
+class SharedSeed:
+    """A seed for Python's and numpy's generators, from a text that all ranks share; torch's are alike anyway."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._undo: list[Callable[[], None]] = []
+
+    def apply(self) -> None:
+        """Seed Python's generator now and numpy's when it is imported."""
+        before = random.getstate()
+        random.seed(self._text)
+        seeded = random.getstate()
+        self._undo.append(lambda: random.setstate(before) if random.getstate() == seeded else None)
+        when_imported("numpy", self._seed_numpy)
+
+    def undo(self) -> None:
+        """Restore the generators, except those that the script has drawn from or seeded meanwhile."""
+        self._text = ""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def _seed_numpy(self) -> None:
+        numbers: Any = getattr(sys.modules["numpy"], "random", None)
+        if not self._text or not hasattr(numbers, "get_state"):  # a module of the script's own by this name
+            return
+        before = numbers.get_state()
+        numbers.seed(random.Random(self._text).getrandbits(32))
+        seeded = _describe_state(numbers.get_state())
+        self._undo.append(lambda: numbers.set_state(before) if _describe_state(numbers.get_state()) == seeded else None)
+
+
+def _describe_state(state: Any) -> tuple[object, ...]:
+    return tuple(field.tobytes() if hasattr(field, "tobytes") else field for field in state)

@@ -1,4 +1,4 @@
-"""The torch doors: `DistributedDataParallel`, `parallelize`, `distribute`, and the proof that replicas are the same."""
+"""The torch frontend: `DistributedDataParallel`, `parallelize`, `distribute`, and the check that replicas are equal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from undertow.torch.data.distribution import distribute
-from undertow.torch.ddp import DistributedDataParallel
-from undertow.torch.parallel import find_coordinator, flush, parallelize
+from undertow.torch.ddp.parallelize import flush, parallelize, plan_of
+from undertow.torch.ddp.wrapper import DistributedDataParallel
 from undertow.torch.replicas import verify_replicas
 
-__all__ = ["DistributedDataParallel", "distribute", "find_coordinator", "flush", "parallelize", "verify_replicas"]
+__all__ = ["DistributedDataParallel", "distribute", "flush", "parallelize", "plan_of", "verify_replicas"]

@@ -1,4 +1,4 @@
-"""Hooks in front of a module's forward that go neither into copies nor into files, nor into compiled graphs."""
+"""Hooks before a module's forward that go neither into copies nor into files, nor into compiled graphs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Result = TypeVar("Result")
 
 
 def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """As `torch.compiler.disable`, which imports the compiler at once: two seconds for whoever imports us.
+    """Run this function eagerly, also where it is called by compiled code.
 
-    Where no script has imported the compiler, nothing is compiled.
+    `torch.compiler.disable` imports the compiler, which takes two seconds.  So it is used once a script has imported
+    the compiler; before that nothing is compiled.
     """
     disabled: list[Callable[Given, Result]] = []
 
@@ -35,7 +36,7 @@ def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]
 def never_looked_into(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Keep the compiler from looking at the arguments of this function where compiled code causes its call.
 
-    To look at a tensor it makes a storage object, which torch keeps, so that the tensor no longer owns its memory
+    To look at a tensor the compiler makes a storage object, which torch keeps: the tensor no longer owns its memory
     alone.  What the function calls is compiled all the same.
     """
     frames: Any = torch._C._dynamo.eval_frame
@@ -49,14 +50,25 @@ def never_looked_into(function: Callable[Given, Result]) -> Callable[Given, Resu
 
 
 class ForwardHook:
-    """What is left of it in a copy does nothing."""
+    """A hook that does nothing in a copy of its module, or in one read from a file."""
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return do_nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In files there must be nothing of ours: they are read elsewhere.  This takes anything, and does nothing.
+        # A file may be read where undertow is not installed.  This takes any arguments and does nothing.
         return getattr, (nullcontext(), "__exit__")
+
+
+class EagerHook(ForwardHook):
+    """A hook that calls a function eagerly, also from compiled code."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @never_compiled
+    def __call__(self, *given: Any) -> None:
+        self._function(*given)
 
 
 def do_nothing(module: torch.nn.Module, *inputs: Any) -> None:

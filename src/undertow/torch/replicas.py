@@ -1,4 +1,4 @@
-"""The proof that all replicas are bit-identical: digests of every tensor, compared.
+"""The proof that all replicas are bit-identical: all ranks compare digests of every tensor.
 
 In: a module.  Out: one digest for all ranks, or `DriftError` naming the first tensor.
 """
@@ -12,31 +12,34 @@ from typing import Any
 import msgspec
 import torch
 
-from undertow.coordinator.agreement import decode_difference
-from undertow.core.dtypes import DType
-from undertow.errors import DriftError
-from undertow.runtime.group import Group
-from undertow.torch.groups import group_for
-from undertow.torch.tensors import as_array
+from undertow.engine.coordinator.agreement import DIFFERENCE
+from undertow.engine.core.dtypes import DType
+from undertow.engine.interface import Group
+from undertow.errors import DriftError, name_ranks
+from undertow.torch.gradient.tensors import as_array
+from undertow.torch.process_groups import group_for
 
 
 def verify_replicas(module: torch.nn.Module, process_group: Any = None) -> str:
     """Compare parameters and buffers of all ranks, bit by bit.
 
-    All ranks must call it.  Returns a digest that is the same everywhere, in hexadecimal.
+    All ranks must call it.  Returns a digest of all tensors, in hexadecimal, which is the same on all ranks.
     """
     tensors = [(name, tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)]
     return compare_tensors(tensors, group_for(process_group))
 
 
 def compare_tensors(named: Iterable[tuple[str, torch.Tensor]], group: Group) -> str:
-    """The same for these tensors."""
+    """Compare these tensors of all ranks, bit by bit.  Returns a digest of them all, in hexadecimal."""
     digests = [(name, _digest(tensor)) for name, tensor in named]
     reply = group.agree("digest", msgspec.msgpack.encode(digests))
     if reply:
-        name, ranks = decode_difference(reply)
-        names = ", ".join(map(str, ranks))
-        raise DriftError(f"replicas differ: {name!r} on rank {names} is not the same as on the other ranks")
+        name, ranks = DIFFERENCE.decode(reply)
+        raise DriftError(
+            f"replicas differ: {name!r} on {name_ranks(ranks)} is not the same as on the other ranks",
+            tensor=name,
+            ranks=ranks,
+        )
     return hashlib.blake2b(b"".join(digest for _, digest in digests), digest_size=8).hexdigest()
 
 

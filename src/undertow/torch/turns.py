@@ -1,8 +1,8 @@
-"""Crossover in a training process: computes only while its job has the turn.
+"""Crossover in a training process: it computes only while its job has the turn.
 
-In: a wrapped module whose job shares its device.  Out: the turn is taken before the first layer computes,
-handed over between two layers if another job goes first, and given back at the end of backward; whoever waits
-for the network in between does not keep it.
+In: a wrapped module whose job shares its device.  Out: the turn is taken before the first layer computes, handed over
+between two layers if another job goes first, and given back at the end of backward.  A wait for the network in between
+gives it back as well.
 """
 
 from __future__ import annotations
@@ -13,71 +13,58 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from undertow.crossover.client import Turn
+from undertow.crossover.client import TurnClient
+from undertow.engine.interface import Group
 from undertow.runtime import sharing
-from undertow.runtime.group import Group
 from undertow.runtime.sharing import SharedDevice
-from undertow.torch.device import find_free_bytes, name_device, synchronise
-from undertow.torch.hooks import ForwardHook, never_compiled
-from undertow.torch.overlap import find_readers
-from undertow.torch.passes import find_tensors
+from undertow.torch.forwards import find_readers, find_tensors
+from undertow.torch.gradient.device import find_free_bytes, name_device, synchronise
+from undertow.torch.hooks import EagerHook, never_compiled
 
-# Taken for an optimizer's step.
-_stepping: set[Turn] = set()
-# Of a job that trains: a gradient and two moments for every parameter, which are there already.
+# A job that trains will need a gradient and two moments for every parameter, which is there already.
 GROWTH = 3
 
 
-class Taking:
-    """Of one wrapped module."""
+class TurnHooks:
+    """Hooks that take and give the turn around the forward and backward passes of one wrapped module."""
 
-    def __init__(self, module: torch.nn.Module, turn: Turn) -> None:
+    def __init__(self, module: torch.nn.Module, turn: TurnClient) -> None:
         self.turn = turn
+        self.begin_forward = never_compiled(turn.take)
+        self._give = never_compiled(turn.give)
         for reader, parameters in find_readers(module):
-            if parameters:
-                reader.register_forward_pre_hook(_MakeWay(turn))
+            if parameters:  # before each layer, another job may go first
+                reader.register_forward_pre_hook(EagerHook(lambda module, inputs: turn.make_way()))
         _watch_optimizers()
 
-    @never_compiled
-    def begin_forward(self) -> None:
-        self.turn.take()
-
     def compute(self, module: torch.nn.Module, inputs: Any, kwargs: Any) -> Any:
-        """The forward pass itself."""
         try:
             outputs = module(*inputs, **kwargs)
         except BaseException:
-            self._give_up()
+            self._give()  # a script that catches the exception may do anything next: others need not wait for it
             raise
         self.end_forward(outputs)
         return outputs
 
     @never_compiled
-    def _give_up(self) -> None:
-        """Nobody knows what a script does that has caught this: others need not wait for it."""
-        self.turn.give()
-
-    @never_compiled
     def end_forward(self, outputs: Any) -> None:
-        """If a backward pass follows it goes on with the turn."""
-        leads_on = False
-        for tensor in find_tensors(outputs):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
-                leads_on = True
-        if not leads_on:
+        """Keep the turn for the backward pass, if one can follow; else give it back."""
+        leading_on = [tensor for tensor in find_tensors(outputs) if tensor.grad_fn is not None]
+        for tensor in leading_on:
+            tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+        if not leading_on:
             self.turn.give()
 
     def _begin_backward(self, gradient: torch.Tensor) -> None:
         self.turn.take()
-        torch.autograd.Variable._execution_engine.queue_callback(_End(self.turn))
+        torch.autograd.Variable._execution_engine.queue_callback(_BackwardEnd(self.turn))
 
 
-class _End:
-    """Of a backward pass.  Autograd does not call it if the pass fails, but lets go of it."""
+class _BackwardEnd:
+    """The callback that gives the turn back.  If backward fails, autograd discards it without a call."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn: Turn | None = turn
+    def __init__(self, turn: TurnClient) -> None:
+        self._turn: TurnClient | None = turn
 
     def __call__(self) -> None:
         turn, self._turn = self._turn, None
@@ -87,10 +74,10 @@ class _End:
     __del__ = __call__
 
 
-def share_device(group: Group, module: torch.nn.Module) -> Taking | None:
-    """Take turns if the job does.  Raises `ConfigError` if it is not admitted."""
+def share_device(group: Group, module: torch.nn.Module) -> TurnHooks | None:
+    """Take turns if the job does.  Raises `ConfigError` if the arbiter does not admit the job."""
     parameters = list(module.parameters())
-    if group.sharing is None or not parameters:
+    if group.shape.sharing is None or not parameters:
         return None
     device = parameters[0].device
     turn = sharing.open_turn(
@@ -102,42 +89,26 @@ def share_device(group: Group, module: torch.nn.Module) -> Taking | None:
             synchronise=functools.partial(synchronise, device),
         ),
     )
-    return None if turn is None else Taking(module, turn)
-
-
-class _MakeWay(ForwardHook):
-    """In front of a layer."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-
-    @never_compiled
-    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._turn.make_way()
+    return None if turn is None else TurnHooks(module, turn)
 
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """A step computes on the device, too."""
-    register_optimizer_step_pre_hook(lambda optimizer, args, options: _take(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, args, options: _give(optimizer))
+    """Take the turn for every optimizer's step: it computes on the device, too."""
+
+    def begin(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        if (turn := _find_turn(optimizer)) is not None:
+            turn.begin_update()
+
+    def end(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        if (turn := _find_turn(optimizer)) is not None:
+            turn.end_update()
+
+    register_optimizer_step_pre_hook(begin)
+    register_optimizer_step_post_hook(end)
 
 
-def _take(optimizer: torch.optim.Optimizer) -> None:
-    turn = _find_turn(optimizer)
-    if turn is not None and not turn.is_held:  # else it is somebody's who gives it back, such as a backward pass
-        turn.take()
-        _stepping.add(turn)
-
-
-def _give(optimizer: torch.optim.Optimizer) -> None:
-    turn = _find_turn(optimizer)
-    if turn is not None and turn in _stepping:
-        _stepping.discard(turn)
-        turn.give()
-
-
-def _find_turn(optimizer: torch.optim.Optimizer) -> Turn | None:
+def _find_turn(optimizer: torch.optim.Optimizer) -> TurnClient | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             return sharing.find_turn(name_device(parameter.device))

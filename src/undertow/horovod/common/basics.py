@@ -1,4 +1,4 @@
-"""Ranks and sizes as methods of an object, which is how Horovod's own frameworks get at them.
+"""Ranks and sizes as methods of an object, as Horovod's own frontends use them.
 
 In: the functions of `horovod.torch`.  Out: an object with the same names.
 """
@@ -10,34 +10,9 @@ from typing import Any
 from undertow.horovod.ops import ReduceOp
 from undertow.horovod.torch import basics
 
-_FUNCTIONS = (
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-)
-
 
 class HorovodBasics:
-    """The functions of `horovod.torch` that say who and where; the path of a library is accepted and not used."""
+    """An object with the functions about ranks and sizes; the path of a library is accepted and not used."""
 
     Average = ReduceOp.Average
     Sum = ReduceOp.Sum
@@ -50,9 +25,9 @@ class HorovodBasics:
         self.pkg_path = pkg_path
 
     def __getattr__(self, name: str) -> Any:
-        if name in _FUNCTIONS:
+        if name in basics.__all__:
             return getattr(basics, name)
         raise AttributeError(f"HorovodBasics has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_FUNCTIONS})
+        return sorted({*super().__dir__(), *basics.__all__})

@@ -1,5 +1,5 @@
-"""Refuses `import horovod.common.elastic` in words."""
+"""Refuses `import horovod.common.elastic` with advice."""
 
-from undertow.horovod.missing import missing_module
+from undertow.horovod.errors import missing_module
 
 raise missing_module("common.elastic")

@@ -1,4 +1,4 @@
-"""Horovod's exceptions, under the names by which scripts catch them."""
+"""Horovod's exceptions, under the names that scripts import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed.  Never raised here: a job keeps its workers."""
+    """A change of the hosts of an elastic job.  Never raised here: a job keeps its workers."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")
@@ -21,7 +21,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework's version is not the one Horovod was built with.  Never raised here: nothing is built."""
+    """A mismatch between a framework and the version Horovod was built with.  Never raised: nothing is built."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,4 +1,4 @@
-"""Process sets, under the name by which Horovod has them for all frameworks."""
+"""Process sets, under the name that Horovod has for all frameworks."""
 
 from __future__ import annotations
 

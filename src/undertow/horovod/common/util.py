@@ -1,7 +1,7 @@
-"""Small helpers that scripts import from `horovod.common.util`, with honest answers about what is built.
+"""Functions that scripts import from `horovod.common.util`.
 
-There is no compiled extension: `extension_available` says whether undertow serves a framework, `mpi_built` and its
-like say no, and `check_extension` has nothing to look for.
+There is no compiled extension: `extension_available` returns whether undertow supports a framework, and `mpi_built` and
+the like return False.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether `horovod.<ext_base_name>` can be used."""
+    """Return whether `horovod.<ext_base_name>` can be used."""
     return ext_base_name == "torch" and importlib.util.find_spec("torch") is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework sees a GPU."""
+    """Return whether the framework sees a GPU."""
     if not extension_available(ext_base_name):
         return False
     import torch
@@ -41,7 +41,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def _is_not_built(verbose: bool = False) -> bool:
-    """Nothing of what Horovod can be built with is used."""
+    """Return False: undertow uses none of the libraries that Horovod can be built with."""
     return False
 
 
@@ -49,28 +49,27 @@ mpi_built = gloo_built = nccl_built = ddl_built = ccl_built = _is_not_built
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise ImportError for a framework that undertow's Horovod does not serve."""
+    """Raise ImportError for a framework that undertow's Horovod does not support."""
     if not extension_available(ext_name.rpartition(".")[2]):
-        raise MissingModule(f"{ext_name}: undertow's Horovod serves PyTorch only, and torch must be installed")
+        raise MissingModule(f"{ext_name}: undertow's Horovod supports PyTorch only, and torch must be installed")
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
-    """Every version fits: nothing is compiled against one."""
+    """Accept every version: nothing is compiled against one."""
 
 
 def get_ext_suffix() -> str:
-    """How names of Python's compiled extensions end."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where a compiled extension beside `pkg_path` would be."""
+    """Return the path that a compiled extension beside `pkg_path` would have."""
     return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 
 # Helpers
 
-_cache = functools.cache  # without a public name in Horovod either, but imported from there
+_cache = functools.cache  # private in Horovod, too, but scripts import it
 
 
 @contextmanager
@@ -90,11 +89,11 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """A function of `op` and of the older `average` that gives the operation they ask for."""
+    """Return a function of `op` and the deprecated `average` that returns the requested operation."""
 
     def choose(op: Any, average: bool | None) -> Any:
         if op is not None and average is not None:
-            raise ValueError("op and average say the same thing: give one of them")
+            raise ValueError("op and average mean the same: give one of them")
         if average is not None:
             warnings.warn("average= is deprecated: use op=", DeprecationWarning, stacklevel=2)
             return reduce_ops.Average if average else reduce_ops.Sum
@@ -104,12 +103,12 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum could be computed by so many ranks."""
+    """Return whether the number of ranks is a power of 2, which Horovod's Adasum needs."""
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741  # Horovod's name
-    """Cut into `n` contiguous parts; the first ones have one more where it does not come out even."""
+    """Cut into `n` contiguous lists; the first ones have one more if the length is no multiple."""
     return [l[rows.start : rows.stop] for rows in split_rows(len(l), n)]
 
 
@@ -127,6 +126,6 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"versions are text such as '1.2.3', not {ver!r} and {target!r}")
     if len(target.split(".")) != 3:
         raise ValueError(f"the version to compare with is {target!r}: give major.minor.patch")
-    from torch.torch_version import TorchVersion  # packaging, without asking for it
+    from torch.torch_version import TorchVersion  # includes packaging, which need not be installed
 
     return bool(TorchVersion(ver) >= target)

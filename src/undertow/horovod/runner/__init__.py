@@ -1,4 +1,4 @@
-"""`horovod.run`: a function on several workers of this host."""
+"""`horovod.run`: calls a function on several workers of this host."""
 
 from __future__ import annotations
 

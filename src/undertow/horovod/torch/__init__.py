@@ -1,6 +1,6 @@
-"""Horovod's torch module, name by name, over our engine: `import horovod.torch as hvd` finds it.
+"""Horovod's torch module with all its names, over undertow's engine: `import horovod.torch as hvd` imports it.
 
-Not there, and refused in words: Adasum, elastic training.
+Not supported, and refused with advice: Adasum, elastic training.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import torch
 
-from undertow.horovod.errors import NotThere
-from undertow.horovod.missing import ELASTIC
+from undertow.horovod.errors import ELASTIC, NotThere
 from undertow.horovod.torch import mpi_ops
 from undertow.horovod.torch.compression import Compression
 from undertow.horovod.torch.functions import (
@@ -19,7 +18,7 @@ from undertow.horovod.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from undertow.horovod.torch.mpi_ops import *  # noqa: F403  # it has a list of its names
+from undertow.horovod.torch.mpi_ops import *  # noqa: F403  # it defines __all__
 from undertow.horovod.torch.optimizer import DistributedOptimizer
 from undertow.horovod.torch.sync_batch_norm import SyncBatchNorm
 

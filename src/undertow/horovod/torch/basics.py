@@ -1,7 +1,7 @@
-"""Who takes part, and where: `init`, ranks and sizes, and honest answers about what is built in.
+"""`init`, `shutdown`, ranks and sizes, and the functions that report what Horovod was built with.
 
-In: our own settings and group.  Out: the numbers under Horovod's names.  A process that was forked after `init`, as
-workers of a data loader are, has the numbers of the process it comes from, and makes no calls.
+In: undertow's settings and group.  Out: the numbers under Horovod's names.  A process that was forked after `init`, as
+the workers of a data loader are, has the numbers of its parent, and cannot make calls.
 """
 
 from __future__ import annotations
@@ -10,152 +10,171 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from undertow.engine.interface import Group
 from undertow.errors import ConfigError
-from undertow.horovod import topology
+from undertow.horovod import worker_numbers
 from undertow.horovod.errors import BadCall, NotThere, translated
-from undertow.horovod.place import Place
+from undertow.horovod.worker_numbers import WorkerNumbers
 from undertow.runtime import process
-from undertow.runtime.group import Group
+from undertow.torch_groups import TorchRendezvous
+
+# Horovod's public names in this module.
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
 
 _at_shutdown: list[Callable[[], None]] = []
-_place: Place | None = None  # in the job, once somebody has asked
-_hosts: Sequence[str] = ()  # of all its workers
-_pid = 0  # of the process that takes part in it
+_own_numbers: WorkerNumbers | None = None  # set on first use
+_hosts: Sequence[str] = ()  # of all workers
+_pid = 0  # of the process that has joined the job
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the other workers; see `undertow.init`.  A second call changes nothing, unless it brings process sets.
+    """Join the other workers; see `undertow.init`.  A second call changes nothing, except that it adds process sets.
 
-    From then on HOROVOD_RANK and its like are set.
+    Sets HOROVOD_RANK and the like.
     """
     from undertow.horovod.torch.process_sets import register_static
 
     if comm is not None:
-        raise NotThere("hvd.init() takes all ranks of the job: leave comm out, and use process_sets for some of them")
+        raise NotThere("hvd.init() takes all ranks of the job: leave comm out, and use process_sets for subsets")
     with translated():
         process.give_way("hvd.init()")
-        process.init()
-    os.environ.update(_find_place().to_environment())
+        process.init(TorchRendezvous())
+    os.environ.update(_find_numbers().to_environment())
     register_static(process_sets)
 
 
-def _find_place() -> Place:
+def _find_numbers() -> WorkerNumbers:
     """Return this worker's numbers, or those of the worker that this process was forked from."""
-    global _place, _hosts, _pid
-    if _place is not None and _is_forked():
-        return _place
+    global _own_numbers, _hosts, _pid
+    if _own_numbers is not None and _is_forked():
+        return _own_numbers
     world = group()
-    if _place is None or _pid != os.getpid():
-        settings = process.settings()
-        _place = Place(
-            rank=world.rank,
-            size=world.size,
-            local_rank=settings.local_rank,
-            local_size=settings.local_world_size,
-            cross_rank=topology.cross_rank(world.hosts, world.rank),
-            cross_size=topology.cross_size(world.hosts),
-        )
-        _hosts, _pid = world.hosts, os.getpid()
-        process.at_shutdown(_leave_place)
-    return _place
+    if _own_numbers is None or _pid != os.getpid():
+        _hosts, _pid = world.shape.hosts[: world.size], os.getpid()
+        _own_numbers = worker_numbers.find_numbers(process.settings(), rank=world.rank, hosts=_hosts)
+        process.at_shutdown(_forget_numbers)
+    return _own_numbers
 
 
-def _leave_place() -> None:
-    """This process has left the job.  One that is forked from it has not: its place stays."""
-    global _place
+def _forget_numbers() -> None:
+    """Forget the numbers when this process leaves the job; a process forked from it keeps them."""
+    global _own_numbers
     if os.getpid() == _pid:
-        _place = None
+        _own_numbers = None
 
 
 def _is_forked() -> bool:
-    """Whether this process comes from a worker, and has not joined the job itself."""
-    return _place is not None and os.getpid() != _pid and not process.is_joined_by_script()
+    """Return whether this process was forked from a worker, and has not joined the job itself."""
+    return _own_numbers is not None and os.getpid() != _pid and not process.is_joined_by_script()
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of every process set by its number, under Horovod's own name."""
-    from undertow.horovod.torch.process_sets import get_process_set_ids_and_ranks
+    """Return the ranks of every process set by its number.  The name is Horovod's."""
+    from undertow.horovod.torch.process_sets import find_rank_sets
 
-    return get_process_set_ids_and_ranks()
+    return find_rank_sets().to_dict()
 
 
 def shutdown() -> None:
-    """Leave the job in order."""
+    """Leave the job in an orderly way."""
     for forget in _at_shutdown:
         forget()
     process.shutdown()
 
 
 def at_shutdown(forget: Callable[[], None]) -> None:
-    """What belongs to the job that ends is forgotten with it."""
+    """Call `forget` at shutdown, to drop state that belongs to the job."""
     _at_shutdown.append(forget)
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, here or before this process was forked.
+    """Return whether `init` was called, here or before this process was forked.
 
-    Workers that were joined for a single-process script do not count.
+    Workers that undertow has joined for a single-process script do not count.
     """
     return process.is_joined_by_script() or _is_forked()
 
 
 def group() -> Group:
-    """The workers of this job."""
+    """Return the group of all workers of this job."""
     if not process.is_joined_by_script():
         if _is_forked():
             raise BadCall(
-                "this process was forked from a worker, as those of a DataLoader are: it has hvd.rank() and the like, "
-                "but it cannot take part in calls. Make them in the worker itself"
+                "this process was forked from a worker, as a DataLoader's processes are: it has hvd.rank() and the "
+                "like, but cannot take part in collectives. Call them in the worker itself"
             )
         raise ConfigError("Horovod is not initialised: call hvd.init() first")
     return process.default_group()
 
 
 def rank() -> int:
-    """This worker's number, from 0 to `size() - 1`."""
-    return _find_place().rank
+    """Return this worker's number, from 0 to `size() - 1`."""
+    return _find_numbers().rank
 
 
 def size() -> int:
-    """How many workers there are."""
-    return _find_place().size
+    """Return the number of workers."""
+    return _find_numbers().size
 
 
 def local_rank() -> int:
-    """This worker's number on its own host: choose the device with it."""
-    return _find_place().local_rank
+    """Return this worker's number on its own host, which chooses its device."""
+    return _find_numbers().local_rank
 
 
 def local_size() -> int:
-    """How many workers run on this host."""
-    return _find_place().local_size
+    """Return the number of workers on this host."""
+    return _find_numbers().local_size
 
 
 def cross_rank() -> int:
-    """The number of this worker's host."""
-    return _find_place().cross_rank
+    """Return the number of this worker's host."""
+    return _find_numbers().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts there are."""
-    return _find_place().cross_size
+    """Return the number of hosts."""
+    return _find_numbers().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many workers."""
-    _find_place()
-    return topology.is_homogeneous(_hosts)
+    """Return whether all hosts have the same number of workers."""
+    _find_numbers()
+    return worker_numbers.is_homogeneous(_hosts)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    raise NotThere("timelines are not there: UNDERTOW_TRACE names a folder for a record of every stage")
+    raise NotThere("Horovod's timeline is not supported: set UNDERTOW_TRACE to a folder for undertow's own trace")
 
 
 def stop_timeline() -> None:
-    """There is none."""
+    """Do nothing: there is no timeline."""
 
 
-# Nothing of what Horovod can be built with is used: bytes travel over our own connections.
+# None of the libraries that Horovod can be built with is used: undertow has its own connections.
 
 
 def _is_not_used() -> bool:

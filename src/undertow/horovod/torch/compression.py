@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes.  The only loss that there is, and only if the script asks for it."""
+"""Compression of gradients: the only lossy operation in undertow, and only if the script asks for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """What is sent instead of a tensor, and the tensor of what comes back."""
+    """An interface: the tensor to send, and the tensor restored from the result."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -20,7 +20,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """As it is."""
+    """A compressor that changes nothing."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -32,7 +32,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Floats in 16 bits; whole numbers as they are."""
+    """A compressor of floats to 16 bits; it leaves whole numbers unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -44,7 +44,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """What `compression=` takes."""
+    """The values of `compression=`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,9 @@
-"""Parameters, optimizer states and any object from one rank to all.
+"""Sends parameters, optimizer states and arbitrary objects from one rank to all.
 
-In: what the root has.  Out: the same everywhere.  Objects are pickled, as with Horovod: they come from workers that
-know the job's secret, and from nobody else.
+In: the root's values.  Out: the same values on all ranks.  Objects are pickled, as with Horovod.  Three functions here
+are the only ones in undertow that unpickle what a peer sends: `broadcast_object`, `allgather_object` and
+`broadcast_optimizer_state`.  The bytes come from workers that know the job's secret, and only when the script calls
+one of these functions.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from undertow.coordinator.terms import Route, Terms
-from undertow.core.rounds import Array
+from undertow.engine.coordinator.terms import Route, Terms
+from undertow.engine.core.rounds import Array
 from undertow.horovod.errors import BadCall
 from undertow.horovod.torch import basics, handles
 from undertow.horovod.torch.moving import find_root, start_broadcast
 from undertow.horovod.torch.process_sets import global_process_set, group_of
-from undertow.horovod.torch.transfers import Gathered
+from undertow.horovod.torch.transfers import Blobs, exchange_blobs
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: Any = global_process_set) -> None:
-    """The root's values become everyone's: of a state_dict, or of a list of tensors or of named ones."""
+    """Copy the root's values to all ranks: of a state_dict, or of a list of tensors or (name, tensor) pairs."""
     group = group_of(process_set)
     named = _name_tensors(params)
     if named:
@@ -33,7 +35,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: Any = global_
 
 def _name_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     if isinstance(params, Mapping):
-        # What a module keeps beside its tensors is its own business.
+        # A state_dict may hold other values than tensors; they are left alone.
         return sorted((str(name), value) for name, value in params.items() if isinstance(value, torch.Tensor))
     if isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
         raise BadCall(f"broadcast_parameters takes a state_dict or a list of parameters, not {type(params).__name__}")
@@ -42,7 +44,7 @@ def _name_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 class _Slot(NamedTuple):
-    """In place of a tensor that travels for itself."""
+    """A placeholder for a tensor that is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -51,18 +53,19 @@ class _Slot(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: Any = global_process_set
 ) -> None:
-    """The root's state and hyper-parameters become everyone's, whether others have any state yet or not.
+    """Copy the root's state and hyper-parameters to all ranks, whether the others have any state yet or not.
 
-    Unlike with Horovod no step is made to get one, so no weight ever decays here.  As with Horovod, an optimizer that
-    has no state finds gradients of zeros afterwards: scripts read them before the first backward pass.
+    Tensors are sent as bytes; the rest is an object, which the other ranks unpickle (see `broadcast_object`).
+    Unlike Horovod, this makes no step to create a state, so weights never decay here.  As with Horovod, the parameters
+    of an optimizer without state have gradients of zeros afterwards: scripts read them before the first backward pass.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise BadCall("the state of LBFGS cannot be broadcast: it holds lists of its own. Broadcast it as an object")
     is_root = basics.rank() == root_rank
     own = optimizer.state_dict()
     slotted = {index: {key: _slot(value) for key, value in state.items()} for index, state in own["state"].items()}
-    told = {"state": slotted, "param_groups": own["param_groups"]} if is_root else None
-    state = broadcast_object(told, root_rank, name="optimizer_state", process_set=process_set)
+    sent = {"state": slotted, "param_groups": own["param_groups"]} if is_root else None
+    state = broadcast_object(sent, root_rank, name="optimizer_state", process_set=process_set)
     named = []
     for index, entries in state["state"].items():
         for key, value in entries.items():
@@ -92,33 +95,26 @@ def _slot(value: Any) -> Any:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
-    """The root's object; a copy of it everywhere else."""
+    """Return the root's object; the other ranks unpickle a copy from the root's bytes."""
     group = group_of(process_set)
-    place = find_root(root_rank, group)
-    is_root = group.rank == place
-    transfer = Gathered(group, _dump(obj) if is_root else None)
+    root = find_root(root_rank, group)
+    is_root = group.rank == root
 
-    def end() -> Any:
-        with transfer.received() as pieces:
-            result = obj if is_root else _load(pieces[place])
-        return result
+    def read(blobs: Blobs) -> Any:
+        return obj if is_root else _load(blobs[root])
 
     terms = Terms("broadcast_object", Route.EVERYONE, details=f"root {root_rank}")
-    return handles.synchronize(handles.start("broadcast_object", name, terms, transfer.contribute, end, group=group))
+    return handles.synchronize(exchange_blobs(name, terms, [_dump(obj) if is_root else None], read, group=group))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = global_process_set) -> list[Any]:
-    """Everyone's object, in rank order."""
-    group = group_of(process_set)
-    transfer = Gathered(group, _dump(obj))
+    """Return the objects of all ranks in rank order, each unpickled from that rank's bytes."""
 
-    def end() -> list[Any]:
-        with transfer.received() as pieces:
-            result = [_load(piece) for piece in pieces]
-        return result
+    def read(blobs: Blobs) -> list[Any]:
+        return [_load(blob) for blob in blobs]
 
     terms = Terms("allgather_object", Route.EVERYONE)
-    handle = handles.start("allgather_object", name, terms, transfer.contribute, end, group=group)
+    handle = exchange_blobs(name, terms, [_dump(obj)], read, group=group_of(process_set))
     gathered: list[Any] = handles.synchronize(handle)
     return gathered
 
@@ -127,6 +123,6 @@ def _dump(obj: Any) -> Array:
     return np.frombuffer(pickle.dumps(obj), np.uint8)
 
 
-def _load(piece: Array | None) -> Any:
-    assert piece is not None
-    return pickle.loads(piece.tobytes())  # noqa: S301  # of a worker that knows the job's secret, as Horovod has it
+def _load(blob: Array | None) -> Any:
+    assert blob is not None
+    return pickle.loads(blob.tobytes())  # noqa: S301  # from a worker that knows the job's secret, as with Horovod

@@ -1,7 +1,7 @@
-"""Operations under way, and the numbers that scripts know them by.
+"""Pending operations, and the handles that scripts have for them.
 
-In: a named call and what to do when it has ended.  Out: a number for `poll` and `synchronize`.
-Results are put in place in the thread that asks for them.
+In: a named call, and a function for its end.  Out: a handle, a number for `poll` and `synchronize`.
+Results are put in place in the thread that waits for them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from undertow.coordinator.terms import Terms
-from undertow.core.flow import Contribution
+from undertow.engine.client.calls import Answer, NamedCall
+from undertow.engine.coordinator.terms import Terms
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.slicing import Slice
+from undertow.engine.interface import Group
 from undertow.horovod.errors import BadCall, translated
 from undertow.horovod.torch import basics
-from undertow.plan.slicing import Slice
-from undertow.runtime.calls import Answer, NamedCall
-from undertow.runtime.group import Group
-from undertow.runtime.own_calls import note_call
+from undertow.runtime import process
 
 Contribute = Callable[[Sequence[Slice], Answer], list[Contribution]]
 
 
 class Operation:
-    """One call; `finish` puts its result in place, once, and returns it."""
+    """A pending call; `finish` is called once, puts the result in place and returns it."""
 
     def __init__(self, group: Group, call: NamedCall, finish: Callable[[], Any]) -> None:
         self.key = group, call.name
@@ -36,67 +36,65 @@ class Operation:
 
     @property
     def is_done(self) -> bool:
-        """Whether `take` would return, or raise, at once."""
-        return self._call.done.is_set() or self._group.waiters.error is not None
+        """Whether `take` would return or raise at once."""
+        return self._call.done.is_set() or self._group.error is not None
 
     def take(self) -> Any:
-        """The result, once it is there."""
         if not self._is_finished:
             with translated():
-                self._group.wait_for_call(self._call)
+                self._group.calls.wait_for(self._call)
             self._result = self._finish()
             self._is_finished = True
         return self._result
 
     def unwrap(self) -> None:
-        """From now on the result is the only item of what `finish` returns."""
+        """Make the only item of the list that `finish` returns the result."""
         finish = self._finish
         self._finish = lambda: finish()[0]
 
     def land(self) -> None:
-        """Put the result in place if it is there and there is one."""
-        if self._call.done.is_set() and not self._call.refusal and self._group.waiters.error is None:
+        """Put the result in place if the call has succeeded."""
+        if self._call.done.is_set() and not self._call.mismatch and self._group.error is None:
             self.take()
 
 
 _lock = threading.Lock()
 _numbers = itertools.count()
-_lap = 0
-_unnamed: dict[Group, Iterator[str]] = {}  # names for calls that have none
+_generation = 0  # counts the times that all ranks have restarted the numbering of calls without a name
+_unnamed: dict[Group, Iterator[str]] = {}  # names for calls without one
 _operations: dict[int, Operation] = {}
-_under_way: dict[tuple[Group, str], Operation] = {}  # by name; some of them may be done
+_under_way: dict[tuple[Group, str], Operation] = {}  # by name; some may be done already
 
 
-def start(
-    kind: str, name: str | None, terms: Terms, contribute: Contribute, finish: Callable[[], Any], *, group: Group
-) -> int:
-    """Make this call with all ranks of the group; the result of `finish` is what `synchronize` returns.
+def start(name: str | None, terms: Terms, contribute: Contribute, finish: Callable[[], Any], *, group: Group) -> int:
+    """Start this call with all ranks of the group; `synchronize` returns the result of `finish`.
 
-    Calls without a name are matched by their number, whatever they do: so ranks that are out of step learn
-    of it at once.
+    Calls without a name are matched by number, whatever they do, so that ranks notice at once when they have made
+    different calls.
     """
     with _lock:
-        title = f"{kind}.{name}" if name else next(_unnamed.setdefault(group, _name_calls()))
+        title = f"{terms.kind}.{name}" if name else next(_unnamed.setdefault(group, _name_calls()))
         earlier = _under_way.get((group, title))
         if earlier is not None and not earlier.is_done:
-            raise BadCall(f"{title!r} is under way already: wait for it, or give the second one another name")
+            raise BadCall(f"{title!r} is pending already: wait for it, or give the second one another name")
         call = NamedCall(title, terms, contribute)
         operation = _under_way[group, title] = Operation(group, call, finish)
-    note_call()
+    process.note_own_call()
     with translated():
-        group.call(call)
+        group.calls.begin(call)
     handle = next(_numbers)
     _operations[handle] = operation
     return handle
 
 
-def unwrap(handle: int) -> None:
-    """The operation's list has one item: `synchronize` shall give that."""
+def unwrap(handle: int) -> int:
+    """Let `synchronize` return the only item of the operation's list; return the same handle."""
     _operations[handle].unwrap()
+    return handle
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation has ended: then its result is in place, and `synchronize` returns at once."""
+    """Return whether the operation has ended; if so, its result is in place, and `synchronize` returns at once."""
     operation = _operations.get(handle)
     if operation is None:
         return True
@@ -107,8 +105,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: Any) -> Any:
-    """Wait for an operation; returns its result, or None for one that was waited for before."""
-    if callable(handle):  # a sparse one
+    """Wait for an operation and return its result; None if it was waited for before."""
+    if callable(handle):  # of a sparse allreduce
         return handle()
     operation = _operations.pop(handle, None)
     if operation is None:
@@ -121,24 +119,29 @@ def synchronize(handle: Any) -> Any:
                 del _under_way[operation.key]
 
 
-def count_anew() -> None:
-    """All ranks are at the same point: calls without a name are matched from here on, however many there were."""
-    global _lap
-    _lap += 1
+def wait_for_all(name: str, terms: Terms, *, group: Group) -> None:
+    """Wait until all ranks of the group have made this call; raise an error on all of them if its terms differ."""
+    synchronize(start(name, terms, lambda slices, answer: [], lambda: None, group=group))
+
+
+def restart_numbering() -> None:
+    """Number calls without a name from 0 again, because all ranks are at the same point of the script."""
+    global _generation
+    _generation += 1
     _unnamed.clear()
 
 
 def _name_calls() -> Iterator[str]:
-    lap = _lap
-    return (f"noname.{lap}.{number}" for number in itertools.count())
+    generation = _generation
+    return (f"noname.{generation}.{number}" for number in itertools.count())
 
 
 def end_all(group: Group) -> None:
-    """This group is about to go: put the results of its operations in place; refused while one is under way."""
+    """Put the results of this group's operations in place before it is removed; refuse while one is pending."""
     own = [operation for operation in _operations.values() if operation.key[0] is group]
     late = sorted(operation.key[1] for operation in own if not operation.is_done)
     if late:
-        raise BadCall(f"{late[0]!r} is under way in this process set: synchronize it before the set is removed")
+        raise BadCall(f"{late[0]!r} is pending in this process set: synchronize it before you remove the set")
     for operation in own:
         operation.land()
     with _lock:
@@ -148,9 +151,9 @@ def end_all(group: Group) -> None:
 
 
 def _forget() -> None:
-    global _lap
-    _lap = 0
-    count_anew()
+    global _generation
+    _generation = 0
+    restart_numbering()
     _operations.clear()
     _under_way.clear()
 

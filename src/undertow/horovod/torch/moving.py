@@ -1,50 +1,46 @@
-"""Tensors that are moved, not reduced: allgather, broadcast and alltoall.
+"""Collectives that move tensors without reducing them: allgather, broadcast and alltoall.
 
-In: tensors of any type.  Out: the rows of all ranks, one rank's values, or everyone's rows for this rank.
+In: tensors of any type.  Out: the rows of all ranks, the root's values, or all ranks' rows for this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from undertow.coordinator.terms import Route, Terms
-from undertow.core.rounds import Array, Op
+from undertow.engine.coordinator.terms import Route, Terms
+from undertow.engine.core.rounds import Op
+from undertow.engine.interface import Group
+from undertow.errors import name_ranks
 from undertow.horovod.errors import BadCall
-from undertow.horovod.packing import pack, read_counts, unpack
-from undertow.horovod.rank_sets import name_ranks
-from undertow.horovod.torch import basics, handles, values
-from undertow.horovod.torch.reducing import SMALL_BYTES
-from undertow.horovod.torch.transfers import Gathered, Scattered, Sliced
-from undertow.runtime.group import Group
-from undertow.torch.tensors import byte_spec
+from undertow.horovod.ops import pack, read_counts, unpack
+from undertow.horovod.torch import basics, values
+from undertow.horovod.torch.transfers import SMALL_BYTES, Blobs, exchange_blobs, exchange_slices
+from undertow.torch.gradient.tensors import byte_spec
 
 
 def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group, details: str = "") -> int:
-    """A list with the rows of all ranks for each tensor, in rank order; ranks may have different numbers of them.
+    """Start an allgather, which gives a list: for each tensor, the rows of all ranks in rank order.
 
-    `details` are what else must be the same on all ranks, in words.
+    Ranks may have different numbers of rows.  `details` describe what else must be the same on all ranks.
     """
     values.check_rows(tensors, "allgather")
     hosts = [values.to_host(tensor) for tensor in tensors]
     names = values.name_specs(name, len(tensors))
     specs = [values.row_spec(one, tensor) for one, tensor in zip(names, tensors, strict=True)]
-    piece = pack([values.raw(host) for host in hosts], [len(host) for host in hosts])
-    transfer = Gathered(group, piece)
+    blob = pack([values.raw(host) for host in hosts], [len(host) for host in hosts])
 
-    def end() -> Any:
-        with transfer.received() as pieces:
-            results = _join_rows(pieces, hosts)
-        rows = [len(result) for result in results]
-        outputs = [tensor.new_empty((count, *tensor.shape[1:])) for tensor, count in zip(tensors, rows, strict=True)]
-        for result, output in zip(results, outputs, strict=True):
-            values.put(result, output)
-        return outputs
+    def read(blobs: Blobs) -> list[torch.Tensor]:
+        return _join_rows(blobs, hosts)
+
+    def finish(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [values.put_rows(result, tensor) for result, tensor in zip(results, tensors, strict=True)]
 
     terms = Terms("allgather", Route.EVERYONE, tensors=specs, details=details)
-    return handles.start("allgather", name, terms, transfer.contribute, end, group=group)
+    return exchange_blobs(name, terms, [blob], read, finish, group=group)
 
 
 def start_broadcast(
@@ -55,95 +51,93 @@ def start_broadcast(
     name: str | None,
     group: Group,
 ) -> int:
-    """The root's values land in the outputs of all, which may be the tensors themselves.
+    """Start a broadcast of the root's values to the outputs of all ranks, which may be the tensors themselves.
 
-    The root is given by its rank in the whole job.
+    `root` is a rank of the whole job.
     """
     tensors = [tensor for _, tensor in named]
     values.check_tensors(tensors, "broadcast")
-    place = find_root(root, group)
+    root_in_group = find_root(root, group)
+    is_root = group.rank == root_in_group
     hosts = [values.to_host(tensor) for tensor in tensors]
-    specs = [byte_spec(one, tensor) for one, tensor in named]
-    size_bytes = sum(spec.elements for spec in specs)
-    is_root = group.rank == place
     results = hosts if is_root else [torch.empty_like(host) for host in hosts]
+    specs = [byte_spec(one, tensor) for one, tensor in named]
+    arrays = [values.raw(result) for result in results]
     details = f"root {root}"
 
-    def finish(land: Callable[[], None]) -> Any:
-        land()
+    def finish() -> Sequence[torch.Tensor]:
         for result, output in zip(results, outputs, strict=True):
             values.put(result, output)
         return outputs
 
-    if size_bytes > SMALL_BYTES:
-        arrays = [values.raw(host) for host in results]
-        sliced = Sliced(arrays if is_root else None, None if is_root else arrays)
+    if sum(spec.elements for spec in specs) > SMALL_BYTES:
         terms = Terms("broadcast", Route.SLICES, Op.COPY, specs, details)
-        return handles.start("broadcast", name, terms, sliced.contribute, lambda: finish(sliced.land), group=group)
-    gathered = Gathered(group, pack([values.raw(host) for host in hosts]) if is_root else None)
+        sources, targets = (arrays, None) if is_root else (None, arrays)
+        return exchange_slices(name, terms, sources, targets, finish, group=group)
 
-    def take_apart() -> None:
-        with gathered.received() as pieces:
-            piece = pieces[place]
-            assert piece is not None
-            for part, result in zip(unpack(piece, [spec.elements for spec in specs]), results, strict=True):
-                values.raw(result)[...] = part
+    def read(blobs: Blobs) -> None:
+        blob = blobs[root_in_group]
+        assert blob is not None
+        for received, array in zip(unpack(blob, [array.size for array in arrays]), arrays, strict=True):
+            array[...] = received
 
-    terms = Terms("broadcast", Route.EVERYONE, tensors=specs, details=details)
-    return handles.start("broadcast", name, terms, gathered.contribute, lambda: finish(take_apart), group=group)
+    terms = Terms("broadcast", Route.EVERYONE, Op.GATHER, specs, details)
+    return exchange_blobs(name, terms, [pack(arrays) if is_root else None], read, lambda _: finish(), group=group)
 
 
 def find_root(root: int, group: Group) -> int:
-    """The place among the group's ranks of the one that has this rank in the whole job."""
+    """Return the rank in the group of a root that is given by its rank in the whole job."""
     if not 0 <= root < basics.size():
-        raise BadCall(f"root_rank {root} is not there: ranks are 0 to {basics.size() - 1}")
-    if root not in group.names:
+        raise BadCall(f"there is no root_rank {root}: ranks are 0 to {basics.size() - 1}")
+    ranks = [group.shape.name(rank) for rank in range(group.size)]
+    if root not in ranks:
         raise BadCall(
-            f"root_rank {root} is not in the process set of {name_ranks(group.names)}: give the root's own hvd.rank()"
+            f"root_rank {root} is not in the process set of {name_ranks(ranks)}: give the root's own hvd.rank()"
         )
-    return group.names.index(root)
+    return ranks.index(root)
 
 
 def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group: Group) -> int:
-    """Some rows for each rank; gives the rows that all had for this one, and how many each of them had."""
+    """Start an alltoall, which gives the rows that all ranks have for this one, and their number from each rank."""
     values.check_rows([tensor], "alltoall")
     host = values.to_host(tensor)
     counts = _count_rows(len(tensor), splits, group.size)
-    parts: Sequence[torch.Tensor] = host.split(counts)  # type: ignore[no-untyped-call]
-    transfer = Scattered(group, [pack([values.raw(part)], [len(part)]) for part in parts])
+    chunks: Sequence[torch.Tensor] = host.split(counts)  # type: ignore[no-untyped-call]
+    blobs = [pack([values.raw(chunk)], [len(chunk)]) for chunk in chunks]
 
-    def end() -> Any:
-        with transfer.received() as pieces:
-            received = [read_counts(piece, 1)[0] for piece in pieces if piece is not None]
-            [result] = _join_rows(pieces, [host])
-        output = tensor.new_empty((sum(received), *tensor.shape[1:]))
-        values.put(result, output)
+    def read(blobs: Blobs) -> tuple[list[int], torch.Tensor]:
+        return [read_counts(blob, 1)[0] for blob in blobs if blob is not None], _join_rows(blobs, [host])[0]
+
+    def finish(result: tuple[list[int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        received, rows = result
         like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
-        return output, torch.tensor(received, dtype=like.dtype, device=like.device)
+        return values.put_rows(rows, tensor), torch.tensor(received, dtype=like.dtype, device=like.device)
 
     terms = Terms("alltoall", Route.EACH, tensors=[values.row_spec(name or "tensor", tensor)])
-    return handles.start("alltoall", name, terms, transfer.contribute, end, group=group)
+    return exchange_blobs(name, terms, blobs, read, finish, group=group)
 
 
-def _join_rows(pieces: Sequence[Array | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _join_rows(blobs: Blobs, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Concatenate each tensor's rows of all ranks, in rank order."""
-    counts = [read_counts(piece, len(like)) for piece in pieces if piece is not None]
-    results = [_like(host, sum(count[index] for count in counts)) for index, host in enumerate(like)]
+    counts = [read_counts(blob, len(like)) for blob in blobs if blob is not None]
+    totals = [sum(rows) for rows in zip(*counts, strict=True)]
+    results = [host.new_empty((total, *host.shape[1:])) for host, total in zip(like, totals, strict=True)]
     starts = [0] * len(like)
-    for piece, count in zip(pieces, counts, strict=True):
-        assert piece is not None
-        sizes_bytes = [rows * _row_bytes(host) for rows, host in zip(count, like, strict=True)]
-        for index, part in enumerate(unpack(piece, sizes_bytes, len(like))):
-            values.raw(results[index])[starts[index] : starts[index] + part.size] = part
-            starts[index] += part.size
+    for blob, count in zip(blobs, counts, strict=True):
+        assert blob is not None
+        pairs = zip(count, like, strict=True)
+        sizes_bytes = [rows * math.prod(host.shape[1:]) * host.element_size() for rows, host in pairs]
+        for index, rows_bytes in enumerate(unpack(blob, sizes_bytes, len(like))):
+            values.raw(results[index])[starts[index] : starts[index] + rows_bytes.size] = rows_bytes
+            starts[index] += rows_bytes.size
     return results
 
 
 def _count_rows(rows: int, splits: Any, size: int) -> list[int]:
-    """How many rows each rank gets."""
+    """Return the number of rows for each rank."""
     if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
         if rows % size:
-            raise BadCall(f"alltoall of {rows} rows among {size} ranks does not come out even: give splits")
+            raise BadCall(f"alltoall cannot divide {rows} rows evenly among {size} ranks: give splits")
         return [rows // size] * size
     if isinstance(splits, torch.Tensor) and (splits.is_floating_point() or splits.dtype is torch.bool):
         raise BadCall(f"alltoall takes whole numbers as splits, not {splits.dtype}")
@@ -151,11 +145,3 @@ def _count_rows(rows: int, splits: Any, size: int) -> list[int]:
     if len(counts) != size or sum(counts) != rows or min(counts) < 0:
         raise BadCall(f"alltoall of {rows} rows among {size} ranks with splits {counts}: give one number for each rank")
     return counts
-
-
-def _like(host: torch.Tensor, rows: int) -> torch.Tensor:
-    return host.new_empty((rows, *host.shape[1:]))
-
-
-def _row_bytes(host: torch.Tensor) -> int:
-    return host[:1].numel() * host.element_size() if len(host) else host.new_empty((1, *host.shape[1:])).nbytes

@@ -1,19 +1,23 @@
 """Horovod's collective operations, with its names and arguments.
 
-Each comes in up to four forms: `f` waits and has a gradient, `f_` works in place, `f_async` and `f_async_`
-return a handle for `poll` and `synchronize`.  Operations are matched between ranks by name, in any order;
-those without a name by the order in which they are called.
+Each has up to four forms: `f` waits and is differentiable, `f_` works in place, `f_async` and `f_async_` return a
+handle for `poll` and `synchronize`.  Operations are matched between ranks by name, in any order; those without a name
+are matched by the order in which they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from undertow.coordinator.terms import Route, Terms
-from undertow.horovod.common.util import (  # noqa: F401  # scripts import them from here, as with Horovod
+from undertow.engine.coordinator.terms import Route, Terms
+from undertow.engine.interface import Group
+from undertow.horovod.common.util import (  # noqa: F401  # scripts import them from here, as from Horovod
     check_installed_version,
     get_average_backwards_compatibility_fun,
     gpu_available,
@@ -22,31 +26,8 @@ from undertow.horovod.common.util import (  # noqa: F401  # scripts import them 
 from undertow.horovod.errors import HorovodInternalError
 from undertow.horovod.ops import ReduceOp
 from undertow.horovod.torch import autograd, handles
-from undertow.horovod.torch import basics as _basics  # noqa: F401  # by Horovod's own name: scripts look into it
-from undertow.horovod.torch.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from undertow.horovod.torch import basics as _basics  # Horovod's name, which scripts use
+from undertow.horovod.torch.basics import *  # noqa: F403  # it defines __all__
 from undertow.horovod.torch.compression import Compression
 from undertow.horovod.torch.handles import poll, synchronize
 from undertow.horovod.torch.joining import join
@@ -60,19 +41,19 @@ from undertow.horovod.torch.process_sets import (
 )
 from undertow.horovod.torch.reducing import (
     Adasum,
-    Allreduce,
     Average,
     Max,
     Min,
     Product,
-    Scales,
     Sum,
-    choose_op,
+    read_reduction,
     sparse_allreduce_async,
+    start_allreduce,
     start_reducescatter,
 )
 
 __all__ = [
+    *_basics.__all__,
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -95,14 +76,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -111,101 +85,45 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
 
 Tensors = Sequence[torch.Tensor]
-EVERYONE = global_process_set
+R = TypeVar("R")
+ALL_RANKS = global_process_set
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOp)
 
 
-# Allreduce
+def _for_one(grouped: Callable[..., Any], finish: Callable[[Any], R]) -> Callable[..., R]:
+    """Return the form of a grouped operation for one tensor; `finish` makes its result of the other's.
 
+    It has the same parameters, except that the first is `tensor`, and the name without `grouped_`.
+    """
 
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
-) -> torch.Tensor:
-    """The mean of all ranks' tensors, or what `op` says; the tensor stays as it is."""
-    group = group_of(process_set)
-    scales = Scales(prescale_factor, postscale_factor)
-    small, context = compression.compress(tensor)
-    [result] = autograd.allreduce([small], choose_op(op, average), scales, name, group=group)
-    restored: torch.Tensor = compression.decompress(result, context)
-    return restored
+    def operate(tensor: torch.Tensor, *arguments: Any, **options: Any) -> R:
+        return finish(grouped([tensor], *arguments, **options))
 
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
-) -> int:
-    group = group_of(process_set)
-    scales = Scales(prescale_factor, postscale_factor)
-    return _first(
-        Allreduce([tensor], [autograd.fresh(tensor)], choose_op(op, average), scales, group=group).start(name)
+    operate.__name__ = operate.__qualname__ = grouped.__name__.removeprefix("grouped_")
+    operate.__doc__ = grouped.__doc__
+    first, *others = inspect.signature(grouped).parameters.values()
+    vars(operate)["__signature__"] = inspect.Signature(
+        [first.replace(name="tensor", annotation="torch.Tensor"), *others],
+        return_annotation="int" if finish is handles.unwrap else "torch.Tensor",
     )
+    return operate
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
-) -> torch.Tensor:
-    """The same in place."""
-    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = synchronize(handle)
-    return result
+_the_only: Callable[[Any], torch.Tensor] = operator.itemgetter(0)
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
-) -> int:
-    group = group_of(process_set)
-    scales = Scales(prescale_factor, postscale_factor)
-    return _first(Allreduce([tensor], [tensor], choose_op(op, average), scales, group=group).start(name))
+# Allreduce
 
 
 def grouped_allreduce(
@@ -216,14 +134,11 @@ def grouped_allreduce(
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
 ) -> list[torch.Tensor]:
-    """Several tensors in one operation."""
-    group = group_of(process_set)
-    small = [compression.compress(tensor) for tensor in tensors]
-    scales = Scales(prescale_factor, postscale_factor)
-    results = autograd.allreduce([tensor for tensor, _ in small], choose_op(op, average), scales, name, group=group)
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, small, strict=True)]
+    """Return the mean of all ranks' tensors, or another reduction `op`; what is given stays unchanged."""
+    reduction = read_reduction(process_set, op, average, prescale_factor, postscale_factor)
+    return _compressed(functools.partial(autograd.allreduce, reduction, name), tensors, compression)
 
 
 def grouped_allreduce_async(
@@ -233,12 +148,10 @@ def grouped_allreduce_async(
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
 ) -> int:
-    group = group_of(process_set)
-    scales = Scales(prescale_factor, postscale_factor)
-    outputs = [autograd.fresh(tensor) for tensor in tensors]
-    return Allreduce(tensors, outputs, choose_op(op, average), scales, group=group).start(name)
+    reduction = read_reduction(process_set, op, average, prescale_factor, postscale_factor)
+    return start_allreduce(tensors, [autograd.fresh(tensor) for tensor in tensors], reduction, name)
 
 
 def grouped_allreduce_(
@@ -248,8 +161,9 @@ def grouped_allreduce_(
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
 ) -> Tensors:
+    """Replace what is given by its mean over all ranks, or another reduction `op`."""
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     results: Tensors = synchronize(handle)
     return results
@@ -262,39 +176,26 @@ def grouped_allreduce_async_(
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
 ) -> int:
-    group = group_of(process_set)
-    scales = Scales(prescale_factor, postscale_factor)
-    return Allreduce(tensors, tensors, choose_op(op, average), scales, group=group).start(name)
+    reduction = read_reduction(process_set, op, average, prescale_factor, postscale_factor)
+    return start_allreduce(tensors, tensors, reduction, name)
+
+
+allreduce = _for_one(grouped_allreduce, _the_only)
+allreduce_async = _for_one(grouped_allreduce_async, handles.unwrap)
+allreduce_ = _for_one(grouped_allreduce_, _the_only)
+allreduce_async_ = _for_one(grouped_allreduce_async_, handles.unwrap)
+
+
+def _compressed(reduce: Callable[..., Tensors], tensors: Tensors, compression: Any) -> list[torch.Tensor]:
+    """Call a reduction with the tensors in their compressed form; return its results decompressed."""
+    small = [compression.compress(tensor) for tensor in tensors]
+    results = reduce(*[tensor for tensor, _ in small])
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, small, strict=True)]
 
 
 # Reducescatter
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: Any = EVERYONE,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """This rank's rows of the mean; the first ranks have one more where the rows do not come out even."""
-    [result] = grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)
-    return result
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: Any = Average,
-    process_set: Any = EVERYONE,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    return _first(grouped_reducescatter_async([tensor], name, op, process_set, prescale_factor, postscale_factor))
 
 
 def grouped_reducescatter(
@@ -302,97 +203,94 @@ def grouped_reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: Any = Average,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    group = group_of(process_set)
-    small = [compression.compress(tensor) for tensor in tensors]
-    scales = Scales(prescale_factor, postscale_factor)
-    results = autograd.reducescatter([tensor for tensor, _ in small], choose_op(op), scales, name, group=group)
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, small, strict=True)]
+    """Return this rank's rows of the mean; the first ranks get one more if the number of rows is no multiple."""
+    reduction = read_reduction(process_set, op, None, prescale_factor, postscale_factor)
+    return _compressed(functools.partial(autograd.reducescatter, reduction, name), tensors, compression)
 
 
 def grouped_reducescatter_async(
     tensors: Tensors,
     name: str | None = None,
     op: Any = Average,
-    process_set: Any = EVERYONE,
+    process_set: Any = ALL_RANKS,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    scales = Scales(prescale_factor, postscale_factor)
-    return start_reducescatter(tensors, choose_op(op), scales, name, group=group_of(process_set))
+    reduction = read_reduction(process_set, op, None, prescale_factor, postscale_factor)
+    return start_reducescatter(tensors, reduction, name)
+
+
+reducescatter = _for_one(grouped_reducescatter, _the_only)
+reducescatter_async = _for_one(grouped_reducescatter_async, handles.unwrap)
 
 
 # Allgather, broadcast, alltoall
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = EVERYONE) -> torch.Tensor:
-    """The rows of all ranks, one rank's after the other's; each may have another number of them."""
-    return autograd.allgather([tensor], name, group=group_of(process_set))[0]
-
-
-def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    return _first(start_allgather([tensor], name=name, group=group_of(process_set)))
-
-
 def grouped_allgather(
-    tensors: Tensors, name: str | None = None, process_set: Any = EVERYONE
+    tensors: Tensors, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> tuple[torch.Tensor, ...]:
-    return autograd.allgather(tensors, name, group=group_of(process_set))
+    """Concatenate the rows of all ranks in rank order; their numbers may differ."""
+    results: tuple[torch.Tensor, ...] = autograd.allgather(group_of(process_set), name, *tensors)
+    return results
 
 
-def grouped_allgather_async(tensors: Tensors, name: str | None = None, process_set: Any = EVERYONE) -> int:
+def grouped_allgather_async(tensors: Tensors, name: str | None = None, process_set: Any = ALL_RANKS) -> int:
     return start_allgather(tensors, name=name, group=group_of(process_set))
 
 
+allgather = _for_one(grouped_allgather, _the_only)
+allgather_async = _for_one(grouped_allgather_async, handles.unwrap)
+
+
 def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> torch.Tensor:
-    """The root's tensor; this rank's own stays as it is."""
-    return autograd.broadcast(tensor, root_rank, name, group=group_of(process_set))
+    """Return the root's tensor; this rank's own stays unchanged."""
+    result: torch.Tensor = autograd.broadcast(group_of(process_set), root_rank, name, tensor)
+    return result
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    group, output = group_of(process_set), autograd.fresh(tensor)
-    return _first(start_broadcast([(name or "tensor", tensor)], [output], root_rank, name=name, group=group))
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = ALL_RANKS) -> int:
+    return _start_broadcast(tensor, autograd.fresh(tensor), root_rank, name, group_of(process_set))
 
 
 def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> torch.Tensor:
-    """The same in place."""
+    """Replace the tensor by the root's."""
     result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = EVERYONE) -> int:
-    group = group_of(process_set)
-    return _first(start_broadcast([(name or "tensor", tensor)], [tensor], root_rank, name=name, group=group))
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = ALL_RANKS
+) -> int:
+    return _start_broadcast(tensor, tensor, root_rank, name, group_of(process_set))
 
 
-def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = EVERYONE) -> Any:
-    """The rows that all ranks have for this one; with `splits` also how many each of them had."""
-    output, received = autograd.alltoall(tensor, splits, name, group=group_of(process_set))
+def _start_broadcast(tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, group: Group) -> int:
+    return handles.unwrap(start_broadcast([(name or "tensor", tensor)], [output], root_rank, name=name, group=group))
+
+
+def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = ALL_RANKS) -> Any:
+    """Return the rows that all ranks have for this one; with `splits`, also their number from each rank."""
+    output, received = autograd.alltoall(group_of(process_set), splits, name, tensor)
     return output if splits is None else (output, received)
 
 
 def alltoall_async(
-    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = EVERYONE
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> int:
-    """`synchronize` gives both, with splits or without."""
+    """Start an alltoall; `synchronize` returns the rows and their numbers, with or without `splits`."""
     return start_alltoall(tensor, splits, name=name, group=group_of(process_set))
 
 
-def barrier(process_set: Any = EVERYONE) -> None:
-    """Wait until all ranks of the set are here."""
-    group = group_of(process_set)
+def barrier(process_set: Any = ALL_RANKS) -> None:
+    """Wait until all ranks of the set have called this."""
     terms = Terms("barrier", Route.NOWHERE, allows_absent=True)
-    synchronize(handles.start("barrier", "barrier", terms, lambda slices, answer: [], lambda: None, group=group))
-
-
-def _first(handle: int) -> int:
-    """The same operation, that gives the one tensor of its list."""
-    handles.unwrap(handle)
-    return handle
+    handles.wait_for_all("barrier", terms, group=group_of(process_set))

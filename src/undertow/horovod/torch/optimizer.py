@@ -1,7 +1,7 @@
-"""`DistributedOptimizer`: the user's own optimizer, whose steps see the gradients of all ranks.
+"""`DistributedOptimizer`: the user's own optimizer, stepping with the gradients of all ranks.
 
-In: any torch optimizer.  Out: one of the same class and with the same parameters and state, but `step()` first
-waits for the gradients, which have been travelling since backward produced them.
+In: any torch optimizer.  Out: an optimizer of the same class with the same parameters and state, whose `step()` first
+waits for the gradients, which were sent when backward produced them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from undertow.core.rounds import Op
+from undertow.engine.core.rounds import Op
+from undertow.engine.interface import Group
 from undertow.errors import ConfigError
 from undertow.horovod.errors import NotThere, translated
 from undertow.horovod.torch.compression import Compression
 from undertow.horovod.torch.gradients import Named, StepGradients
 from undertow.horovod.torch.process_sets import find_group, global_process_set
 from undertow.horovod.torch.reducing import Average, Sum, choose_op
-from undertow.runtime.group import Group
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name
@@ -36,16 +36,16 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     sparse_as_dense: bool = False,
     process_set: Any = global_process_set,
 ) -> Any:
-    """All ranks of the process set call it alike.  Gradients are averaged, or summed with `op=hvd.Sum`.
+    """Return the optimizer with gradients averaged over the process set, or summed with `op=hvd.Sum`.
 
-    On a rank that is not in the process set, steps see its own gradients.
-    Accepted, and without effect: `groups` and `num_groups` (small gradients are fused anyway),
-    `gradient_predivide_factor` (nothing overflows: 16-bit floats are summed in 32) and `sparse_as_dense`.
+    All ranks of the process set call it with the same arguments.  On other ranks, steps take their own gradients.
+    Accepted without effect: `groups` and `num_groups` (small gradients are fused anyway), `gradient_predivide_factor`
+    (nothing overflows: 16-bit floats are summed in 32 bits) and `sparse_as_dense`.
     """
     group = find_group(process_set)
     chosen = choose_op(op)
     if chosen not in (Average, Sum):
-        raise ConfigError(f"op {chosen.name} makes no gradient: use hvd.Average or hvd.Sum")
+        raise ConfigError(f"op {chosen.name} does not give a gradient: use hvd.Average or hvd.Sum")
     if gradient_predivide_factor != 1.0 and chosen is not Average:
         raise ConfigError("gradient_predivide_factor goes with op=hvd.Average only")
     if backward_passes_per_step <= 0:
@@ -54,28 +54,28 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     named = _name(optimizer, named_parameters)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped = object.__new__(kind)
-    # All of the user's optimizer but what a learning-rate scheduler has put over its step.
+    # Everything of the user's optimizer except the wrapper that a learning-rate scheduler puts around its step.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     wrapped._connect(group, named, chosen is Sum, compression, backward_passes_per_step)
-    # By Horovod's own names: scripts read them.
+    # Horovod's names, which scripts read.
     wrapped.op, wrapped.process_set = Average if op is None else op, process_set
     wrapped.gradient_predivide_factor, wrapped.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     return wrapped
 
 
 class _Distributed:
-    """Goes in front of the user's optimizer class."""
+    """A mixin in front of the user's optimizer class."""
 
     param_groups: list[dict[str, Any]]
     _gradients: StepGradients | None
-    # By Horovod's own name: scripts look parameters up in it.
+    # Horovod's name: scripts look parameters up in it.
     _parameter_names: dict[torch.nn.Parameter, str]
 
     def _connect(self, group: Group | None, named: Named, is_sum: bool, compression: Any, passes: int) -> None:
         self._gradients = None
         self._parameter_names = {parameter: name for name, parameter in named}
-        self._watched: set[torch.nn.Parameter] = set()  # those whose gradients travel
-        self._waits = True  # `step` does, outside of `skip_synchronize`
+        self._watched: set[torch.nn.Parameter] = set()  # parameters whose gradients are synchronised
+        self._waits = True  # in `step`; False inside of `skip_synchronize`
         self._is_synchronized = False
         self._passes = passes
         if group is not None and group.size > 1:
@@ -91,7 +91,7 @@ class _Distributed:
                 self._adopt()
 
     def _adopt(self) -> None:
-        """Parameters that require a gradient take part from now on, also ones that came later."""
+        """Synchronise all parameters that require a gradient, including those added later."""
         assert self._gradients is not None
         new = []
         for group, params in enumerate(group["params"] for group in self.param_groups):
@@ -109,7 +109,7 @@ class _Distributed:
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
-        """From the next step on."""
+        """Set the number from the next step on."""
         self._passes = passes
         if self._gradients is not None:
             self._gradients.passes = passes
@@ -120,7 +120,7 @@ class _Distributed:
             self._gradients.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Return when every `.grad` is that of all ranks; then clip or unscale, and step in `skip_synchronize`."""
+        """Wait until every `.grad` covers all ranks; then clip or unscale, and step inside of `skip_synchronize`."""
         if self._gradients is not None:
             with translated():
                 self._adopt()
@@ -129,7 +129,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Steps inside of it take the gradients as they are."""
+        """Let steps inside of the block take the gradients as they are."""
         self._waits = False
         try:
             yield
@@ -143,7 +143,7 @@ class _Distributed:
         if self._is_synchronized and self._gradients is not None:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): gradients "
-                "travel a second time. Put the step into `with optimizer.skip_synchronize():`",
+                "are synchronised a second time. Put the step into `with optimizer.skip_synchronize():`",
                 stacklevel=2,
             )
         if closure is None:
@@ -152,14 +152,14 @@ class _Distributed:
         self._is_synchronized = False
         return loss
 
-    # The user's own step calls what is hooked to steps: torch must not wrap this one as well.
+    # The user's own step runs torch's step hooks: torch must not wrap this method as well.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         return super().step(closure) if closure is not None else super().step()  # type: ignore[misc]
 
     def _follow(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """What computes gradients inside of a step is waited for there."""
+        """Return a closure that also waits for the gradients it computes."""
 
         def compute() -> Any:
             with torch.enable_grad():
@@ -172,20 +172,20 @@ class _Distributed:
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._gradients is not None and self._gradients.is_under_way:
             raise AssertionError(
-                "optimizer.zero_grad() between loss.backward() and optimizer.step(): gradients are on their way. Call "
+                "optimizer.zero_grad() between loss.backward() and optimizer.step(): gradients are in flight. Call "
                 "optimizer.step() or optimizer.synchronize() first"
             )
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
 
 def _name(optimizer: torch.optim.Optimizer, given: Iterable[Any] | None) -> Named:
-    """Every parameter with its name; names must be the same on all ranks."""
+    """Return every parameter with its name; names must be the same on all ranks."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if given is None:
         return [(f"parameter {index}", parameter) for index, parameter in enumerate(own)]
     named = list(given)
     if any(not isinstance(item, tuple) for item in named):
-        raise ConfigError("named_parameters must be pairs of name and parameter, as of model.named_parameters()")
+        raise ConfigError("named_parameters must be pairs of name and parameter, such as model.named_parameters()")
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise ConfigError(f"named_parameters has these names more than once: {', '.join(sorted(twice))}")
@@ -194,7 +194,7 @@ def _name(optimizer: torch.optim.Optimizer, given: Iterable[Any] | None) -> Name
     if missing:
         raise ConfigError(
             f"named_parameters lacks {missing} of the optimizer's {len(own)} parameters: give "
-            "model.named_parameters() of the whole model, or leave it out"
+            "model.named_parameters() of the whole model, or leave named_parameters out"
         )
     return named
 
@@ -216,9 +216,9 @@ def _check_groups(groups: Any, num_groups: int) -> None:
 
 
 def _choose_type(compression: Any) -> Callable[[torch.Tensor], torch.dtype | None]:
-    """The type in which a gradient travels, where that is not its own."""
+    """Return a function that gives the type in which a parameter's gradient is sent, or None for its own type."""
     if compression is Compression.none:
         return lambda parameter: None
     if compression is Compression.fp16:
         return lambda parameter: torch.float16 if parameter.is_floating_point() else None
-    raise NotThere("compressors of your own are not there: use hvd.Compression.none or hvd.Compression.fp16")
+    raise NotThere("custom compressors are not supported: use hvd.Compression.none or hvd.Compression.fp16")

@@ -1,34 +1,77 @@
-"""Horovod's process sets: some of the ranks, which make calls of their own.
+"""Horovod's process sets: subsets of the ranks that make their own calls.
 
-In: lists of ranks, the same on all ranks of the job.  Out: a number for each set, and on its ranks a group.
-A set's group has its own connections and its own coordinator, the first of its ranks: so the other ranks have no
-part in its calls, and the same name can be under way in several sets at once.
+In: lists of ranks, the same on all ranks of the job.  Out: a number for each set, and a group on its ranks.
+A set's group has its own connections and its own coordinator, the first of its ranks.  So the other ranks are not
+involved in its calls, and the same name can be pending in several sets at once.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from undertow.coordinator.terms import Route, Terms
-from undertow.errors import UndertowError
+from undertow.engine.coordinator.terms import Route, Terms
+from undertow.engine.interface import Group
+from undertow.errors import name_ranks
 from undertow.horovod.errors import BadCall, translated
-from undertow.horovod.rank_sets import RankSets, name_ranks
 from undertow.horovod.torch import basics, handles
-from undertow.horovod.torch.transfers import Gathered
+from undertow.horovod.torch.transfers import Blobs, exchange_blobs
 from undertow.runtime import process
-from undertow.runtime.group import Group
 from undertow.runtime.subsets import form_subset
 
 DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
+class RankSets:
+    """The numbers of the process sets of a job of `size` ranks: pure, the same on all ranks.
+
+    Numbers are given as by Horovod: 0 is the set of all ranks, and the number that was removed first is reused first.
+    The ranks of each set are in ascending order.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ranks = {0: list(range(size))}
+        self._free: deque[int] = deque()  # numbers of removed sets
+        self.added = 0  # sets so far, removed ones included
+
+    def find_fault(self, ranks: Sequence[int]) -> str:
+        """Return why these ranks cannot become a set; empty if they can."""
+        twice = [rank for rank, count in Counter(ranks).items() if count > 1]
+        strangers = [rank for rank in ranks if not 0 <= rank < self._size]
+        if not ranks:
+            return "a process set of no ranks: give it at least one"
+        if twice:
+            return f"a process set has rank {twice[0]} more than once"
+        if strangers:
+            return f"there is no rank {strangers[0]}: ranks are 0 to {self._size - 1}"
+        if list(ranks) in self._ranks.values():
+            return f"the process set of {name_ranks(ranks)} exists already: no two sets have the same ranks"
+        return ""
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """Add a set that `find_fault` has accepted; return its number."""
+        number = self._free.popleft() if self._free else len(self._ranks)
+        self._ranks[number] = list(ranks)
+        self.added += 1
+        return number
+
+    def remove(self, number: int) -> None:
+        del self._ranks[number]
+        self._free.append(number)
+
+    def to_dict(self) -> dict[int, list[int]]:
+        """Return the ranks of each set by its number."""
+        return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
+
+
 class ProcessSet:
-    """Some ranks of the job.  It has a number once it was given to `hvd.init` or `hvd.add_process_set`."""
+    """A subset of the ranks.  It gets a number when it is given to `hvd.init` or `hvd.add_process_set`."""
 
     process_set_id: int | None = None
     mpi_comm = None
@@ -38,19 +81,18 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """In ascending order."""
+        """The ranks in ascending order."""
         return list(self._ranks)
 
     def size(self) -> int | None:
-        """How many ranks it has; None without a number."""
+        """Return the number of ranks; None if the set has no number."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This rank's place among those of the set, from 0; None without a number."""
+        """Return this rank's index among the ranks of the set; None if the set has no number."""
         return None if self.process_set_id is None else group_of(self).rank
 
     def included(self) -> bool:
-        """Whether this rank is in it."""
         return basics.rank() in self.ranks
 
     def __str__(self) -> str:
@@ -58,7 +100,7 @@ class ProcessSet:
 
 
 class _AllRanks(ProcessSet):
-    """All ranks of the job, however many there are."""
+    """The set of all ranks of the job."""
 
     process_set_id = 0
 
@@ -67,7 +109,7 @@ class _AllRanks(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        """Empty before `hvd.init`."""
+        """The ranks from 0 on; empty before `hvd.init`."""
         return list(range(basics.size())) if basics.is_initialized() else []
 
     def size(self) -> int:
@@ -81,17 +123,18 @@ def _read_ranks(given: Any) -> list[int]:
     try:
         return sorted(operator.index(rank) for rank in given)
     except TypeError:
-        raise BadCall(f"ProcessSet takes a list of ranks, not {given!r}; MPI communicators are not there") from None
+        raise BadCall(f"ProcessSet takes a list of ranks, not {given!r}; MPI communicators are not supported") from None
 
 
 global_process_set = _AllRanks()
-_sets: dict[int, ProcessSet] = {}  # by number, without that of all ranks
-_names: dict[int, str] = {}  # of their groups
+_sets: dict[int, ProcessSet] = {}  # by number, except the set of all ranks
+_names: dict[int, str] = {}  # of their groups, by number
 _numbers: RankSets | None = None
-_is_compared = False  # all ranks have told each other which sets they begin with
+_is_compared = False  # all ranks have compared the sets given to `hvd.init`
 
 
-def _find_numbers() -> RankSets:
+def find_rank_sets() -> RankSets:
+    """Return the process sets of this job."""
     global _numbers
     if _numbers is None:
         _numbers = RankSets(basics.size())
@@ -108,16 +151,11 @@ def _forget() -> None:
     _names.clear()
 
 
-def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of every set by its number."""
-    return _find_numbers().to_dict()
-
-
-# Which group makes a call
+# The group that makes a call
 
 
 def find_group(process_set: Any) -> Group | None:
-    """The workers that make the calls of this set; None if this rank is not in it."""
+    """Return the group that makes the calls of this set; None if this rank is not in it."""
     world = basics.group()
     number = _find_number(process_set)
     if number == 0:
@@ -131,9 +169,9 @@ def find_group(process_set: Any) -> Group | None:
 
 
 def _find_number(process_set: Any) -> int | None:
-    """Return the number of this set, or of the one that it is a copy of; None if there is none.
+    """Return the number of this set, which may be a copy; None if it has none, or was removed.
 
-    A copy of a set that was removed may have the number of another one.
+    Ranks are compared, because the number of a removed set is reused, and a copy may still have it.
     """
     number: int | None = getattr(process_set, "process_set_id", None)
     if number is None or number == 0:
@@ -142,7 +180,7 @@ def _find_number(process_set: Any) -> int | None:
 
 
 def group_of(process_set: Any) -> Group:
-    """The workers that make the calls of this set; refused on ranks that are not in it."""
+    """Return the group that makes the calls of this set; raise `BadCall` if this rank is not in it."""
     group = find_group(process_set)
     if group is None:
         raise BadCall(
@@ -158,22 +196,24 @@ def own_groups() -> list[Group]:
     return [group for group in groups if group is not None]
 
 
-# Sets come and go
+# Adding and removing sets
 
 
 def register_static(given: Any) -> None:
-    """All ranks have called `hvd.init` with these sets: they have numbers from now on."""
+    """Give numbers to the sets that all ranks have passed to `hvd.init`."""
     global _is_compared
     is_dynamic = isinstance(given, str) and given.lower() == "dynamic"
     if is_dynamic:
         os.environ[DYNAMIC] = "1"
-    numbers = _find_numbers()
-    sets = [one for one in _read_sets(None if is_dynamic else given) if not _take_over(one)]
+    numbers = find_rank_sets()
+    sets = [one for one in _read_sets(None if is_dynamic else given) if not _reuse_number(one)]
     if sets or not _is_compared:
         _is_compared = True
-        details = ", ".join(f"[{', '.join(map(str, one.ranks))}]" for one in sets)
+        details = ", ".join(str(one.ranks) for one in sets)
         _compare("hvd.init", f"process sets {details}" if details else "no process sets")
-        _check_all(numbers, sets)
+        for one in sets:
+            if fault := numbers.find_fault(one.ranks):
+                raise BadCall(f"hvd.init(): {fault}")
         for one in sets:
             _register(one, numbers)
 
@@ -182,16 +222,16 @@ def _read_sets(given: Any) -> list[ProcessSet]:
     if given is None:
         return []
     sets: list[Any] = list(given) if isinstance(given, Iterable) else [None]
-    for place, one in enumerate(sets):
+    for index, one in enumerate(sets):
         if not isinstance(one, ProcessSet):
             raise BadCall(f'hvd.init() takes a list of hvd.ProcessSet, or "dynamic", as process_sets, not {given!r}')
-        if any(one.ranks == other.ranks for other in sets[:place]):
-            raise BadCall(f"hvd.init(): the process set of {name_ranks(one.ranks)} is there already, in the same list")
+        if any(one.ranks == other.ranks for other in sets[:index]):
+            raise BadCall(f"hvd.init(): the process set of {name_ranks(one.ranks)} is in the list twice")
     return sets
 
 
-def _take_over(one: ProcessSet) -> bool:
-    """Whether a set of these ranks is there: then it goes by this name, too."""
+def _reuse_number(one: ProcessSet) -> bool:
+    """Give this set the number of a set with the same ranks; return whether there is one."""
     number = next((number for number, known in _sets.items() if known.ranks == one.ranks), None)
     if number is None:
         return False
@@ -199,23 +239,12 @@ def _take_over(one: ProcessSet) -> bool:
     return True
 
 
-def _check_all(numbers: RankSets, sets: list[ProcessSet]) -> None:
-    trial = RankSets(basics.size())
-    for ranks in list(numbers.to_dict().values())[1:]:
-        trial.add(ranks)
-    for one in sets:
-        fault = trial.find_fault(one.ranks)
-        if fault:
-            raise BadCall(f"hvd.init(): {fault}")
-        trial.add(one.ranks)
-
-
 def add_process_set(process_set: Any) -> ProcessSet:
-    """Make a set of these ranks.  All ranks of the job call it alike, in the same order."""
+    """Add a set of these ranks.  All ranks of the job make the same calls in the same order."""
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _require_dynamic("adding")
-    numbers = _find_numbers()
-    _compare("add_process_set", name_ranks(one.ranks))
+    numbers = find_rank_sets()
+    _compare("add_process_set", f"process set {one.ranks}")
     fault = numbers.find_fault(one.ranks)
     if fault:
         raise BadCall(fault)
@@ -224,25 +253,23 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set away; returns whether there was one.  All ranks of the job call it alike; that of all ranks stays."""
+    """Remove a set and return whether it existed.  All ranks of the job call this; the set of all ranks stays."""
     if process_set.process_set_id in (None, 0):
         return False
     _require_dynamic("removing")
     number = _find_number(process_set)
     if number is None:
-        process_set.process_set_id = None  # a copy of one that was removed
+        process_set.process_set_id = None  # a copy of a removed set
         return False
     own = find_group(process_set)
     if own is not None:
         handles.end_all(own)
-    _compare("remove_process_set", name_ranks(process_set.ranks))
-    _find_numbers().remove(number)
+    _compare("remove_process_set", f"process set {process_set.ranks}")
+    find_rank_sets().remove(number)
     _sets.pop(number).process_set_id = process_set.process_set_id = None
     name = _names.pop(number)
     if own is not None:
-        process.remove_group(name)
-        words = f"the process set of {name_ranks(process_set.ranks)} was removed: nothing can be reduced in it any more"
-        own.waiters.abandon(UndertowError(words))
+        process.remove_group(name, f"the process set of {name_ranks(process_set.ranks)} was removed: it takes no calls")
     return True
 
 
@@ -269,21 +296,15 @@ def _register(one: ProcessSet, numbers: RankSets) -> None:
 
 
 def _compare(kind: str, details: str) -> None:
-    """Come together with all ranks; refused on all of them if they differ."""
-    terms = Terms(kind, Route.NOWHERE, details=details)
-    world = basics.group()
-    handles.synchronize(handles.start(kind, "ranks", terms, lambda slices, answer: [], lambda: None, group=world))
+    """Synchronise all ranks of the job; raise an error on all of them if their details differ."""
+    handles.wait_for_all("ranks", Terms(kind, Route.NOWHERE, details=details), group=basics.group())
 
 
 def _exchange(title: str, payload: bytes) -> list[bytes]:
-    world = basics.group()
-    transfer = Gathered(world, np.array(bytearray(payload), np.uint8))
+    def read(blobs: Blobs) -> list[bytes]:
+        return [b"" if blob is None else blob.tobytes() for blob in blobs]
 
-    def end() -> list[bytes]:
-        with transfer.received() as pieces:
-            return [b"" if piece is None else piece.tobytes() for piece in pieces]
-
-    terms = Terms("process_set", Route.EVERYONE)
-    handle = handles.start("process_set", title, terms, transfer.contribute, end, group=world)
-    told: list[bytes] = handles.synchronize(handle)
-    return told
+    blob = np.array(bytearray(payload), np.uint8)
+    handle = exchange_blobs(title, Terms("process_set", Route.EVERYONE), [blob], read, group=basics.group())
+    received: list[bytes] = handles.synchronize(handle)
+    return received

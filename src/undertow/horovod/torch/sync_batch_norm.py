@@ -1,7 +1,7 @@
 """Batch normalisation over the batches of all ranks: exact, on any device.
 
-In: this rank's batch.  Out: normalised by the mean and variance of all ranks' batches together, so that N ranks
-with batch B give what one process gives with batch N*B.
+In: this rank's batch.  Out: the batch, normalised by the mean and variance of all ranks' batches together, so that N
+ranks with batch B give what one process gives with batch N*B.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from undertow.engine.interface import Group
 from undertow.horovod.torch import handles
 from undertow.horovod.torch.autograd import fresh
 from undertow.horovod.torch.moving import start_allgather
 from undertow.horovod.torch.process_sets import find_group, global_process_set
-from undertow.horovod.torch.reducing import Allreduce, Scales, Sum
-from undertow.runtime.group import Group
+from undertow.horovod.torch.reducing import GroupReduction, Sum, start_allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Takes torch's arguments; batches may differ in size between ranks.
+    """A batch normalisation layer with torch's arguments; batches may differ in size between ranks.
 
-    With `process_set`, the batches of its ranks are taken together.
+    With `process_set`, statistics cover the batches of its ranks.
     """
 
     def __init__(self, *args: Any, process_set: Any = global_process_set, **options: Any) -> None:
@@ -31,7 +31,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm takes batches of at least 2 dimensions, not {input.dim()}")
+            raise ValueError(f"SyncBatchNorm takes batches with at least 2 dimensions, not {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         uses_batch = self.training or self.running_mean is None
@@ -50,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def _count_batch(self) -> float | None:
-        """The momentum of this batch, if running statistics are kept."""
+        """Count a batch; return its momentum, or None if running statistics are not kept."""
         if not (self.training and self.track_running_stats) or self.num_batches_tracked is None:
             return None
         self.num_batches_tracked.add_(1)
@@ -58,7 +58,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Statistics are made in the input's own type, in 32 bits at least."""
+    """A normalisation whose statistics have the input's type, but at least 32 bits."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, input: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
@@ -66,7 +66,7 @@ class _Normalise(torch.autograd.Function):
         values = input.to(wide)
         over = [dimension for dimension in range(input.dim()) if dimension != 1]
         own = values.numel() // values.size(1)
-        variance, mean = torch.var_mean(values, over, correction=0) if own else _nothing(values)
+        variance, mean = torch.var_mean(values, over, correction=0) if own else _zeros(values)
         counts, means, variances = _gather_statistics(own, mean, variance, group)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
@@ -86,18 +86,18 @@ class _Normalise(torch.autograd.Function):
         normal, inverse, weight = ctx.saved_tensors
         wide = gradient.to(normal.dtype)
         sums = torch.stack([wide.sum(ctx.over), (wide * normal).sum(ctx.over)])
-        reduction = Allreduce([sums], [fresh(sums)], Sum, Scales(), group=ctx.group)
-        [total] = handles.synchronize(reduction.start("sync_batch_norm.backward"))
+        reduction = GroupReduction(ctx.group, Sum)
+        [total] = handles.synchronize(start_allreduce([sums], [fresh(sums)], reduction, "sync_batch_norm.backward"))
         mean, slope = (total / ctx.total).unbind()
         scale = inverse if weight is None else inverse * weight.to(normal.dtype)
         own = scale.view(ctx.shape) * (wide - mean.view(ctx.shape) - normal * slope.view(ctx.shape))
-        # Of weight and bias each rank has its own part, as of every other parameter: the optimizer averages them.
+        # Like all others, the gradients of weight and bias cover this rank's batch: the optimizer averages them.
         to_weight = None if weight is None else sums[1].to(weight.dtype)
         to_bias = sums[0].to(weight.dtype) if weight is not None and ctx.needs_input_grad[3] else None
         return None, own.to(gradient.dtype), to_weight, to_bias, None
 
 
-def _nothing(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _zeros(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     zeros = values.new_zeros(values.size(1))
     return zeros, zeros
 
@@ -105,7 +105,7 @@ def _nothing(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _gather_statistics(
     count: int, mean: torch.Tensor, variance: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count, mean and variance of every rank, one row each."""
+    """Gather count, mean and variance of every rank, one row each."""
     row = torch.cat([mean.new_tensor([count]), mean, variance]).unsqueeze(0)
     rows = handles.synchronize(start_allgather([row], name="sync_batch_norm.forward", group=group))[0]
     channels = mean.numel()

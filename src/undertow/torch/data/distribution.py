@@ -1,9 +1,9 @@
-"""`distribute`: an ordinary DataLoader hands out this worker's share of every batch.
+"""`distribute`: lets an ordinary DataLoader hand out this worker's share of every batch.
 
-In: the loader of a script that has joined the other workers itself.  Out: a loader of the same kind over the same data.
-Parts and weights are those of a single-process script: the stand-ins that are patched into torch's classes there are
-methods of subclasses here.  The script's random numbers are left alone: other ranks draw the order from a copy of
-rank 0's.
+In: the loader of a script that has joined the other workers itself.  Out: a loader of its class over the same data.
+Shares and weights are those of a single-process script: there the methods in `replacements` are patched into torch's
+classes, here they are methods of subclasses.  The script's random numbers stay unchanged: the other ranks draw the
+order from a copy of rank 0's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from undertow.engine.interface import Group
 from undertow.errors import ConfigError, DriftError
 from undertow.runtime import process
-from undertow.runtime.group import Group
 from undertow.settings import Batch, read_settings
+from undertow.torch.data.data_sharing import DataSharing, copy_from_first
 from undertow.torch.data.loaders import check_shareable, find_sampler, is_stream
-from undertow.torch.data.randomness import OwnNumbers, State, capture
-from undertow.torch.data.sharing import Sharing, copy_from_first
-from undertow.torch.data.standins import (
+from undertow.torch.data.randomness import ComputeStream, RandomState, capture
+from undertow.torch.data.replacements import (
     begin_again,
     choose_indices,
     count_batches,
@@ -31,7 +31,7 @@ from undertow.torch.data.standins import (
     iterate,
     run_backward,
 )
-from undertow.torch.groups import group_for
+from undertow.torch.process_groups import group_for
 from undertow.torch.replicas import compare_tensors
 
 log = logging.getLogger("undertow")
@@ -43,11 +43,11 @@ _MARK = "_undertow_distribution"
 def distribute(loader: Loader) -> Loader:
     """Return a loader that hands out this worker's share of the data.
 
-    All workers draw the same order, and each takes its part of it: batches of the loader's size (the default), or its
-    part of each batch (`UNDERTOW_BATCH=split`).  Gradients count as much as the part they come from, so a smaller last
-    batch is exact.  Iterated over under `torch.no_grad()` the loader is whole.
+    All workers draw the same order.  Each takes batches of the loader's size (the default), or a share of each batch
+    (`UNDERTOW_BATCH=split`).  Gradients are weighted by the size of the share, so a smaller last batch is exact.  Under
+    `torch.no_grad()` the loader yields all data.
 
-    The given loader stays as it is.  Among one worker, or if it is distributed already, it is returned itself.
+    The given loader stays as it is.  It is returned itself if there is one worker, or if it is distributed already.
     Raises `ConfigError` before `undertow.init()`, and for loaders that cannot be shared.
     """
     _check(loader)
@@ -58,19 +58,18 @@ def distribute(loader: Loader) -> Loader:
     return distribution.derive(loader)
 
 
-class Distribution(Sharing):
-    """The data of one script that all workers share.  It is over when they part."""
+class Distribution(DataSharing):
+    """The data that all workers of one script share, until they leave the job."""
 
-    shares_sequential = True
     knows_ranks = True
 
     def __init__(self, group: Group, *, is_split: bool) -> None:
-        numbers = OwnNumbers(0)  # those of the script, on every rank
+        numbers = ComputeStream(0)  # every rank draws from the script's own
         super().__init__(rank=group.rank, size=group.size, is_split=is_split, numbers=numbers)
         self._group: Group | None = group
         self._classes: dict[type, type] = {}
-        self._said: set[str] = set()
-        self._backward: Callable[..., None] | None = None  # ours, in the place of torch's
+        self._logged: set[str] = set()
+        self._backward: Callable[..., None] | None = None  # the replacement
         self._torchs: Callable[..., None] = torch.autograd.backward
         self._described = (0, 0)  # the loader whose iterator was made last
 
@@ -81,23 +80,24 @@ class Distribution(Sharing):
     def shares(self) -> bool:
         if self._group is None and (_current is not None or process.is_initialized()):
             raise ConfigError(
-                "this DataLoader was distributed among workers that have parted since (undertow.shutdown()): "
+                "this DataLoader was distributed among workers that have left the job since (undertow.shutdown()): "
                 "call undertow.torch.distribute() again"
             )
         return self._group is not None
 
-    def start_sharing(self, words: str) -> None:
-        if self.rank == 0 and words not in self._said:
-            self._said.add(words)
-            log.info("%s", words)
+    def start_sharing(self, description: str) -> None:
+        self._log_once(logging.INFO, description)
 
-    def say(self, words: str) -> None:
-        if self.rank == 0 and words not in self._said:
-            self._said.add(words)
-            log.warning("%s", words)
+    def announce(self, message: str) -> None:
+        self._log_once(logging.WARNING, message)
 
-    def start_epoch(self) -> State:
-        """Raises `DriftError` if the loaders of the ranks differ in size: they would wait for each other in vain."""
+    def _log_once(self, level: int, message: str) -> None:
+        if self.rank == 0 and message not in self._logged:
+            self._logged.add(message)
+            log.log(level, "%s", message)
+
+    def start_epoch(self) -> RandomState:
+        """Raise `DriftError` if the loaders of the ranks differ in size: ranks would wait for each other forever."""
         if self._group is None:
             return capture()
         self._compare(
@@ -109,34 +109,34 @@ class Distribution(Sharing):
         return copy_from_first(self._group, capture())
 
     def end_epoch(self) -> None:
-        """Raises `DriftError` if the ranks have drawn different orders: samples were left out, others taken twice."""
+        """Raise `DriftError` if the ranks have drawn different orders: samples were left out, others taken twice."""
         order = self.take_order()
         if self._group is not None:
             self._compare(
                 "the order of the data",
                 (order,),
-                "Samples were left out and others taken twice. Give generators and samplers of a DataLoader the same "
-                "seed on all workers",
+                "Samples were left out, and others taken twice. Give the generator and sampler of a DataLoader the "
+                "same seed on all workers",
             )
 
     def end(self) -> None:
-        """The workers have parted: loaders are whole from now on."""
+        """End the sharing, because the workers leave the job; backward passes are torch's own again."""
         self._group = None
         self.take_order()
         if torch.autograd.backward is self._backward:
             torch.autograd.backward = self._torchs
 
     def weigh_backward(self) -> None:
-        """From the first part on let backward passes weigh this rank's parts."""
+        """Replace `torch.autograd.backward`, so that it weighs this rank's shares."""
         if self._backward is None and self._group is not None:
             self._torchs = find_backward()
             self._backward = torch.autograd.backward = run_backward(self._torchs, self)
 
     def derive(self, loader: Loader) -> Loader:
-        """A loader over the same data, by the same sampler, that hands out shares."""
+        """Return a loader over the same data, with the same sampler, that hands out shares."""
         kind = type(loader) if getattr(loader, _MARK, None) is None else type(loader).__mro__[1]
         made: Loader = object.__new__(self._derive(kind, self._make_loader_methods))
-        vars(made).update(vars(loader), _iterator=None)  # workers that stay are each loader's own
+        vars(made).update(vars(loader), _iterator=None)  # persistent workers belong to one loader
         return made
 
     def _derive(self, kind: type, make_methods: Callable[[Any], dict[str, Any]]) -> type:
@@ -179,14 +179,14 @@ class Distribution(Sharing):
         try:
             compare_tensors([(what, torch.tensor(numbers))], self._group)
         except DriftError as error:
-            raise DriftError(f"{error}. {remedy}") from None
+            raise DriftError(f"{error}. {remedy}", tensor=error.tensor, ranks=error.ranks) from None
 
 
 _current: Distribution | None = None
 
 
 def _find_distribution() -> Distribution:
-    """That of the workers that are joined now."""
+    """Return the distribution among the current workers."""
     global _current
     if process.is_formed_for_script():
         raise ConfigError("the script has not joined the other workers: call undertow.init() first")
@@ -212,18 +212,17 @@ def _check(loader: object) -> None:
         raise ConfigError(f"distribute takes a torch.utils.data.DataLoader, not {name}")
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigError(
-            f"{name} iterates in a way of its own (it has an __iter__), so it cannot be shared: give distribute a "
-            "torch.utils.data.DataLoader"
+            f"{name} overrides __iter__, so it cannot be shared: give distribute a torch.utils.data.DataLoader"
         )
     sampler = find_sampler(loader)
     if any(isinstance(one, DistributedSampler) for one in (sampler, getattr(sampler, "sampler", None))):
         raise ConfigError(
-            "this DataLoader has a DistributedSampler, which gives each worker its part already: use the loader as it "
-            "is, or make it with shuffle=True and distribute that"
+            "this DataLoader has a DistributedSampler, which gives each worker its share already: use the loader as it "
+            "is, or make one with shuffle=True and distribute that"
         )
 
 
 def _describe_sizes(loader: Any) -> tuple[int, int]:
-    """Of the dataset and of a batch; 0 where that is not known."""
+    """Return the sizes of the dataset and of a batch; 0 if unknown."""
     has_length = not is_stream(loader) and hasattr(loader.dataset, "__len__")
     return len(loader.dataset) if has_length else 0, loader.batch_size or 0

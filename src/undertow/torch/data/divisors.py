@@ -1,7 +1,7 @@
-"""Numbers that a script scales a sum or a mean with: counts of a rank's part of the batch, or constants.
+"""Tells counts from constants among the numbers by which a script scales a sum or a mean.
 
-In: one term on all ranks.  Out: the number that makes a sum a mean, if any does, and in words what could not be known.
-A count adds up over the ranks, a constant is the same for one process with the whole batch.
+In: one term on all ranks.  Out: the number that makes a sum a mean, if any, and warnings about what is uncertain.
+A count of a rank's share adds up over the ranks; a constant would be the same in one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from undertow.torch.data.reports import MATCHING, Kind, Term, vary
+from undertow.torch.data.reports import MATCHING, ReductionKind, Term, vary
 
-_COUNT = "a sum that is divided by a number is taken for a mean over each rank's part of the batch: it may be a count"
+_COUNT = "a sum divided by a number is taken for a mean: the number may be a count of each rank's share of the batch"
 _CONSTANT = (
-    "a sum that is divided by a number is taken for a sum over the batch: the number is smaller than the part of a "
-    "rank, and may be a constant"
+    "a sum divided by a number is taken for a sum over the batch: the number is smaller than a rank's share, so it may "
+    "be a constant"
 )
 _LEAST = (
-    "a sum is divided by 1 on some ranks only: if that stands for a count of 0, as with clamp(min=1), it weighs too "
-    "much there"
+    "a sum is divided by 1 on some ranks only: if the 1 stands for a count of 0, as after clamp(min=1), those ranks "
+    "weigh too much"
 )
 
 
 def is_scaled_by_data(terms: Sequence[Term], samples: Sequence[int]) -> bool:
-    """Whether a script multiplies a mean with a count, or divides it by something that depends on the part."""
+    """Return whether a script multiplies a mean by a count, or divides it by a number that depends on the share."""
     scales = _find_scales(terms[0])
     multipliers = [scale for scale in scales if scale.name == "factors"]
     return any(vary([scale(term) for term in terms]) for scale in scales) or any(
@@ -34,8 +34,8 @@ def is_scaled_by_data(terms: Sequence[Term], samples: Sequence[int]) -> bool:
     )
 
 
-class Divisors:
-    """Those of one sum.  `found(term)` is the number that makes it a mean; None if it stays a sum."""
+class SumDivisors:
+    """The divisors of one sum.  `found(term)` is the number that makes it a mean; `found` is None if it stays a sum."""
 
     def __init__(
         self, terms: Sequence[Term], samples: Sequence[int], others: Sequence[Sequence[Term]], batch: int | None
@@ -50,7 +50,7 @@ class Divisors:
     def _find(self) -> _Scale | None:
         scales = _find_scales(self._terms[0])
         divisors = [scale for scale in scales if scale.name == "divisors"]
-        computed = [scale for scale in divisors if self._terms[0].scales.computed[scale.place]]
+        computed = [scale for scale in divisors if self._terms[0].scales.computed[scale.index]]
         for suits, candidates in (
             (self._counts_samples, scales),
             (self._varies, scales),
@@ -76,7 +76,7 @@ class Divisors:
         if self._varies(scale):
             return all(_is_count(value) for value in self._values(scale))
         if self._counts_samples(scale):
-            # A script may well multiply with 0.1, or divide by 2, whatever the number of samples is.
+            # A script may multiply by 0.1, or divide by 2, whatever the number of samples is.
             return scale.name == "divisors" and max(self._samples) > 2
         return self._counts_inputs(scale) and not self._is_batch(scale)
 
@@ -90,10 +90,10 @@ class Divisors:
         return max(self._samples) > 1 and _match(self._values(scale), self._samples)
 
     def _counts_inputs(self, scale: _Scale) -> bool:
-        """Whether it is the number of rows or elements of what is summed, or what another term has counted."""
+        """Return whether this is the number of summed rows or elements, or the count of another term."""
         values = self._values(scale)
         rows = [term.sizes[0] if term.sizes else 0 for term in self._terms]
-        counted = ([one.amount for one in terms if one.kind is Kind.COUNTED] for terms in self._others)
+        counted = ([one.amount for one in terms if one.kind is ReductionKind.COUNTED] for terms in self._others)
         return max(values) > 1 and (
             _match(values, rows)
             or _match(values, [term.elements for term in self._terms])
@@ -101,7 +101,7 @@ class Divisors:
         )
 
     def _may_count(self, scale: _Scale) -> bool:
-        # The number of some steps that are accumulated is smaller, that of targets or elements is not.
+        # A number of accumulated steps is smaller than the number of samples; one of targets or elements is not.
         return scale(self._terms[0]) >= max(self._samples) and not self._is_batch(scale)
 
     def _is_batch(self, scale: _Scale) -> bool:
@@ -109,7 +109,7 @@ class Divisors:
 
 
 def _find_scales(term: Term) -> list[_Scale]:
-    return [_Scale(name, place) for name in ("divisors", "factors") for place in range(len(getattr(term.scales, name)))]
+    return [_Scale(name, index) for name in ("divisors", "factors") for index in range(len(getattr(term.scales, name)))]
 
 
 def _is_count(value: float) -> bool:
@@ -122,10 +122,10 @@ def _match(values: Sequence[float], counts: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class _Scale:
-    """One of the numbers that a term is divided by, or multiplied with the inverse of."""
+    """The position of one number that a term is divided by, or multiplied by the inverse of."""
 
     name: str
-    place: int
+    index: int
 
     def __call__(self, term: Term) -> float:
-        return float(getattr(term.scales, self.name)[self.place])
+        return float(getattr(term.scales, self.name)[self.index])

@@ -1,6 +1,6 @@
-"""Autograd graphs of losses: which operations they consist of, and what those are said to have computed.
+"""Reads nodes of autograd graphs of losses.
 
-In: a node.  Out: its inputs, their shapes, the dimensions that it reduces; whether parameters alone are below it.
+In: a node.  Out: its inputs, their shapes, the dimensions that it reduces; whether only parameters are below it.
 Nothing is computed, and the graph stays as it is.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-Node = Any  # torch.autograd.graph.Node: what is saved in it depends on its kind
+Node = Any  # torch.autograd.graph.Node; its saved attributes depend on the operation
 
 ADDING = {"AddBackward0", "AddBackward1", "SubBackward0", "SubBackward1", "RsubBackward0", "RsubBackward1"}
 PASSING = {
@@ -18,7 +18,7 @@ PASSING = {
 }
 SCALING = {"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"}
 LINEAR = {*(ADDING | PASSING | SCALING), "MaskedFillBackward0", "WhereBackward0"}  # with one input
-# Element by element: the first dimension of what comes out is that of what goes in.
+# Element-wise, as far as the first dimension: that of the output is that of the input.
 ELEMENTWISE = {
     *(ADDING | PASSING | SCALING),
     *("PowBackward0", "PowBackward1", "AbsBackward0", "ExpBackward0", "LogBackward0", "SqrtBackward0", "TanhBackward0"),
@@ -35,14 +35,14 @@ REDUCING = (
     *(SUMMING, AVERAGING, "NormBackward", "LinalgVectorNormBackward", "VarBackward", "StdBackward", "MaxBackward"),
     *("AmaxBackward", "MinBackward", "AminBackward", "LogsumexpBackward", "ProdBackward"),
 )
-# They do not reduce, but what comes out of one row depends on the others as well.
+# Operations that do not reduce, but whose result for one row depends on other rows.
 MIXING = ("CumsumBackward", "SortBackward", "TopkBackward", "MedianBackward", "KthvalueBackward")
 _PRODUCTS = {"MmBackward0", "BmmBackward0", "MvBackward0", "DotBackward0"}
 _TURNING = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "DiagonalBackward0", "TriuBackward0"}
 _COMPARING = {"MmBackward0", "BmmBackward0", "CdistBackward0"}
-_CHOOSING = ("NllLoss", "LogSoftmax")  # by targets, which are data
+_CHOOSING = ("NllLoss", "LogSoftmax")  # use targets, which are data
 _LEAF = "torch::autograd::AccumulateGrad"
-FEW = 300  # nodes of a penalty or of a reduction; a model has more
+FEW = 300  # more nodes than a penalty or a reduction has, and fewer than a model
 
 
 def children_of(node: Node) -> list[Node]:
@@ -50,12 +50,12 @@ def children_of(node: Node) -> list[Node]:
 
 
 def input_shapes(node: Node) -> list[tuple[int, ...]]:
-    """Of the inputs that have gradients."""
+    """Return the shapes of the inputs that have gradients."""
     return [tuple(child._input_metadata[index].shape) for child, index in node.next_functions if child is not None]
 
 
-def has_plain_sizes(shape: tuple[int, ...]) -> bool:
-    """Whether all sizes are numbers; that of a nested tensor's ragged dimension is a symbol."""
+def has_fixed_sizes(shape: tuple[int, ...]) -> bool:
+    """Return whether all sizes are numbers; a nested tensor's ragged dimension is a symbol."""
     return all(isinstance(size, int) for size in shape)
 
 
@@ -64,7 +64,7 @@ def output_shape(node: Node) -> tuple[int, ...]:
 
 
 def reduced_dims(node: Node) -> list[int]:
-    """The dimensions of its input that a reduction goes over, or that are mixed."""
+    """Return the dimensions of its input that this node reduces or mixes."""
     count = len(input_shapes(node)[0])
     dims = getattr(node, "_saved_dim", None)
     if dims is None or dims == ():
@@ -73,12 +73,12 @@ def reduced_dims(node: Node) -> list[int]:
 
 
 def _signed(dim: int) -> int:
-    """Torch shows dimensions that are counted from the end as if they were unsigned."""
+    """Convert a dimension counted from the end, which torch saves as an unsigned number."""
     return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
 def compares_rows(node: Node) -> bool:
-    """Whether this is a product of the rows of a batch with each other."""
+    """Return whether this multiplies or compares the rows of a batch with each other."""
     if node.name() not in _COMPARING:
         return False
     *outer, rows, columns = output_shape(node)
@@ -86,16 +86,16 @@ def compares_rows(node: Node) -> bool:
 
 
 def is_of_parameters(node: Node) -> bool:
-    """Whether nothing but parameters and constants is in this term.
+    """Return whether this term consists of parameters and constants only.
 
-    A tensor without a gradient that is as large as what a parameter makes is a constant: the weights of an earlier
-    task, an identity matrix.  Data would be of another size, or be multiplied with a parameter.
+    A tensor without a gradient of the same shape as a function of parameters is a constant, such as the weights of an
+    earlier task or an identity matrix.  Data would have another shape, or be multiplied by a parameter.
     """
-    return all(_is_free_of_data(one) for one in _everything_below(node))
+    return all(_is_free_of_data(one) for one in _walk_down(node))
 
 
-def _everything_below(node: Node) -> Iterator[Node]:
-    """At most as much as a penalty may have; a node that is not one's at the latest then."""
+def _walk_down(node: Node) -> Iterator[Node | None]:
+    """Yield all nodes from this one down; None instead of a node when there are too many for a penalty."""
     seen, open_ = {node}, [node]
     while open_:
         one = open_.pop()
@@ -122,7 +122,7 @@ def _is_free_of_data(node: Node | None) -> bool:
 
 
 def _keeps_shape(node: Node) -> bool:
-    """Whether what has no gradient is a number, or as large as what has one."""
+    """Return whether inputs without a gradient are numbers, or of the shape of the output."""
     if hasattr(node, "_saved_reduction"):
-        return True  # torch makes both as large before
+        return True  # torch has broadcast both inputs to one shape
     return all(shape == output_shape(node) for shape in input_shapes(node))

@@ -1,7 +1,7 @@
-"""Random numbers: the same on all ranks for weights and the order of the data, different where each computes its part.
+"""Random numbers: the same on all ranks for weights and the order of the data, different while each computes its share.
 
 In: the states of the generators that a script draws from (torch's, Python's, numpy's).
-Out: rank 0's state on all ranks, or a stream of torch's of this rank's own.
+Out: rank 0's state on all ranks, or a stream of torch numbers of this rank's own.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import numpy as np
 import torch
 
 from undertow.errors import Garbled
-from undertow.torch.device import seed_accelerator
+from undertow.torch.gradient.device import seed_accelerator
 
-# Far apart: neighbouring seeds of a script are its own business.
+# A large step between the seeds of ranks: the script itself may use neighbouring seeds.
 _APART = 0x9E3779B97F4A7C15
 
 
-class State(msgspec.Struct, frozen=True):
-    """Of everything a script draws from on the host."""
+class RandomState(msgspec.Struct, frozen=True):
+    """The state of all generators that a script draws from on the host."""
 
     torch: bytes
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, bytes, int, int, float]
 
 
-def capture() -> State:
-    name, keys, place, has_gauss, gauss = np.random.get_state()
-    return State(
+def capture() -> RandomState:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    return RandomState(
         torch.get_rng_state().numpy().tobytes(),
         random.getstate(),
-        (str(name), np.asarray(keys, np.uint32).tobytes(), int(place), int(has_gauss), float(gauss)),
+        (str(name), np.asarray(keys, np.uint32).tobytes(), int(position), int(has_gauss), float(gauss)),
     )
 
 
-def restore(state: State) -> None:
-    """Raises `Garbled` if a generator does not take it, as where rank 0 has another version of it."""
-    name, keys, place, has_gauss, gauss = state.numpy
+def restore(state: RandomState) -> None:
+    """Set all generators; raise `Garbled` if one refuses its state, as when rank 0 has another version of it."""
+    name, keys, position, has_gauss, gauss = state.numpy
     try:
         torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
         random.setstate(state.python)
-        np.random.set_state((name, np.frombuffer(keys, np.uint32), place, has_gauss, gauss))
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, gauss))
     except (ValueError, RuntimeError, TypeError, OverflowError, IndexError) as error:
         raise Garbled(f"the random state of rank 0 cannot be used here: {error}") from None
 
 
 def diverge(rank: int) -> None:
-    """Let this rank draw other numbers than any other from now on.  The first rank goes on with the script's own.
+    """Let this rank draw other numbers than all others from now on.  Rank 0 goes on with the script's own.
 
-    Each generator's numbers follow from what it has drawn so far, so a script with seeds can be repeated.
+    The numbers of each generator follow from its state, so a script with seeds is reproducible.
     """
     if rank == 0:
         return
@@ -67,10 +67,10 @@ def _choose_seed(state: object, rank: int) -> int:
     return (zlib.crc32(msgspec.msgpack.encode(state)) + rank * _APART) % (1 << 63)
 
 
-class Stream:
-    """States of which one is in force from time to time."""
+class RandomStream:
+    """A random state that generators have only inside of `running` blocks."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RandomState) -> None:
         self.state = state
 
     @contextmanager
@@ -84,28 +84,28 @@ class Stream:
             restore(before)
 
 
-def follow(state: State, *, torch_only: bool) -> Stream | None:
-    """Numbers that start from this state; None if the script's own are the same on this rank.
+def follow(state: RandomState, *, torch_only: bool) -> RandomStream | None:
+    """Return a stream that starts from this state; None if the script's own generators have this state.
 
-    `torch_only` says that nothing but torch's are drawn.
+    With `torch_only`, only torch's generator counts.
     """
     own = capture()
     is_same = own.torch == state.torch and (torch_only or own == state)
-    return None if is_same else Stream(state)
+    return None if is_same else RandomStream(state)
 
 
-class OwnNumbers:
-    """What torch draws on this rank while it computes its part.  The first rank goes on with the script's own."""
+class ComputeStream:
+    """The stream that torch draws from while this rank computes its share.  On rank 0 it is the script's own."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._state: torch.Tensor | None = None
-        self._scripts: torch.Tensor | None = None  # the script's own state, while this one is in its place
+        self._scripts: torch.Tensor | None = None  # the script's own state, while the stream is running
         self._is_running = False
         self._is_over = False
 
     def start(self) -> None:
-        """A part of the data is about to be computed."""
+        """Switch to the stream, because a share of the data is about to be computed."""
         if self._rank == 0 or self._is_running or self._is_over:
             return
         self._is_running = True
@@ -117,13 +117,13 @@ class OwnNumbers:
         torch.set_rng_state(self._state)
 
     def stop(self) -> None:
-        """All compute the same again; whose numbers go on then is for others to say."""
+        """Suspend the stream; the caller sets the next state."""
         if self._is_running:
             self._is_running = False
             self._state = torch.get_rng_state()
 
     def end(self) -> None:
-        """The script draws from its own numbers again, from now on."""
+        """Return to the script's own numbers for good."""
         self._is_over = True
         if self._is_running and self._scripts is not None:
             torch.set_rng_state(self._scripts)

@@ -1,4 +1,4 @@
-"""What a rank reports of its loss: the terms that it adds up, in numbers that all ranks can compare."""
+"""The report of a rank about its loss: the terms that it adds up, in numbers that all ranks can compare."""
 
 from __future__ import annotations
 
@@ -8,53 +8,55 @@ from collections.abc import Sequence
 
 import msgspec
 
-from undertow.core.decoding import Count
+from undertow.decoding import Count
 
-MATCHING = 1e-6  # relative; what a script computes in float32 is no closer
+MATCHING = 1e-6  # relative; numbers that a script computes in float32 are no closer
 
 
-class Kind(enum.IntEnum):
+class ReductionKind(enum.IntEnum):
+    """The kind of a reduction, as far as it is known."""
+
     SUM = 0  # of `elements` values
     MEAN = 1  # of `elements` values
     COUNTED = 2  # a mean over `amount`, which the loss function has counted itself
-    OTHER = 3  # not known to be any of these
+    OTHER = 3  # unknown
 
 
-class Scales(msgspec.Struct, frozen=True):
-    """The numbers that a script scales one term with."""
+class TermScales(msgspec.Struct, frozen=True):
+    """The numbers by which a script scales one term."""
 
     divisors: tuple[float, ...] = ()  # the last division first
     factors: tuple[float, ...] = ()  # inverted
-    computed: tuple[bool, ...] = ()  # of each divisor whether it is a tensor, not a number of Python's
+    computed: tuple[bool, ...] = ()  # for each divisor, whether it is a tensor and not a Python number
 
     def __post_init__(self) -> None:
         if len(self.computed) != len(self.divisors):
-            raise ValueError(f"{len(self.divisors)} divisors, of which {len(self.computed)} are known")
+            raise ValueError(f"{len(self.divisors)} divisors, but {len(self.computed)} entries in `computed`")
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """One reduction of several.  Its kind is OTHER if what is made of it is not linear."""
+class Reduction(msgspec.Struct, frozen=True):
+    """A reduction below a term.  Its kind is OTHER unless the term is linear in its result."""
 
-    kind: Kind
-    sizes: tuple[Count, ...]  # of the dimensions that it goes over; none: whatever they are, the batch is among them
-    is_first: bool = False  # the first dimension is among them
+    kind: ReductionKind
+    sizes: tuple[Count, ...]  # of the reduced dimensions; empty: unknown, and the batch is among them
+    is_first: bool = False  # the first dimension is reduced
     elements: Count = 0
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One term of the loss of one rank."""
+    """A term of the loss of one rank."""
 
-    kind: Kind
+    kind: ReductionKind
     elements: Count = 0
-    sizes: tuple[Count, ...] = ()  # of what it is a sum or mean of
+    sizes: tuple[Count, ...] = ()  # the shape of what it sums or averages
     amount: float = 0.0
-    scales: Scales = Scales()
-    stages: tuple[Stage, ...] = ()  # reductions below it
-    is_loss: bool = False  # a loss function of torch's, which is over the batch
+    scales: TermScales = TermScales()
+    reductions: tuple[Reduction, ...] = ()  # below it
+    is_loss: bool = False  # a loss function of torch's, which reduces over the batch
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The loss of one rank.  A rank without samples of its own has 0 of them, and counts for nothing."""
+    """The loss of one rank.  `samples` is 0 on a rank without samples of its own, whose weight is 0."""
 
     samples: Count
     terms: tuple[Term, ...]

@@ -1,8 +1,8 @@
-"""Each rank's share of the batches of one process.
+"""Divides the batches of one process among the ranks.
 
-In: the batches of indices that one process would have taken, the same on all ranks.
-Out: this rank's part of each, and its weight.  All ranks have the same number of parts, nothing is left out and nothing
-taken twice: the mean of all ranks' gradients, so weighted, is that of the whole batch.
+In: the batches of indices that one process would take, the same on all ranks.
+Out: this rank's share of each, and its weight.  All ranks have equally many shares; no sample is left out or taken
+twice.  The mean of all ranks' gradients, weighted like this, is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -14,54 +14,53 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Part:
-    """Of one batch of all ranks."""
+class BatchShare:
+    """The samples of one batch that this rank computes."""
 
     indices: list[Any]
-    weight: float  # 1: as large as all others
+    weight: float  # 1 if the shares of all ranks are equally large
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cutting:
-    """How batches are shared: each one is split, or each rank takes one of as many as there are ranks."""
+class ShareRule:
+    """A rule for sharing batches: each batch is split among the ranks, or each rank takes one batch of `size`."""
 
     rank: int
     size: int
     is_split: bool
-    drops_last: bool = False  # what does not fill a batch of all ranks
+    drops_last: bool = False  # batches left over at the end that are fewer than the ranks
 
     def count(self, batches: int) -> int:
-        """How many parts each rank has of so many batches."""
+        """Return how many shares each rank has of this number of batches."""
         if self.is_split:
             return batches
         return batches // self.size if self.drops_last else -(-batches // self.size)
 
-    def cut(self, batches: Iterable[Sequence[Any]]) -> Iterator[Part]:
-        """This rank's parts."""
+    def divide(self, batches: Iterable[Sequence[Any]]) -> Iterator[BatchShare]:
         source = iter(batches)
         while group := list(itertools.islice(source, 1 if self.is_split else self.size)):
             is_full = not self.is_split and len(group) == self.size
             if not is_full and not self.is_split and self.drops_last:
                 return
-            parts = [list(batch) for batch in group] if is_full else cut_evenly([*itertools.chain(*group)], self.size)
-            yield self._weigh(parts)
+            lists = [list(batch) for batch in group] if is_full else cut_evenly([*itertools.chain(*group)], self.size)
+            yield self._weigh(lists)
 
-    def _weigh(self, parts: Sequence[list[Any]]) -> Part:
-        own = parts[self.rank]
-        weight = self.size * len(own) / sum(map(len, parts))
-        # A rank without a sample computes one all the same, so that it takes part, and it counts for nothing.
-        return Part(own, weight) if own else Part(parts[0][:1], 0.0)
+    def _weigh(self, lists: Sequence[list[Any]]) -> BatchShare:
+        own = lists[self.rank]
+        weight = self.size * len(own) / sum(map(len, lists))
+        # A rank without a sample computes one with weight 0, so that it takes part in the step.
+        return BatchShare(own, weight) if own else BatchShare(lists[0][:1], 0.0)
 
 
-def cut_evenly(indices: Sequence[Any], parts: int) -> list[list[Any]]:
-    """Contiguous parts; the first ones have one more where it does not come out even."""
-    least, more = divmod(len(indices), parts)
-    ends = [*itertools.accumulate(least + (part < more) for part in range(parts))]
+def cut_evenly(indices: Sequence[Any], count: int) -> list[list[Any]]:
+    """Cut into `count` contiguous lists; the first ones are longer by one if the number of indices is no multiple."""
+    least, more = divmod(len(indices), count)
+    ends = [*itertools.accumulate(least + (number < more) for number in range(count))]
     return [list(indices[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
 
 def stride(samples: Iterable[Any], *, rank: int, size: int) -> Iterator[Any]:
-    """Every `size`-th sample of a stream, as long as there is one for everybody."""
+    """Yield every `size`-th sample of a stream, as long as there is one for each rank."""
     source = iter(samples)
     while len(group := list(itertools.islice(source, size))) == size:
         yield group[rank]

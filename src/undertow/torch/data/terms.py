@@ -1,11 +1,14 @@
-"""The terms that a loss adds up, read from its autograd graph.
+"""Finds the terms that a loss adds up in its autograd graph.
 
-In: the tensors that are handed to backward.  Out: the nodes whose gradients must be weighed, with what `losses` has to
-know of each.  Nothing is computed, and the graph stays as it is.
+In: the tensors that are passed to backward.  Out: the nodes whose gradients must be weighed, with what `losses` needs
+to know about each.  Nothing is computed, and the graph stays as it is.
 
-From the loss down, additions, signs, views and scalings are followed; what they lead to is a term: a loss function of
-torch's, or a sum or mean of the script's own.  Terms that only parameters take part in, such as weight decay, are the
-same on all ranks, and left out.
+The search follows additions, signs, views and scalings from the loss down.  Where it ends is a term: a loss function of
+torch's, or a sum or mean of the script's own.  Terms of parameters only, such as weight decay, are the same on all
+ranks and left out.
+
+A term comes with the reductions, and operations that mix rows, below it, as far as operations between them are
+element-wise: only all ranks together know which dimension is the batch.
 """
 
 from __future__ import annotations
@@ -20,48 +23,56 @@ import torch
 from undertow.torch.data.graphs import (
     ADDING,
     AVERAGING,
+    ELEMENTWISE,
+    FEW,
+    JOINING,
+    LINEAR,
+    MIXING,
     PASSING,
+    REDUCING,
     SCALING,
     STACKING,
     SUMMING,
     Node,
     children_of,
-    has_plain_sizes,
+    compares_rows,
+    has_fixed_sizes,
     input_shapes,
     is_of_parameters,
+    reduced_dims,
 )
-from undertow.torch.data.reports import Kind, Scales, Term
-from undertow.torch.data.stages import find_stages
+from undertow.torch.data.reports import Reduction, ReductionKind, Term, TermScales
 
 _COUNTING = {"NllLossBackward0", "NllLoss2DBackward0"}
 _MEAN, _SUM = 1, 2  # what torch calls its reductions
+_MOST_REDUCTIONS = 16  # of a term, which keeps the message to all ranks small
 
 
 @dataclass(frozen=True)
-class Found:
-    """A term, and the node that its gradient comes through first."""
+class FoundTerm:
+    """A term, and the node that its gradient reaches first."""
 
     node: Node
     term: Term
 
 
-def find_terms(tensors: Iterable[Any]) -> list[Found]:
-    """All terms of these losses, in the order in which the graph has them."""
+def find_terms(tensors: Iterable[Any]) -> list[FoundTerm]:
+    """Return all terms of these losses, in the order of the graph."""
     found: dict[Node, Term] = {}
     for tensor in tensors:
         node = _find_node(tensor)
         if node is None:
             continue
         is_scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
-        pairs = _walk(node) if is_scalar else [(node, Term(Kind.OTHER))]
+        pairs = _walk(node) if is_scalar else [(node, Term(ReductionKind.OTHER))]
         for one, term in pairs:
-            # What is used twice, and scaled in different ways, is no one thing.
-            found[one] = term if found.get(one, term) == term else Term(Kind.OTHER)
-    return [Found(node, term) for node, term in found.items()]
+            # A node that is used twice with different scales has no single weight.
+            found[one] = term if found.get(one, term) == term else Term(ReductionKind.OTHER)
+    return [FoundTerm(node, term) for node, term in found.items()]
 
 
 def find_nodes(tensors: Iterable[Any]) -> list[Node]:
-    """Where a backward of these tensors starts."""
+    """Return the nodes where a backward of these tensors starts."""
     return [node for node in map(_find_node, tensors) if node is not None]
 
 
@@ -70,7 +81,7 @@ def _find_node(tensor: Any) -> Node | None:
 
 
 def _walk(root: Node) -> Iterator[tuple[Node, Term]]:
-    open_: list[tuple[Node, Scales]] = [(root, Scales())]
+    open_: list[tuple[Node, TermScales]] = [(root, TermScales())]
     while open_:
         node, scales = open_.pop()
         name, inner = node.name(), children_of(node)
@@ -83,7 +94,7 @@ def _walk(root: Node) -> Iterator[tuple[Node, Term]]:
 
 
 def _joins_numbers(node: Node) -> bool:
-    """Whether it sums or averages single losses, or one: each is a term of its own."""
+    """Return whether this node sums or averages scalars, each of which is a term."""
     name = node.name()
     if name.startswith(STACKING):
         return not any(input_shapes(node))
@@ -93,21 +104,21 @@ def _joins_numbers(node: Node) -> bool:
     return input_shapes(node) == [()] or (inner.name().startswith(STACKING) and not any(input_shapes(inner)))
 
 
-def _add_scale(scales: Scales, scale: torch.Tensor | float, *, is_divisor: bool) -> Scales:
+def _add_scale(scales: TermScales, scale: torch.Tensor | float, *, is_divisor: bool) -> TermScales:
     number = abs(float(scale))
     if is_divisor:
-        return Scales((*scales.divisors, number), scales.factors, (*scales.computed, _is_computed(scale)))
-    return Scales(scales.divisors, (*scales.factors, 1 / number if number else math.inf), scales.computed)
+        return TermScales((*scales.divisors, number), scales.factors, (*scales.computed, _is_computed(scale)))
+    return TermScales(scales.divisors, (*scales.factors, 1 / number if number else math.inf), scales.computed)
 
 
 def _is_computed(scale: torch.Tensor | float) -> bool:
-    """Whether the script divides by a tensor.  A number of Python's does not decide about types, a tensor does."""
+    """Return whether the script divides by a tensor: unlike a Python number, it takes part in type promotion."""
     least = torch.int8 if isinstance(scale, torch.Tensor) and not scale.is_floating_point() else torch.float16
     return isinstance(scale, torch.Tensor) and torch.result_type(scale, torch.empty((), dtype=least)) != least
 
 
 def _read_scale(node: Node) -> torch.Tensor | float | None:
-    """What this node divides by or multiplies with; None where it is not constant to autograd."""
+    """Return what this node divides or multiplies by; None if that is not a constant for autograd."""
     saved = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
     numbers = [one for one in saved if one is not None]
     is_inverse = node.name() == "DivBackward0" and node.next_functions[0][0] is None
@@ -117,20 +128,74 @@ def _read_scale(node: Node) -> torch.Tensor | float | None:
     return scale
 
 
-def _describe(node: Node, scales: Scales) -> Term:
+def _describe(node: Node, scales: TermScales) -> Term:
     name = node.name()
     if name.startswith((SUMMING, AVERAGING)):
-        kind = Kind.MEAN if name.startswith(AVERAGING) else Kind.SUM
+        kind = ReductionKind.MEAN if name.startswith(AVERAGING) else ReductionKind.SUM
         sizes = input_shapes(node)[0]
-        if not has_plain_sizes(sizes):
-            return Term(Kind.OTHER)
-        return Term(kind, math.prod(sizes), sizes, 0.0, scales, find_stages(node, is_linear=True))
+        if not has_fixed_sizes(sizes):
+            return Term(ReductionKind.OTHER)
+        return Term(kind, math.prod(sizes), sizes, 0.0, scales, _find_reductions(node, is_linear=True))
     reduction = getattr(node, "_saved_reduction", None)
     if reduction not in (_MEAN, _SUM):
-        return Term(Kind.OTHER)
+        return Term(ReductionKind.OTHER)
     sizes = tuple(node._saved_target.shape) if name in _COUNTING else input_shapes(node)[0]
-    if not has_plain_sizes(sizes):
-        return Term(Kind.OTHER)
-    kind = Kind.SUM if reduction == _SUM else Kind.COUNTED if name in _COUNTING else Kind.MEAN
-    amount = float(node._saved_total_weight) if kind is Kind.COUNTED else 0.0
-    return Term(kind, math.prod(sizes), sizes, amount, scales, find_stages(node, is_linear=False), is_loss=True)
+    if not has_fixed_sizes(sizes):
+        return Term(ReductionKind.OTHER)
+    kind = (
+        ReductionKind.SUM if reduction == _SUM else ReductionKind.COUNTED if name in _COUNTING else ReductionKind.MEAN
+    )
+    amount = float(node._saved_total_weight) if kind is ReductionKind.COUNTED else 0.0
+    return Term(kind, math.prod(sizes), sizes, amount, scales, _find_reductions(node, is_linear=False), is_loss=True)
+
+
+def _find_reductions(node: Node, *, is_linear: bool) -> tuple[Reduction, ...]:
+    """Return every reduction below this node, each once.  `is_linear`: the node is a sum or mean of its input."""
+    found: dict[Reduction, None] = {}
+    for below, linear in _descend(node, is_linear):
+        reduction = _describe_reduction(below, linear)
+        if reduction is not None:
+            found[reduction] = None
+    return tuple(found)[:_MOST_REDUCTIONS]
+
+
+def _descend(node: Node, is_linear: bool) -> Iterator[tuple[Node, bool]]:
+    """Yield the nodes below, through element-wise operations; other nodes are yielded, but not entered."""
+    open_ = [(child, is_linear) for child in children_of(node)]
+    seen = {child for child, _ in open_}
+    while open_ and len(seen) < FEW:
+        one, linear = open_.pop()
+        yield one, linear
+        name = one.name()
+        inner = children_of(one)
+        if (
+            name in ELEMENTWISE
+            or name.startswith(JOINING)
+            or (name.startswith(REDUCING) and 0 not in reduced_dims(one))
+        ):
+            linear &= (name in LINEAR and len(inner) == 1) or name.startswith((SUMMING, AVERAGING))
+            fresh = [child for child in inner if child not in seen]
+            seen.update(fresh)
+            open_ += [(child, linear) for child in fresh]
+
+
+def _describe_reduction(node: Node, is_linear: bool) -> Reduction | None:
+    name = node.name()
+    if compares_rows(node) or (name.startswith(STACKING) and not any(input_shapes(node))):
+        return Reduction(ReductionKind.OTHER, (), is_first=True)
+    if not name.startswith((*REDUCING, *MIXING)):
+        return None
+    sizes, dims = input_shapes(node)[0], reduced_dims(node)
+    if not sizes:
+        return None
+    if not has_fixed_sizes(sizes):
+        return Reduction(ReductionKind.OTHER, (), is_first=0 in dims)
+    kind = (
+        ReductionKind.SUM
+        if name.startswith(SUMMING)
+        else ReductionKind.MEAN
+        if name.startswith(AVERAGING)
+        else ReductionKind.OTHER
+    )
+    over = tuple(sizes[dim] for dim in dims)
+    return Reduction(kind if is_linear else ReductionKind.OTHER, over, is_first=0 in dims, elements=math.prod(sizes))

@@ -1,10 +1,9 @@
 """Weighs the terms of a loss while its backward runs.
 
-In: the tensors that a script hands to backward.  Out: the gradient of each term is as large as `losses` decides.
-All ranks tell each other about their losses at the start of every backward of a part: one small message, and a wait
-for those of the others.  In a script that knows of ranks, a backward that reaches no wrapped module, such as that of a
-probe on rank 0, concerns no other rank, and nothing is exchanged.  All other backwards must be called equally often on
-all ranks.
+In: the tensors that a script passes to backward.  Out: the gradient of each term is scaled as `losses` decides.
+At the start of every backward of a share, each rank sends all others one small report about its loss and waits for
+theirs.  In a script that knows of ranks, a backward that reaches no wrapped module, such as that of a probe on rank 0,
+concerns no other rank, and nothing is exchanged.  All other backwards must be called equally often on all ranks.
 """
 
 from __future__ import annotations
@@ -15,24 +14,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
-from undertow.core.decoding import Decoder
-from undertow.core.dtypes import DType
-from undertow.core.flow import Contribution
-from undertow.core.rounds import Op
+from undertow.decoding import Decoder
+from undertow.engine.interface import Group
 from undertow.errors import UndertowError
-from undertow.plan.slicing import TensorSpec
-from undertow.runtime.group import Group
-from undertow.runtime.waiting import Ticket
-from undertow.torch.broadcast import URGENT
-from undertow.torch.data.losses import Verdict, weigh
-from undertow.torch.data.reports import Kind, Report, Term
-from undertow.torch.data.sharing import Sharing
-from undertow.torch.data.terms import Found, find_nodes, find_terms
-from undertow.torch.reaching import reaches_wrapped
-from undertow.torch.table import Table
+from undertow.sync.broadcast import ByteGather
+from undertow.torch.data.data_sharing import DataSharing
+from undertow.torch.data.losses import LossWeights, weigh
+from undertow.torch.data.reports import ReductionKind, Report, Term
+from undertow.torch.data.terms import FoundTerm, find_nodes, find_terms
+from undertow.torch.passes.backward import reaches_wrapped
 
 Gradients = tuple[torch.Tensor | None, ...]
 _reports: Decoder[Report] = Decoder(Report, "the loss of another rank")
@@ -41,23 +33,24 @@ _SUMMED = (
     "gradients grow with their number (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
 )
 
+_LABEL = "what the losses of all ranks are made of"
 _EQUALLY_OFTEN = (
-    "This worker waits in backward to learn what the losses of the others are made of: all workers must call backward "
+    "This worker waits in backward for the other workers' reports about their losses: all workers must call backward "
     "equally often for the parameters of a wrapped model. To compute other gradients on one worker only, use "
     "torch.autograd.grad or backward(inputs=...)"
 )
 
 
-class Weigher:
-    """What weighs the losses of one script."""
+class LossWeigher:
+    """A weigher of the losses of one script."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(self, sharing: DataSharing) -> None:
         self._sharing = sharing
-        self._exchange: _Exchange | None = None
+        self._exchange: _ReportExchange | None = None
 
     @contextmanager
     def weighing(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Inside of the block a backward of these tensors weighs each term; it is given the part's own weight."""
+        """Weigh each term of a backward of these tensors inside of the block; its caller applies the share's weight."""
         sharing = self._sharing
         if sharing.group is None or sharing.samples is None or sharing.size == 1:
             yield
@@ -67,7 +60,7 @@ class Weigher:
         with ExitStack() as stack:
             if not sharing.knows_ranks:
                 ratios.find()
-            else:  # only the pass itself knows what it reaches
+            else:  # only the running pass knows which parameters it reaches
                 for node in find_nodes(tensors):
                     stack.callback(node.register_prehook(ratios.before_first).remove)
             for index, found in enumerate(terms):
@@ -75,33 +68,33 @@ class Weigher:
                     stack.callback(found.node.register_prehook(ratios.scaling(index)).remove)
             yield
 
-    def _decide(self, terms: Sequence[Found]) -> list[float]:
-        """Returns what the gradient of each term is scaled by; of those that are left out by nothing."""
+    def _decide(self, terms: Sequence[FoundTerm]) -> list[float]:
+        """Return the ratio that scales the gradient of each term; terms beyond the list are not scaled."""
         sharing = self._sharing
         assert sharing.group is not None
         assert sharing.samples is not None
         if sharing.knows_ranks and not reaches_wrapped():
             return []
-        verdict = self._ask(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
-        for doubt in verdict.doubts:
-            sharing.say(doubt)
-        if verdict.has_sums and not sharing.is_split:
-            sharing.say(_SUMMED)
-        return [ratio_of(one, sharing.rank, sharing.weight) for one in verdict.weights]
+        weights = self._exchange_reports(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
+        for doubt in weights.doubts:
+            sharing.announce(doubt)
+        if weights.has_sums and not sharing.is_split:
+            sharing.announce(_SUMMED)
+        return [ratio_of(one, sharing.rank, sharing.weight) for one in weights.weights]
 
-    def _ask(self, group: Group, report: Report) -> Verdict:
+    def _exchange_reports(self, group: Group, report: Report) -> LossWeights:
         if self._exchange is None:
-            self._exchange = _Exchange(group)
+            self._exchange = _ReportExchange(group)
         return weigh(self._exchange.run(report), batch=self._sharing.batch if self._sharing.is_split else None)
 
 
 class _Ratios:
-    """What the gradients of all terms are scaled by, in one backward pass: decided once, when it is needed."""
+    """The ratios that scale the gradients of all terms in one backward pass, decided once, when first needed."""
 
     def __init__(self, decide: Callable[[], list[float]]) -> None:
         self._decide = decide
         self._ratios: list[float] | None = None
-        self._lock = threading.Lock()  # a pass over several devices runs in several threads
+        self._lock = threading.Lock()  # a backward pass over several devices runs in several threads
 
     def find(self) -> list[float]:
         with self._lock:
@@ -113,7 +106,7 @@ class _Ratios:
         return self._ratios is None or self._ratio(index) != 1
 
     def before_first(self, gradients: Gradients) -> None:
-        """The hook of the tensors that backward starts from: also a loss without any term takes part."""
+        """Decide at the first node of a backward, so that a loss without any term takes part as well."""
         self.find()
 
     def scaling(self, index: int) -> Callable[[Gradients], Gradients | None]:
@@ -125,50 +118,38 @@ class _Ratios:
 
     def _ratio(self, index: int) -> float:
         ratios = self.find()
-        return ratios[index] if index < len(ratios) else 1.0  # a rank that counts for nothing may have other terms
+        return ratios[index] if index < len(ratios) else 1.0  # a rank with weight 0 may have other terms
 
 
-class _Exchange:
-    """Everybody's reports to everybody, as often as wanted."""
+class _ReportExchange:
+    """An exchange of reports between all ranks, which can be repeated."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._label = "what the losses of all ranks are made of"
-        self._table = Table(group, self._label, [TensorSpec("loss", (), DType.BYTES, 0)], Op.GATHER)
+        self._gather = ByteGather(group, _LABEL)
 
     def run(self, report: Report) -> list[Report]:
-        ticket = Ticket(1)
-        body = np.frombuffer(msgspec.msgpack.encode(report), np.uint8)
-        key = self._table.first.slices[0].spec.key
-        contribution = Contribution(key, body, None, 1, ticket.answer, URGENT)
-        self._group.contribute([contribution])
-        self._wait_for(ticket)
-        reports = [_reports.decode(b"" if piece.array is None else piece.array.data) for piece in contribution.pieces]
-        self._group.release([piece for rank, piece in enumerate(contribution.pieces) if rank != self._group.rank])
-        return reports
-
-    def _wait_for(self, ticket: Ticket) -> None:
-        waiters = self._group.waiters
+        self._gather.send(msgspec.msgpack.encode(report))
         try:
-            waiters.wait_for(ticket, self._label)
+            return [_reports.decode(body) for body in self._gather.receive(_LABEL)]
         except UndertowError as error:
-            if waiters.error is not None:
+            if self._group.error is not None:
                 raise
-            # The group is alive: some rank has not come to this backward.
+            # The group works: some rank has not called this backward.
             raise UndertowError(f"{error}. {_EQUALLY_OFTEN}") from None
 
 
-def _find(tensors: Sequence[Any]) -> list[Found]:
+def _find(tensors: Sequence[Any]) -> list[FoundTerm]:
     try:
         return find_terms(tensors)
     except RuntimeError:
-        # A graph that is freed already, of which torch says so itself.  Not an empty list: after any other failure,
-        # such as that of a hook for saved tensors, the backward may go on, and must not be taken for a known one.
-        return [Found(None, Term(Kind.OTHER))]
+        # The graph is freed already; torch will say so.  Not an empty list: after any other failure, such as that of a
+        # hook for saved tensors, the backward may go on, and must not be taken for one whose terms are known.
+        return [FoundTerm(None, Term(ReductionKind.OTHER))]
 
 
 def ratio_of(weights: Sequence[float] | None, rank: int, given: float) -> float:
-    """Between what a term weighs and what this backward is given."""
+    """Return the ratio of a term's weight on this rank to the weight that backward is given."""
     if not given:
         return 0.0
     return 1.0 if weights is None else weights[rank] / given

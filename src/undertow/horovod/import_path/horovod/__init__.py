@@ -1,6 +1,6 @@
-"""`horovod` for processes that inherit `sys.path` and nothing else: workers that multiprocessing spawns.
+"""`horovod` for processes that inherit only `sys.path`, such as workers that multiprocessing spawns.
 
-In: the first import of `horovod` there.  Out: our own modules in its place, as in the process that started them.
+In: the first import of `horovod` there.  Out: undertow's modules in its place, as in the parent process.
 """
 
 import sys

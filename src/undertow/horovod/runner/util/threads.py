@@ -1,4 +1,4 @@
-"""Threads, as Horovod's helper of this name starts them."""
+"""Functions that start threads, with the names of Horovod's module."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn` with each of these arguments, many at once: returns the results by their numbers.
+    """Call `fn` with each of these arguments in threads; return the results by index.
 
-    Raises RuntimeError if one of them fails.  Without `block_until_all_done` nothing is waited for or returned.
+    Raises RuntimeError if a call fails.  Without `block_until_all_done`, returns None at once.
     """
     results: dict[int, Any] = {}
     waiting = queue.SimpleQueue[tuple[int, Sequence[Any]]]()
@@ -57,9 +57,7 @@ def execute_function_multithreaded(
 
 def _silence(target: Callable[..., Any]) -> Callable[..., None]:
     def run(*args: Any) -> None:
-        try:
+        with suppress(Exception):
             target(*args)
-        except Exception:
-            return
 
     return run

@@ -1,1 +1,0 @@
-"""The coordinator's side of the job: how workers find each other."""

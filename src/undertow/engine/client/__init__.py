@@ -1,0 +1,1 @@
+"""Worker side of the key-value store: contributions go out, results come back."""

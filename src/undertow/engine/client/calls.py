@@ -1,0 +1,189 @@
+"""Calls that are matched by name, on the side of one worker, in the engine thread.
+
+In: calls of the training threads, decisions of the coordinator.  Out: contributions to the exchange, in the
+order in which the coordinator begins the calls, and the end of each call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from undertow.engine.client.exchange import Exchange
+from undertow.engine.client.waiting import Ticket
+from undertow.engine.coordinator import messages
+from undertow.engine.coordinator.calls import Calls
+from undertow.engine.coordinator.terms import Disagreement, Terms, lay_out
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.frames import Unexpected
+from undertow.engine.core.shape import COORDINATOR, Shape
+from undertow.engine.core.slicing import Slice
+
+Answer = Callable[[Contribution], None]
+
+
+@dataclass(eq=False)
+class NamedCall:
+    """Call of a training thread, which waits for `done` and then checks for a `mismatch`.
+
+    `contribute(slices, answer)` is called in the engine thread and returns this rank's contribution to each slice,
+    with `answer` as its end.
+    """
+
+    name: str
+    terms: Terms
+    contribute: Callable[[Sequence[Slice], Answer], list[Contribution]]
+    done: threading.Event = field(default_factory=threading.Event)
+    mismatch: Disagreement | None = None
+
+
+@dataclass(eq=False)
+class RunningOut:
+    """Wait of a training thread that has no more input until no rank has any; `last` is the last rank that had."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    last: int = -1
+
+
+class NamedCallClient:
+    """Client of the coordinator for all calls of one rank.  Owned by the engine thread.
+
+    `tell` sends a message to a rank, `tell_all` to every other rank.  `decide`, on rank 0 only, makes the decisions.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        exchange: Exchange,
+        *,
+        tell: Callable[[int, messages.Message], None],
+        tell_all: Callable[[messages.Message], None],
+        decide: Calls | None,
+        discard: Callable[[range], None] = lambda keys: None,
+    ) -> None:
+        self._shape = shape
+        self._rank = shape.rank
+        self._exchange = exchange
+        self._tell = tell
+        self._tell_all = tell_all
+        self._decide = decide
+        self._discard = discard
+        self._calls: dict[str, NamedCall] = {}  # made by this rank, not begun yet
+        self._sets: dict[int, list[Slice]] = {}
+        self._running_out: RunningOut | None = None
+
+    def make(self, call: NamedCall) -> None:
+        self._calls[call.name] = call
+        self._ask(messages.Call(call.name, call.terms))
+
+    def run_out(self, waiting: RunningOut) -> None:
+        self._running_out = waiting
+        self._ask(messages.RanOut())
+
+    def handle_message(self, peer: int, message: messages.Asked | messages.Told) -> None:
+        if isinstance(message, messages.Asked) and self._decide is not None:
+            self._decide_on(self._decide, peer, message)
+        elif isinstance(message, messages.Told) and peer == COORDINATOR:
+            self._take(message)
+        else:
+            raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
+
+    def blocked_by(self, departed: Collection[int]) -> int | None:
+        """Return one of these workers without which a call cannot end."""
+        if self._decide is not None:
+            return next((rank for rank in departed if self._decide.waits_for(rank) is not None), None)
+        is_waiting = bool(self._calls) or self._running_out is not None
+        return COORDINATOR if is_waiting and COORDINATOR in departed else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every call that this rank has made has begun."""
+        return not self._calls
+
+    @property
+    def keys(self) -> set[int]:
+        """All keys of calls.  Once all ranks have made a call, their engines contribute to its keys by themselves."""
+        return {item.spec.key for slices in self._sets.values() for item in slices}
+
+    def lacks(self, rank: int) -> bool:
+        """Whether a call is known here to wait for a rank to make it."""
+        return self._decide is not None and self._decide.lacks(rank) is not None
+
+    def describe_missing(self) -> str:
+        """Return a text that names the calls that wait, and the ranks that they wait for as far as that is known."""
+        if self._decide is None:
+            return ", ".join(f"{name!r} waits for other ranks" for name in self._calls)
+        missing = self._decide.missing().items()
+        return ", ".join(f"{name!r} waits for rank {', '.join(map(str, ranks))}" for name, ranks in missing)
+
+    # On rank 0
+
+    def _ask(self, message: messages.Asked) -> None:
+        if self._decide is None:
+            self._tell(COORDINATOR, message)
+        else:
+            self._decide_on(self._decide, self._rank, message)
+
+    def _decide_on(self, decide: Calls, rank: int, message: messages.Asked) -> None:
+        match message:
+            case messages.Call(name) if not decide.expects(rank, name):
+                raise Unexpected(f"rank {rank} makes the call {name!r} once more")
+            case messages.Call():
+                told = decide.arrive(rank, message)
+            case messages.Prepared(number):
+                told = decide.prepared(rank, number)
+            case messages.RanOut():
+                told = decide.run_out(rank)
+        for one in told:
+            self._tell_all(one)
+            self._take(one)
+
+    # On all
+
+    def _take(self, message: messages.Message) -> None:
+        match message:
+            case messages.Prepare(number, how, terms):
+                slices = self._sets[number] = lay_out(terms, how, self._shape)
+                self._exchange.learn(slices)
+                self._ask(messages.Prepared(number))
+            case messages.Begin(name, number) if number not in self._sets:
+                raise Unexpected(f"the call {name!r} begins with keys that this rank does not know")
+            case messages.Begin(name, number):
+                self._begin(self._calls.pop(name, None), number)
+            case messages.Drop(number) if slices := self._sets.pop(number, []):
+                self._discard(range(slices[0].spec.key, slices[-1].spec.key + 1))
+            case messages.Decline(name, mismatch) if name in self._calls:
+                call = self._calls.pop(name)
+                call.mismatch = mismatch
+                call.done.set()
+            case messages.AllOut(last) if self._running_out is not None:
+                waiting, self._running_out = self._running_out, None
+                waiting.last = last
+                waiting.done.set()
+
+    def _begin(self, call: NamedCall | None, number: int) -> None:
+        slices = self._sets[number]
+        ticket = Ticket(len(slices), lambda: self._end(call, number))
+        if call is None:  # this rank has run out of input
+            empty = [Contribution(item.spec.key, None, None, 0, self._release_and_answer(ticket)) for item in slices]
+            self._exchange.worker.contribute(empty)
+        else:
+            self._exchange.worker.note_names(call.name, slices)
+            self._exchange.worker.contribute(call.contribute(slices, ticket.answer))
+        if not slices:
+            self._end(call, number)
+
+    def _release_and_answer(self, ticket: Ticket) -> Answer:
+        def answer(contribution: Contribution) -> None:
+            gathered = contribution.gathered
+            self._exchange.worker.release([each for rank, each in enumerate(gathered) if rank != self._rank])
+            ticket.answer(contribution)
+
+        return answer
+
+    def _end(self, call: NamedCall | None, number: int) -> None:
+        if self._decide is not None:
+            self._decide.release(number)
+        if call is not None:
+            call.done.set()

@@ -1,0 +1,192 @@
+"""Waits of training threads for the engine: until an answer is here, or until the group fails.
+
+A wait never hangs in silence: after a while it names the ranks that it waits for, and it gives
+up after the stall timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from undertow.engine.core.flow import Contribution
+from undertow.errors import UndertowError, recast
+from undertow.tracing import events
+from undertow.tracing.recorder import Recorder, process_recorder
+
+# Later than the silence timeout: until then no rank is known to be alive.
+FIRST_NOTICE_S = 20.0
+LONGEST_PAUSE_S = 300.0
+
+
+def notice_pauses() -> Iterator[float]:
+    """Yield the times for which a wait is silent before it names the ranks that it waits for, and names them again."""
+    pause_s = FIRST_NOTICE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+# About as long as handing the device over and getting it back takes.
+KEEP_TURN_S = 0.0005
+
+
+class Pausing(Protocol):
+    """Owner of a turn on a shared device, which others may use while this worker waits."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Free the device inside of the block; get it back afterwards."""
+
+
+class Waiters:
+    """Waiting training threads of one group, and the first error, which ends all waits."""
+
+    def __init__(
+        self, stall_timeout_s: float, on_stall: Callable[[float], None], recorder: Recorder = process_recorder
+    ) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._on_stall = on_stall
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._error: UndertowError | None = None
+        self._events: set[threading.Event] = set()
+        self._turn: Pausing | None = None
+
+    @property
+    def error(self) -> UndertowError | None:
+        return self._error
+
+    def fail(self, error: UndertowError) -> bool:
+        """Keep the first error and wake all threads; return False if there was one already."""
+        with self._lock:
+            if self._error is not None:
+                return False
+            self._error = error
+            for event in self._events:
+                event.set()
+        return True
+
+    def abandon(self, error: UndertowError) -> None:
+        """Let all waits fail, in a forked child or after the group was left: nothing will ever come.
+
+        In a forked child the lock may be held by a thread that does not exist there.
+        """
+        self._lock = threading.Lock()
+        self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise recast(self._error, type(self._error))
+
+    def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
+        """Return when all answers of a ticket are here; raise the group's error if it fails first."""
+        if not ticket.is_done or self._error is not None:
+            self.wait(ticket.done, reason, tensor=tensor)
+
+    def share(self, turn: Pausing) -> None:
+        """Free the device during every wait from now on."""
+        self._turn = turn
+
+    def wait(self, event: threading.Event, reason: str = "", *, tensor: str = "") -> None:
+        """Return when the event is set; raise the group's error if it fails first.
+
+        The reason, or the tensor at whose gate this is, is for traces and the live view.
+        """
+        if event.is_set() and self._error is None:
+            return
+        with self._woken_by_errors(event), self._recorded(reason, tensor):
+            if self._turn is None:
+                self._wait(event)
+            elif not event.wait(KEEP_TURN_S):
+                with self._turn.waiting():
+                    self._wait(event)
+
+    def wait_within(self, event: threading.Event, timeout_s: float) -> bool:
+        """Return whether the event is set in this time; raise the group's error if it fails first."""
+        with self._woken_by_errors(event):
+            return event.wait(timeout_s)
+
+    @contextmanager
+    def _woken_by_errors(self, event: threading.Event) -> Iterator[None]:
+        """Let an error set the event inside of the block; raise it before and after."""
+        with self._lock:
+            if self._error is None:
+                self._events.add(event)
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._events.discard(event)
+        self.check()
+
+    @contextmanager
+    def _recorded(self, reason: str, tensor: str) -> Iterator[None]:
+        """Record that a training thread stands still inside of the block."""
+        if not self._recorder.is_on:
+            yield
+            return
+        since_s = self._recorder.clock()
+        self._recorder.standstill = tensor or reason, since_s
+        try:
+            yield
+        finally:
+            self._recorder.standstill = None
+            self._recorder.record(events.Waited(since_s, self._recorder.clock(), reason, tensor))
+
+    def _wait(self, event: threading.Event) -> None:
+        since = time.monotonic()
+        waited, pauses = 0.0, notice_pauses()
+        while not event.wait(min(next(pauses), self._stall_timeout_s - waited)):
+            waited = time.monotonic() - since
+            if waited >= self._stall_timeout_s:
+                raise UndertowError(
+                    f"nothing has come for {waited:.0f} s although all workers are alive; the warnings above name the "
+                    "late ones. Set UNDERTOW_STALL_TIMEOUT to wait longer"
+                )
+            self._on_stall(waited)
+
+
+class Ticket:
+    """Count of answers to come: one thread counts them down, training threads wait.
+
+    All answers of one ticket must come from the same thread, which need not be that of another ticket: the engine's,
+    or, where torch's own process group computes the sum, the thread of torch in which the collective ends.
+    """
+
+    _making = threading.Lock()
+
+    def __init__(self, count: int, on_done: Callable[[], None] | None = None) -> None:
+        self.absent = False  # a worker had run out of input and did not contribute
+        self._left = count
+        self._on_done = on_done  # called after the last answer, in its thread; must not wait
+        self._event: threading.Event | None = None  # created only if a thread had to wait
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    @property
+    def done(self) -> threading.Event:
+        """Set when the last answer is here."""
+        with self._making:
+            event = self._event = self._event or threading.Event()
+        # `answer` counts before it looks for the event, so one of the two sets it.
+        if not self._left:
+            event.set()
+        return event
+
+    def answer(self, contribution: Contribution) -> None:
+        """Count one answer.  Not to be called by two threads at a time."""
+        assert self._left > 0, "more answers than the ticket has"
+        self.absent |= contribution.absent
+        self._left -= 1
+        if not self._left:
+            if self._event is not None:
+                self._event.set()
+            on_done, self._on_done = self._on_done, None  # it refers back to the owner of the ticket
+            if on_done is not None:
+                on_done()

@@ -1,0 +1,182 @@
+"""Stages 4 and 8 in the engine thread: a worker's contributions go out, and results come into their memory.
+
+In: contributions of this worker; results, and what every worker gathers, as frames.
+Out: frames in the process's one send queue; the results of rounds, in the contributions' own memory.
+The shard in this process is called where others are sent a frame: nothing is copied for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from undertow.engine.client.helper import Owed
+from undertow.engine.core.flow import Contribution, Flow
+from undertow.engine.core.frames import ABSENT, WANTS, Header, Kind, Unexpected
+from undertow.engine.core.pool import Memory
+from undertow.engine.core.rounds import EVERYONE, Array, KeySpec, Op, view_bytes
+from undertow.engine.core.shape import Shape
+from undertow.engine.core.slicing import Slice
+from undertow.engine.server.gathering import Gathering, RankBytes
+from undertow.engine.server.shard import Answer, check_body
+from undertow.engine.server.shard_side import ShardSide
+from undertow.engine.wire.frame_sender import FrameSender, make_body
+from undertow.tracing import events
+from undertow.tracing.recorder import Recorder, process_recorder
+
+
+class WorkerSide:
+    """Side of one worker in all its rounds; implements `LocalWorker`.  Owned by the engine thread."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        sender: FrameSender,
+        shard: ShardSide,
+        memory: Memory,
+        recorder: Recorder = process_recorder,
+    ) -> None:
+        self.owed = Owed()
+        self.step = 0  # the latest round that this worker has begun, for messages
+        self._shape = shape
+        self._rank = shape.rank
+        self._sender = sender
+        self._shard = shard
+        self._memory = memory
+        self._recorder = recorder
+        self.flow = Flow()
+        self.gathering = Gathering(shape.workers)  # of keys that every worker gathers
+
+    # Keys
+
+    def learn(self, specs: Sequence[KeySpec]) -> None:
+        self._sender.expect_sizes(specs)
+        self.flow.add(specs)
+        self.gathering.disown(spec.key for spec in specs)
+        self.gathering.own(spec for spec in specs if spec.owner == EVERYONE)
+
+    def forget(self, keys: range) -> None:
+        self.flow.forget(keys)
+        self.gathering.disown(keys)
+
+    # Contributions
+
+    def contribute(self, contributions: Sequence[Contribution]) -> None:
+        for contribution in contributions:
+            ready = self.flow.contribute(contribution)
+            if ready is not None:
+                self._push(ready)
+        self._sender.pump()
+
+    def release(self, gathered: Sequence[RankBytes]) -> None:
+        """Take back the memory of gathered contributions that the worker has made use of."""
+        for each in gathered:
+            if each.array is not None:
+                self._memory.give(each.array)
+
+    def _push(self, item: Contribution) -> None:
+        spec = self.flow.spec(item.key)
+        self.step = max(self.step, item.step)
+        if self._recorder.is_on:
+            self._recorder.record(events.Pushed(self._recorder.clock(), item.key, item.step))
+        if spec.owner == self._rank:
+            if spec.op is Op.GATHER:
+                self._sender.expect_size(0 if item.source is None else item.source.nbytes)  # nothing else tells
+            self._shard.contribute(item, spec)
+        elif spec.op is Op.GATHER:
+            self._push_to_gather(item, spec)
+        elif not spec.is_published:  # else its owner answers unasked
+            header = self._make_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
+            frame = self._sender.make_frame(spec.owner, header, make_body(item.source))
+            self._sender.queue([frame], item.priority)
+
+    def _push_to_gather(self, item: Contribution, spec: KeySpec) -> None:
+        header, body = self._make_header(Kind.PUSH, item, spec), make_body(item.source)
+        self._sender.expect_size(header.length)
+        peers = self._shape.other_workers if spec.owner == EVERYONE else [spec.owner]
+        self._sender.queue([self._sender.make_frame(peer, header, body) for peer in peers], item.priority)
+        if spec.owner == EVERYONE:
+            self._gather(self._rank, item.key, item.step, RankBytes(item.source, item.present))
+
+    def _make_header(self, kind: Kind, item: Contribution, spec: KeySpec) -> Header:
+        return Header(
+            kind,
+            item.key,
+            item.step,
+            self._rank,
+            item.present,
+            0 if item.source is None else item.source.nbytes,
+            spec.dtype,
+            0 if item.target is None else WANTS,
+            self._shape.job,
+        )
+
+    # Frames of other processes
+
+    def sink_result(self, peer: int, header: Header) -> Array:
+        """Return where the body of a result belongs; `Unexpected` if it makes no sense."""
+        item = self._find_awaited(peer, header)
+        check_body(header, self.flow.spec(header.key))
+        if item.target is None:
+            raise Unexpected(f"a result of key {header.key} that was not wanted")
+        return view_bytes(item.target)
+
+    def take_result(self, peer: int, header: Header) -> None:
+        """Take the end of a round; its result is in place."""
+        self._accept(self._find_awaited(peer, header), header.present, absent=bool(header.flags & ABSENT))
+
+    def sink_push(self, peer: int, header: Header) -> Array:
+        """Return memory for a contribution that every worker gathers; `Unexpected` if it makes no sense."""
+        self.gathering.expects(peer, header.key, header.step, header.length)
+        return self._memory.take(header.length)
+
+    def take_push(self, peer: int, header: Header, body: Array | None) -> None:
+        """Take another worker's contribution that every worker gathers."""
+        self._gather(peer, header.key, header.step, RankBytes(body, header.present))
+
+    def _gather(self, rank: int, key: int, step: int, contribution: RankBytes) -> None:
+        gathered = self.gathering.contribute(rank, key, step, contribution)
+        if gathered is not None:
+            self.take_gathered(key, step, gathered)
+
+    def _find_awaited(self, peer: int, header: Header) -> Contribution:
+        item = self.flow.awaited(header.key, header.step)
+        is_from_owner = item is not None and self.flow.spec(header.key).owner == peer
+        if item is None or not is_from_owner or item.is_pull is not (header.kind is Kind.VALUE):
+            raise Unexpected(f"a result of round {header.step} of key {header.key} that was not expected")
+        if not header.length and header.present and item.target is not None:
+            raise Unexpected(f"a result of key {header.key} without its bytes")
+        return item
+
+    # Answers
+
+    def take_answer(self, answer: Answer) -> None:
+        item = self.flow.awaited(answer.key, answer.step)
+        assert item is not None
+        if answer.array is not None and item.target is not None:
+            np.copyto(item.target, answer.array)
+        self._accept(item, answer.present, absent=answer.absent > 0)
+
+    def take_gathered(self, key: int, step: int, gathered: Sequence[RankBytes]) -> None:
+        item = self.flow.awaited(key, step)
+        assert item is not None, f"key {key} is complete without this worker's own contribution"
+        item.gathered = gathered
+        self._accept(item, item.present, absent=False)
+
+    def _accept(self, item: Contribution, present: int, *, absent: bool) -> None:
+        if self._recorder.is_on:
+            self._recorder.record(events.Answered(self._recorder.clock(), item.key, item.step))
+        following = self.flow.answer(item.key)
+        item.present, item.absent = present, absent
+        item.on_result(item)
+        if following is not None:
+            self._push(following)
+
+    # Traces
+
+    def note_names(self, name: str, slices: Sequence[Slice]) -> None:
+        """Record for traces that these slices carry the tensor of this name."""
+        if self._recorder.is_on and slices:
+            keys: dict[int, tuple[str, ...]] = {item.spec.key: (name,) for item in slices}
+            self._recorder.record(events.Named(self._recorder.clock(), "calls", slices[0].spec.op.name.lower(), keys))

@@ -1,0 +1,1 @@
+"""The coordinator: how workers find each other, and what they agree on."""

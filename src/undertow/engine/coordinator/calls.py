@@ -1,0 +1,191 @@
+"""Calls that all ranks make under the same name, in any order and several at once.
+
+In: each rank's call, and the ranks that have run out of input.  Out: messages for all ranks: prepare these
+keys, begin, or the reason why a call is not possible.  Runs in the coordinator, in the process of rank 0.
+
+Unlike after an agreement, ranks that differ in a call go on: only that call ends, on all of them.
+All ranks are told of beginnings in the same order,
+so two calls on the same keys never mix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from undertow.engine.coordinator.agreement import Keys
+from undertow.engine.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
+from undertow.engine.coordinator.terms import Disagreement, Terms, find_difference, lay_out
+from undertow.engine.core.shape import Shape
+from undertow.engine.core.slicing import Cut
+from undertow.errors import Garbled, name_ranks
+
+MOST_FREE_KEYS = 1 << 14  # some ten megabytes on each rank
+
+
+@dataclass(frozen=True, slots=True)
+class _KeySet:
+    """Keys of calls of one form."""
+
+    form: Hashable  # of the calls that it serves
+    count: int  # of keys
+
+
+class KeySets:
+    """Sets of keys of one group, which later calls of the same form use again.  Not thread-safe.
+
+    Sets are dropped when too many keys are free: a program whose calls all differ in size would otherwise leave a set
+    behind for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0  # sets so far; their numbers are never used again
+        self._sets: dict[int, _KeySet] = {}
+        # form -> sets that are free, the one that was used longest ago first; none is empty
+        self._free: dict[Hashable, deque[int]] = {}
+        self._idle: dict[int, None] = {}  # all of these, the one that was used longest ago first
+        self._free_keys = 0
+
+    def take(self, form: Hashable) -> int | None:
+        """Return a free set for calls of this form; None if there is none."""
+        free = self._free.get(form)
+        if free is None:
+            return None
+        number = free.pop()
+        self._remove(number)
+        return number
+
+    def make(self, form: Hashable, count: int) -> int:
+        """Return the number of a new set, which is in use at once."""
+        number, self._made = self._made, self._made + 1
+        self._sets[number] = _KeySet(form, count)
+        return number
+
+    def give(self, number: int) -> None:
+        """Free a set: the call on its keys is over."""
+        found = self._sets[number]
+        self._free.setdefault(found.form, deque()).append(number)
+        self._idle[number] = None
+        self._free_keys += found.count
+
+    def drop_surplus(self) -> list[int]:
+        """Drop sets until no more keys are free than are worth keeping; return their numbers."""
+        dropped = []
+        while self._free_keys > MOST_FREE_KEYS:
+            number = next(iter(self._idle))
+            self._free[self._sets[number].form].popleft()  # used longest ago of all, so also of its form
+            self._remove(number)
+            del self._sets[number]
+            dropped.append(number)
+        return dropped
+
+    def _remove(self, number: int) -> None:
+        """Remove a set from the free ones; it is out of its form's queue already."""
+        found = self._sets[number]
+        del self._idle[number]
+        self._free_keys -= found.count
+        if not self._free[found.form]:
+            del self._free[found.form]
+
+
+class Calls:
+    """Decisions on all named calls of one group.  Not thread-safe."""
+
+    def __init__(self, shape: Shape, keys: Keys) -> None:
+        self._shape = shape
+        self._name = shape.name
+        self._keys = keys
+        self._open: dict[str, dict[int, Terms]] = {}  # name -> terms of the ranks that have made the call; never all
+        self._out: list[int] = []  # ranks that have run out of input, in that order; never all
+        self._sets = KeySets()
+        self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> first call, ranks that do not know it
+
+    def expects(self, rank: int, name: str) -> bool:
+        """Whether a rank may make a call: not twice."""
+        return rank not in self._open.get(name, ())
+
+    def arrive(self, rank: int, call: Call) -> list[Message]:
+        """Take a rank's call; return the messages for all ranks."""
+        self._open.setdefault(call.name, {})[rank] = call.terms
+        return self._settle(call.name)
+
+    def run_out(self, rank: int) -> list[Message]:
+        """Go on with calls without a rank, which has no more input, until no rank has any."""
+        if rank in self._out:
+            return []
+        self._out.append(rank)
+        told = [message for name in list(self._open) for message in self._settle(name)]
+        if len(self._out) == self._shape.workers:
+            self._out = []
+            told.append(AllOut(rank))
+        return told
+
+    def prepared(self, rank: int, number: int) -> list[Message]:
+        """Note that a rank knows these keys.  No rank may push before all do."""
+        if number not in self._preparing:
+            return []
+        name, missing = self._preparing[number]
+        missing.discard(rank)
+        if missing:
+            return []
+        del self._preparing[number]
+        return [Begin(name, number)]
+
+    def release(self, number: int) -> None:
+        """Let further calls use these keys: the call on them is over, at least on this rank.
+
+        Other ranks may still be in it: there a further call on the same keys waits until it is over.
+        """
+        self._sets.give(number)
+
+    def lacks(self, rank: int) -> str | None:
+        """Return the name of a call that others have made and this rank has not."""
+        for name, present in self._open.items():
+            if rank not in present and rank not in self._out:
+                return name
+        return None
+
+    def waits_for(self, rank: int) -> str | None:
+        """Return the name of a call in which others wait for this rank."""
+        return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
+
+    def missing(self) -> dict[str, list[int]]:
+        """Return the ranks that have not made it, for each call that waits."""
+        here = {name: {*present, *self._out} for name, present in self._open.items()}
+        everyone = range(self._shape.workers)
+        return {name: [self._name(rank) for rank in everyone if rank not in ranks] for name, ranks in here.items()}
+
+    def _settle(self, name: str) -> list[Message]:
+        present = self._open[name]
+        if len({*present, *self._out}) < self._shape.workers:
+            return []
+        del self._open[name]
+        named = {self._name(rank): terms for rank, terms in present.items()}
+        mismatch = find_difference(name, named) or self._find_absence(name, present)
+        if mismatch:
+            return [Decline(name, mismatch)]
+        try:
+            return self._begin(name, present[min(present)])
+        except Garbled as error:
+            return [Decline(name, Disagreement(str(error), name))]
+
+    def _find_absence(self, name: str, present: dict[int, Terms]) -> Disagreement | None:
+        absent = [self._name(rank) for rank in range(self._shape.workers) if rank not in present]
+        terms = present[min(present)]
+        if not absent or terms.allows_absent:
+            return None
+        has = "has" if len(absent) == 1 else "have"
+        text = f"{terms.kind} {name!r} needs all ranks, but {name_ranks(absent)} {has} run out of input"
+        return Disagreement(f"{text} and called join()", name, ranks=tuple(absent))
+
+    def _begin(self, name: str, terms: Terms) -> list[Message]:
+        free = self._sets.take(terms.signature)
+        if free is not None:
+            return [Begin(name, free)]
+        slice_bytes = self._shape.sizes.choose(terms.size_bytes, shards=self._shape.shards)
+        count = len(lay_out(terms, Cut(0, slice_bytes), self._shape))
+        number = self._sets.make(terms.signature, count)
+        self._preparing[number] = name, set(range(self._shape.workers))
+        dropped = [Drop(other) for other in self._sets.drop_surplus()]
+        return [*dropped, Prepare(number, Cut(self._keys.take(count), slice_bytes), terms)]

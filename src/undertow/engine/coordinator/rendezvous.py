@@ -1,0 +1,131 @@
+"""Rendezvous: every process brings a payload and receives the payloads of all.
+
+In: the address of a rendezvous server, the job's token, a rank in a named rendezvous.
+Out: all payloads in rank order, or an error that names the ranks that did not come.
+Start order does not matter: a rendezvous server that is not up yet is awaited.
+Never sleeps for more than 50 ms at a time, never waits beyond its timeout.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+
+from undertow.decoding import Decoder
+from undertow.engine.coordinator.rendezvous_server import RendezvousServer
+from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, MAX_SIZE, Complaint, Join, Reply
+from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.streams import pack, read_message
+from undertow.errors import ConfigError, Garbled, MismatchError, PeerLost, Refused, UndertowError
+
+__all__ = ["RendezvousServer", "attend", "parse_address"]
+
+RETRY_PAUSE_S = 0.05
+# One attempt to connect or to shake hands: a lost packet or a hung server costs this much, not the whole timeout.
+ATTEMPT_S = 5.0
+# The rendezvous server says who is absent when the time is over; its answer needs a moment to arrive.
+ANSWER_SLACK_S = 2.0
+
+_replies: Decoder[Reply] = Decoder(Reply)
+
+
+def attend(
+    address: str, token: bytes, *, name: str, rank: int, size: int, payload: bytes, timeout_s: float
+) -> list[bytes]:
+    """Join the rendezvous `name` as `rank` of `size`; return the payloads of all ranks, in rank order.
+
+    Raises `PeerLost` when not all came within `timeout_s`, `ConfigError` when the rank is
+    taken, `MismatchError` when the others expect another size, `Refused` on a wrong token.
+    """
+    _check(rank=rank, size=size, payload=payload)
+    where = parse_address(address)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = _connect(where, token, deadline_s=deadline_s)
+            with sock:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                sock.settimeout(left_s + ANSWER_SLACK_S)
+                sock.sendall(pack(Join(name, rank, size, payload, timeout_s, left_s)))
+                reply = _read_reply(sock, size)
+        except OSError as error:
+            if time.monotonic() + RETRY_PAUSE_S >= deadline_s:
+                raise _make_timeout(address, rank=rank, timeout_s=timeout_s, error=error) from None
+            time.sleep(RETRY_PAUSE_S)
+            continue
+        except Refused as error:
+            raise Refused(error.reason, address=address) from None
+        if reply.complaint:
+            raise _make_error(reply.complaint, reply)
+        return reply.payloads
+
+
+def _make_error(complaint: Complaint, reply: Reply) -> UndertowError:
+    match complaint:
+        case Complaint.ABSENT:
+            return PeerLost(ranks=reply.ranks, event=reply.text)
+        case Complaint.TAKEN:
+            return ConfigError(reply.text)
+        case Complaint.DISAGREE:
+            return MismatchError(reply.text, matter="the number of ranks", ranks=reply.ranks)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port` or `[v6]:port`."""
+    host, _, port = address.rpartition(":")
+    if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{address!r} is not an address: expected host:port, such as 10.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether this can be the name of a host: for other texts the system raises no OSError."""
+    try:
+        return bool(host.encode("idna")) and host.isprintable()
+    except UnicodeError:
+        return False
+
+
+def _check(*, rank: int, size: int, payload: bytes) -> None:
+    if not 1 <= size <= MAX_SIZE or not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size} is not possible: ranks are 0 to size - 1, size at most {MAX_SIZE}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"a payload of {len(payload)} bytes is too long (at most {MAX_PAYLOAD_BYTES})")
+
+
+def _connect(where: tuple[str, int], token: bytes, *, deadline_s: float) -> socket.socket:
+    sock = socket.create_connection(where, timeout=_attempt_s(deadline_s))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(_attempt_s(deadline_s))
+        shake_hands(sock, Role.DIALER, token)
+    except (OSError, Refused):
+        sock.close()
+        raise
+    return sock
+
+
+def _attempt_s(deadline_s: float) -> float:
+    return min(ATTEMPT_S, max(RETRY_PAUSE_S, deadline_s - time.monotonic()))
+
+
+def _read_reply(sock: socket.socket, size: int) -> Reply:
+    body = read_message(sock, (size + 1) * (MAX_PAYLOAD_BYTES + 16), f"an answer with {size} payloads")
+    try:
+        reply = _replies.decode(body)
+        if not reply.complaint and len(reply.payloads) != size:
+            raise Garbled(f"it has {len(reply.payloads)} payloads of {size} ranks")
+        return reply
+    except Garbled as error:
+        raise Refused(
+            f"the rendezvous server's answer makes no sense ({error}): install the same undertow on all"
+        ) from None
+
+
+def _make_timeout(address: str, *, rank: int, timeout_s: float, error: OSError) -> PeerLost:
+    reason = error.strerror or str(error) or type(error).__name__
+    return PeerLost(
+        f"rank {rank} could not meet the others at {address} within {timeout_s:g} s: {reason}; "
+        "is the first host's `undertow run` alive, and can this host reach that address?"
+    )

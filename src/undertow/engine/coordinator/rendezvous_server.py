@@ -1,0 +1,244 @@
+"""The rendezvous server: a small TCP server where the processes of a job find each other.
+
+In: connections, each of which first proves that it knows the token and then joins
+one rendezvous.  Out: one reply per connection, after which it is closed.
+One thread runs one selector loop, and no connection may hold it up: nothing in
+the loop blocks, strangers have a deadline and a bounded number of places, and
+nothing is parsed before the handshake is done.  `wire.streams` has the format of the messages after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from undertow.decoding import Decoder
+from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, Join, RendezvousTable, Replies
+from undertow.engine.wire.auth import Handshake, Role
+from undertow.engine.wire.routes import look_up
+from undertow.engine.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
+from undertow.engine.wire.streams import Messages, pack
+from undertow.errors import ConfigError, Garbled, Refused
+
+MAX_REQUEST_BYTES = MAX_PAYLOAD_BYTES + 1024
+MAX_STRANGERS = 128
+# How long a participant may take to send its request, or to read its reply.
+TRANSFER_TIMEOUT_S = 30.0
+LONGEST_SLEEP_S = 3600.0  # the system takes no timeout of more than 24 days
+# Small packets pass also where a switch drops those that the interfaces allow (jumbo frames): the hosts meet, and
+# what comes after can say so.
+SEGMENT_BYTES = 1200
+
+log = logging.getLogger("undertow.rendezvous")
+_requests: Decoder[Join] = Decoder(Join, "a request")
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Connection: a stranger until its handshake has shown that it knows the token."""
+
+    sock: socket.socket
+    handshake: Handshake
+    deadline_s: float  # of the handshake, then of the request, then of the reply
+    received: Messages = field(default_factory=lambda: Messages(MAX_REQUEST_BYTES, "a request"))
+    outgoing: bytearray = field(default_factory=bytearray)
+    seated: bool = False  # waits in a rendezvous, whose own deadline counts instead
+    answered: bool = False  # closed as soon as `outgoing` is empty
+
+
+class RendezvousServer:
+    """Server of any number of rendezvous.  `start` and `close` belong to one thread."""
+
+    def __init__(
+        self, host: str, port: int, token: bytes, *, on_complete: Callable[[str], None] = lambda name: None
+    ) -> None:
+        self.refused = 0  # connections turned away; only the loop writes it
+        self._token = token
+        self._table = RendezvousTable()
+        self._on_complete = on_complete  # called by the loop, with the name of the rendezvous
+        self._connections: dict[socket.socket, _Connection] = {}  # oldest first
+        self._listener = open_listener(host, port)
+        self.address = format_address(host, self._listener.getsockname()[1])
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="undertow-rendezvous", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer; connections made before this wait in the backlog."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, deliver the replies under way, drop participants that still wait."""
+        if self._thread.is_alive():
+            self._wake_in.send(b"x")
+            self._thread.join()
+        self._selector.close()
+        for sock in (self._listener, self._wake_in, self._wake_out, *self._connections):
+            sock.close()
+        if self._failure:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while self._connections or not self._closing:
+                self._turn()
+        except Exception as error:  # kept for `close`: a thread never dies unnoticed
+            self._failure = error
+            self._listener.close()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._find_timeout_s()):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._wake_out:
+                self._stop_listening()
+            else:
+                self._serve(key.data, events)
+        now_s = time.monotonic()
+        self._deliver(self._table.expire(now_s))
+        silent = [each for each in self._connections.values() if not each.seated and each.deadline_s <= now_s]
+        for connection in silent:
+            self._refuse(connection, "it was silent for too long")
+
+    def _find_timeout_s(self) -> float | None:
+        deadlines = [connection.deadline_s for connection in self._connections.values() if not connection.seated]
+        expires_s = self._table.next_deadline_s()
+        if expires_s is not None:
+            deadlines.append(expires_s)
+        return min(LONGEST_SLEEP_S, max(0.0, min(deadlines) - time.monotonic())) if deadlines else None
+
+    def _accept(self) -> None:
+        strangers = [connection for connection in self._connections.values() if not connection.handshake.done]
+        oldest = find_surplus(strangers, MAX_STRANGERS)
+        if oldest is not None:
+            self._refuse(oldest, "too many strangers at once")
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            time.sleep(0.01)  # out of file descriptors perhaps: try again, but not in a busy loop
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _Connection(sock, Handshake(Role.LISTENER, self._token), time.monotonic() + STRANGER_TIMEOUT_S)
+        self._connections[sock] = connection
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _stop_listening(self) -> None:
+        self._closing = True
+        for sock in (self._listener, self._wake_out):
+            self._selector.unregister(sock)
+        self._listener.close()
+        for connection in [connection for connection in self._connections.values() if not connection.answered]:
+            self._drop(connection)
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        if connection.sock not in self._connections:
+            return  # dropped earlier in this turn
+        try:
+            if events & selectors.EVENT_READ:
+                self._receive(connection)
+            self._send(connection)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+        except (Refused, Garbled) as error:
+            self._refuse(connection, str(error))
+
+    def _receive(self, connection: _Connection) -> None:
+        wants = connection.handshake.wants or connection.received.missing_bytes
+        data = connection.sock.recv(min(wants, 1 << 16))
+        if not data:
+            raise ConnectionResetError("the connection closed")
+        if connection.handshake.wants:
+            connection.outgoing += connection.handshake.feed(data)
+            if connection.handshake.done:
+                connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
+        elif connection.seated or connection.answered:
+            raise Refused("it goes on talking after its request")
+        else:
+            connection.received.feed(data)
+            self._seat_if_complete(connection)
+
+    def _seat_if_complete(self, connection: _Connection) -> None:
+        body = connection.received.take()
+        if body is None:
+            return
+        request = _requests.decode(body)
+        connection.seated = True
+        replies = self._table.join(connection, request, time.monotonic())
+        if replies and not replies[0][1].complaint:
+            self._on_complete(request.name)
+        self._deliver(replies)
+
+    def _deliver(self, replies: Replies) -> None:
+        packed: dict[int, bytes] = {}  # a complete rendezvous answers all with one reply: encode it once
+        for connection, reply in replies:
+            assert isinstance(connection, _Connection)
+            if id(reply) not in packed:
+                packed[id(reply)] = pack(reply)
+            connection.outgoing += packed[id(reply)]
+            connection.seated, connection.answered = False, True
+            connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
+            self._serve(connection, selectors.EVENT_WRITE)
+
+    def _send(self, connection: _Connection) -> None:
+        if connection.sock not in self._connections:
+            return  # answered, sent and closed while its request was served
+        if connection.outgoing:
+            del connection.outgoing[: connection.sock.send(connection.outgoing)]
+        if connection.answered and not connection.outgoing:
+            return self._drop(connection)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+        self._selector.modify(connection.sock, events, connection)
+
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        self.refused += 1
+        if self.refused == 1:  # once: a port scanner must not fill the log
+            log.warning("%s refused a connection: %s; further ones are only counted", self.address, reason)
+        self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._table.leave(connection)
+        self._connections.pop(connection.sock, None)
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+
+def format_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Listen on the interface that has this address, and on no other."""
+    try:
+        family, _, _, _, where = look_up(host, port)[0]
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host!r}: {error.strerror}; give a name or address of this host") from None
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted job needs the same port at once
+        with contextlib.suppress(OSError):  # of both ends, in both directions; only a wish
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+        sock.bind(where)
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        reason = f"{error.strerror}; choose a free port"
+        if error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{host} is not an address of this host; give one of its own (see: ip address)"
+        raise ConfigError(f"cannot listen on {format_address(host, port)}: {reason}") from None
+    return sock

@@ -1,0 +1,38 @@
+"""The rate at which a worker's bytes are received while more of them wait: what its link really carries.
+
+In: how many bytes have been received so far, when, and whether others wait for credit.
+Out: bytes per second, or None as long as nothing ever had to wait.
+Time in which nothing waits says nothing about the link and does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+# Shorter than this, a burst that some buffer took looks like a fast link.
+SPAN_S = 0.02
+# Enough to outvote a moment's disturbance, few enough to follow a link that changes.
+KEPT = 9
+
+
+class Rate:
+    """Measured rate of one worker's link.  Not thread-safe, except for `bytes_per_s` and `seen`."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+        self.seen = 0  # number of samples so far
+        self._samples: deque[float] = deque(maxlen=KEPT)
+        self._start: tuple[float, int] | None = None  # time and bytes; None while nothing waits
+
+    def note(self, now_s: float, received_bytes: int, *, is_waiting: bool) -> None:
+        if not is_waiting:
+            self._start = None
+        elif self._start is None:
+            self._start = now_s, received_bytes
+        elif now_s - self._start[0] >= SPAN_S and received_bytes > self._start[1]:
+            since_s, before = self._start
+            self._samples.append((received_bytes - before) / (now_s - since_s))
+            self._start = now_s, received_bytes
+            self.bytes_per_s = statistics.median(self._samples)
+            self.seen += 1

@@ -1,0 +1,214 @@
+"""Stage 3, slicing: tensors become slices of about the same size.
+
+In: tensors in the order in which their gradients are expected.  Out: slices, each with the ranges of tensors
+that it carries.  Large tensors are cut; tiny ones of one type are fused with the next tiny ones, large
+ones in between or not, because a message costs the same whether it carries ten bytes or ten thousand.
+A fused slice leaves with its last tensor, which the next forward pass needs first: the others, needed
+later, lose nothing by it unless the wire would have been idle in between.
+The ranges cover every element of every tensor exactly once.  Each slice is placed at the shard with the fewest bytes so
+far: equal slices go round in a circle that way, and unequal ones load every link alike.
+
+Instead of a tensor its factors may travel, whose size is not known before: they are *gathered*, by every worker
+or by the shards, each of which then computes some rows of the tensor.  Such a tensor has slices without elements,
+one for each chunk of the factors, and, where the shards compute it, slices of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from undertow.decoding import Count
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.rounds import EVERYONE, KeySpec, Op
+from undertow.sizing import ALIGNMENT
+
+# A fused slice has one bit per tensor in the frame's `present` field.
+MAX_FUSED_TENSORS = 64
+# Fused slices stay below a whole one: their last tensor holds up all the others.
+FUSED_SHARE = 4
+MOST_FUSED_BYTES = 256 << 10
+MOST_KEYS = 1 << 32  # a frame has four bytes for a key
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Description of a tensor, which must be the same on all ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    elements: Count  # of `dtype`: the tensor's bytes where it travels as BYTES
+    label: str = ""  # the framework's own name of the type, for messages
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.dtype.numpy.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {list(self.shape)} {self.label or self.dtype.numpy}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """Elements of a tensor from `offset` on, which begin at element `at` of their slice."""
+
+    tensor: int
+    offset: int
+    elements: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Key with the ranges of tensors that it carries."""
+
+    spec: KeySpec
+    ranges: tuple[TensorRange, ...]
+
+    @property
+    def is_fused(self) -> bool:
+        return len(self.ranges) > 1
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Coordinator's decision on how to cut tensors, the same on all ranks."""
+
+    first_key: Annotated[int, msgspec.Meta(ge=0, lt=MOST_KEYS)]
+    slice_bytes: Annotated[int, msgspec.Meta(ge=ALIGNMENT)]
+
+
+class Chunking(NamedTuple):
+    """Number of chunks in which the factors of a tensor travel, to every worker or to the shards."""
+
+    chunks: int
+    to_shards: bool = False
+
+
+class Placement:
+    """Bytes of each shard, whose owners are given by rank (see `Shape.owners`).
+
+    Shard `start` comes first, so that many small tables do not all begin at the same one.
+    """
+
+    def __init__(self, owners: Sequence[int], *, start: int = 0) -> None:
+        self.owners = owners
+        shards = len(owners)
+        self._load_bytes = [0] * shards
+        self._order = [(start + shard) % shards for shard in range(shards)]
+
+    def place(self, size_bytes: int) -> int:
+        """Return the rank of the process that owns a slice of this size."""
+        shard = min(self._order, key=self._load_bytes.__getitem__)
+        self._load_bytes[shard] += size_bytes
+        return self.owners[shard]
+
+
+def cut(
+    tensors: Sequence[TensorSpec],
+    how: Cut,
+    *,
+    op: Op,
+    keep: bool = False,
+    placement: Placement,
+    chunkings: Mapping[int, Chunking] | None = None,
+) -> list[Slice]:
+    """Return the slices of these tensors, numbered from `how.first_key` on.
+
+    `chunkings` names the tensors that are gathered in chunks; with `Op.GATHER` all are, in one.
+    """
+    if op is Op.GATHER:
+        chunkings = dict.fromkeys(range(len(tensors)), Chunking(1))
+    slices = []
+    drafts = _draft(tensors, how.slice_bytes, chunkings or {}, placement.owners)
+    for key, draft in enumerate(drafts, start=how.first_key):
+        if draft.is_gathered:
+            spec = KeySpec(key, 0, DType.BYTES, Op.GATHER, draft.owner)
+        else:
+            elements = sum(each.elements for each in draft.ranges)
+            owner = draft.owner
+            if owner == EVERYONE:
+                owner = placement.place(elements * draft.dtype.numpy.itemsize)
+            spec = KeySpec(key, elements, draft.dtype, op, owner, keep, is_published=draft.owner != EVERYONE)
+        slices.append(Slice(spec, tuple(draft.ranges)))
+    return slices
+
+
+def count_keys(tensors: Sequence[TensorSpec], slice_bytes: int, shards: int) -> int:
+    """Return the largest number of slices that these tensors can have under any plan."""
+    return sum(2 * count_most(tensor, slice_bytes) + 3 * shards * (len(tensor.shape) > 1) for tensor in tensors)
+
+
+def count_slices(tensors: Sequence[TensorSpec], slice_bytes: int) -> int:
+    """Return the largest number of slices that these tensors can have if all are summed."""
+    return sum(count_most(tensor, slice_bytes) for tensor in tensors)
+
+
+def count_most(tensor: TensorSpec, slice_bytes: int) -> int:
+    """Return the largest number of slices, or of chunks for every worker, that a tensor can have."""
+    return tensor.size_bytes // slice_bytes + 1
+
+
+def split_rows(rows: int, shards: int) -> list[range]:
+    """Return the rows of a tensor that each shard computes."""
+    return [range(rows * shard // shards, rows * (shard + 1) // shards) for shard in range(shards)]
+
+
+class _Draft(NamedTuple):
+    """Slice without its key yet; its owner is given where a tensor's rows bind it to a shard."""
+
+    dtype: DType
+    ranges: Sequence[TensorRange]
+    owner: int = EVERYONE
+    is_gathered: bool = False
+
+
+def _draft(
+    tensors: Sequence[TensorSpec], slice_bytes: int, chunkings: Mapping[int, Chunking], owners: Sequence[int]
+) -> Iterator[_Draft]:
+    fuse_bytes = min(slice_bytes, MOST_FUSED_BYTES * FUSED_SHARE) // FUSED_SHARE
+    fused: list[TensorRange] = []
+    for index, tensor in enumerate(tensors):
+        itemsize = tensor.dtype.numpy.itemsize
+        if index in chunkings:
+            yield from _draft_chunks(index, tensor, chunkings[index], slice_bytes // itemsize, owners)
+            continue
+        if tensor.size_bytes > fuse_bytes:
+            for each in _cut_range(index, range(tensor.elements), slice_bytes // itemsize):
+                yield _Draft(tensor.dtype, [each])
+            continue
+        filled = fused[-1].at + fused[-1].elements if fused else 0
+        fits = (filled + tensor.elements) * itemsize <= fuse_bytes and len(fused) < MAX_FUSED_TENSORS
+        if fused and not (fits and tensors[fused[0].tensor].dtype is tensor.dtype):
+            yield _Draft(tensors[fused[0].tensor].dtype, fused)
+            fused, filled = [], 0
+        if tensor.elements:
+            fused.append(TensorRange(index, 0, tensor.elements, filled))
+    if fused:
+        yield _Draft(tensors[fused[0].tensor].dtype, fused)
+
+
+def _draft_chunks(
+    index: int, tensor: TensorSpec, chunking: Chunking, most: int, owners: Sequence[int]
+) -> Iterator[_Draft]:
+    chunks = [TensorRange(index, chunk, 0, 0) for chunk in range(chunking.chunks)]
+    if not chunking.to_shards:
+        for chunk in chunks:
+            yield _Draft(DType.BYTES, [chunk], is_gathered=True)
+        return
+    rows = split_rows(tensor.shape[0], len(owners))
+    columns = tensor.elements // tensor.shape[0]
+    # Activations, which all shards get, in chunks, and deltas, of which each shard gets its own columns.
+    for owner in (owner for owner, own in zip(owners, rows, strict=True) if own):
+        for chunk in [*chunks, TensorRange(index, chunking.chunks, 0, 0)]:
+            yield _Draft(DType.BYTES, [chunk], owner, is_gathered=True)
+    for owner, own in zip(owners, rows, strict=True):
+        for each in _cut_range(index, range(own.start * columns, own.stop * columns), most):
+            yield _Draft(tensor.dtype, [each], owner)
+
+
+def _cut_range(index: int, elements: range, most: int) -> Iterator[TensorRange]:
+    for offset in range(elements.start, elements.stop, most):
+        yield TensorRange(index, offset, min(most, elements.stop - offset), 0)

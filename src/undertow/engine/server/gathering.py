@@ -1,0 +1,80 @@
+"""Stage 6 without a sum: rounds whose contributions are handed on as they are.
+
+In: each worker's contribution to one key at one step, in any order.  Out: all contributions, in rank order, once
+they are complete.  What makes no sense is refused with a reason and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, KeysView
+from typing import NamedTuple
+
+from undertow.engine.core.frames import Unexpected
+from undertow.engine.core.rounds import Array, KeySpec
+
+MOST_BYTES = 1 << 32  # no honest contribution of one tensor is larger
+
+
+class RankBytes(NamedTuple):
+    """Contribution of one rank to a gathered round: bytes, or none, and a number that tells how to read them."""
+
+    array: Array | None
+    present: int
+
+
+class Gathering:
+    """Rounds of all keys that one process gathers.  Not thread-safe."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._done: dict[int, int] = {}  # key -> number of the last complete round
+        self.keys: KeysView[int] = self._done.keys()  # that are gathered here now; asked for with every frame
+        # By key and step, for the next round and the one after: a worker that has all contributions goes on while
+        # others still lack some.  It cannot be further ahead, for then it would lack theirs.
+        self._open: dict[tuple[int, int], dict[int, RankBytes]] = {}
+
+    def own(self, specs: Iterable[KeySpec]) -> None:
+        self._done.update((spec.key, 0) for spec in specs)
+
+    def disown(self, keys: Iterable[int]) -> None:
+        """Forget keys, which are summed from now on or not used any more."""
+        for key in keys:
+            self._done.pop(key, None)
+
+    def expects(self, rank: int, key: int, step: int, size_bytes: int = 0) -> None:
+        """Raise `Unexpected` unless this worker may contribute this many bytes to that round now."""
+        if size_bytes > MOST_BYTES:
+            raise Unexpected(f"a contribution of {size_bytes} bytes to key {key}")
+        if not 0 < step - self._done[key] <= 2:
+            raise Unexpected(f"round {step} of key {key} from rank {rank}: {self._done[key]} rounds are done")
+        if rank in self._open.get((key, step), ()):
+            raise Unexpected(f"a second contribution of rank {rank} to round {step} of key {key}")
+
+    def contribute(self, rank: int, key: int, step: int, contribution: RankBytes) -> list[RankBytes] | None:
+        """Return all contributions to that round if this was the last one."""
+        self.expects(rank, key, step)
+        heard = self._open.setdefault((key, step), {})
+        heard[rank] = contribution
+        if len(heard) < self._workers:
+            return None
+        # Never the later one: it needs this worker's own contribution, which follows the answer of the earlier one.
+        self._done[key] = step
+        del self._open[key, step]
+        return [heard[other] for other in range(self._workers)]
+
+    def missing(self, key: int, step: int) -> list[int]:
+        """Return the ranks that this round still waits for."""
+        if key not in self._done or step <= self._done[key]:
+            return []
+        heard = self._open.get((key, step), {})
+        return [rank for rank in range(self._workers) if rank not in heard]
+
+    def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
+        """Return one of these workers for which a round waits; `spared` keys do not count."""
+        for (key, _), heard in self._open.items():
+            if key in spared:
+                continue
+            for rank in departed:
+                if rank not in heard:
+                    return rank
+        return None

@@ -1,0 +1,139 @@
+"""The event loop of the engine thread: one per process, asleep unless something happens.
+
+In: sockets that are ready, calls posted by other threads, a tick every second.
+Out: callbacks, all in this one thread, so that what they touch needs no locks.
+It starts with the first group and ends with the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import heapq
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("undertow")
+
+TICK_S = 1.0
+# A system call that does not release Python's lock; only for descriptors that never block.
+_write = ctypes.PyDLL(None).write
+
+
+class Loop:
+    """Event loop, with the thread that runs it."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakes)
+        self._asleep = False
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # never empty: the tick is in it
+        self._sequence = itertools.count()
+        self._tickers: list[Callable[[float], None]] = []
+        self._failure_handlers: list[Callable[[Exception], None]] = []
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="undertow-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Run `call` in the engine thread, soon and in order; to be called from any thread."""
+        self._posted.append((call, arguments))
+        # A wake-up costs a system call and is needed only if the thread sleeps.  The thread sets the flag
+        # before it looks at the queue a last time, so no call is overlooked.
+        if self._asleep:
+            self._wake()
+
+    def stop(self) -> None:
+        """End the thread; to be called from any other thread."""
+        self.post(self._stop)
+        self._thread.join(timeout=5)
+
+    def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        self._selector.register(sock, events, call)
+
+    def rewatch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        self._selector.modify(sock, events, call)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+
+    def every_tick(self, call: Callable[[float], None]) -> None:
+        self._tickers.append(call)
+
+    def no_tick(self, call: Callable[[float], None]) -> None:
+        self._tickers.remove(call)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Run `call` once after this delay; in the engine thread only."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), call))
+
+    def on_failure(self, call: Callable[[Exception], None]) -> None:
+        """Call this if the thread ends because of a defect in undertow."""
+        self._failure_handlers.append(call)
+
+    def no_failure(self, call: Callable[[Exception], None]) -> None:
+        self._failure_handlers.remove(call)
+
+    def _run(self) -> None:
+        self.later(TICK_S, self._tick)
+        try:
+            while self._running:
+                self._turn()
+        except Exception as error:
+            log.exception("the engine thread failed")
+            for call in self._failure_handlers:
+                call(error)
+        self._close()
+
+    def _turn(self) -> None:
+        self._asleep = True
+        timeout = 0.0 if self._posted else max(0.0, self._timers[0][0] - time.monotonic())
+        ready = self._selector.select(timeout)
+        self._asleep = False
+        for key, events in ready:
+            key.data(events)
+        while self._posted:
+            call, arguments = self._posted.popleft()
+            call(*arguments)
+        while self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+
+    def _tick(self) -> None:
+        self.later(TICK_S, self._tick)
+        for ticker in tuple(self._tickers):
+            ticker(time.monotonic())
+
+    def _wake(self) -> None:
+        # Not `send`, which would release Python's lock: the engine would take it at once, and the training
+        # thread, in the middle of its backward pass, would have to wait for it.  An error does not matter:
+        # full means that a wake-up is under way, closed that no thread is there to wake.
+        _write(self._wake_in.fileno(), b"\0", 1)
+
+    def _drain_wakes(self, events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+
+    def abandon(self) -> None:
+        """Close the copies of a forked child, where the thread does not run."""
+        self._close()
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def _close(self) -> None:
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()

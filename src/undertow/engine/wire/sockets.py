@@ -1,0 +1,319 @@
+"""The transport over sockets: one connection for each pair of workers.
+
+TCP between hosts, a Unix socket on the same host: the same bytes for a quarter less CPU time.
+
+In: a listening socket, the addresses of the peers, the token.
+Out: links to peers that know the token; strangers are refused, counted and
+logged once per reason, and cannot block a peer.
+The lower rank listens, the higher one dials.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from undertow.engine.wire.auth import Handshake, Role, shake_hands
+from undertow.engine.wire.link import Link
+from undertow.engine.wire.loop import Loop
+from undertow.engine.wire.routes import look_up
+from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, find_surplus
+from undertow.engine.wire.transport import Receiver
+from undertow.errors import ConfigError, Refused
+from undertow.settings import Checksum
+from undertow.tracing.recorder import Recorder
+
+log = logging.getLogger("undertow")
+
+INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
+LOCAL = "unix:"  # how an address on this host begins
+BACKLOG = 128
+ACCEPT_PAUSE_S = 0.1
+
+
+class SocketTransport:
+    """Transport of one group over sockets.  Made and closed in any thread, used in the engine's."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        silence_s: float,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.refused: Counter[str] = Counter()  # connections by reason
+        self._loop = loop
+        self._rank = rank
+        self._size = size
+        self._silence_s = silence_s
+        self._checksum = Checksum.AUTO
+        self._recorder = recorder
+        self._job = 0
+        self._token = b""
+        self._links: dict[int, Link] = {}
+        self._checked_peers: set[int] = set()  # frames for them carry checksums of their bodies
+        self._strangers: dict[_Stranger, None] = {}  # in the order they came
+        self._listener = _listen(host, max(BACKLOG, 2 * size))
+        self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
+        self._watched: set[socket.socket] = set()
+        self._receiver: Receiver | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def local_address(self) -> str:
+        """Address for workers on this host, for which a Unix socket is cheaper; empty if there is none."""
+        return LOCAL + self._local_listener.getsockname()[1:].decode() if self._local_listener else ""
+
+    def admit(self, token: bytes, job: int, checksum: Checksum = Checksum.AUTO) -> None:
+        """Set the token and job of peers, and which frames are checked; to be called before `start` and `dial`."""
+        self._token = token
+        self._job = job
+        self._checksum = checksum
+
+    def start(self, receiver: Receiver) -> None:
+        """Accept peers from now on; to be called in the engine thread."""
+        self._receiver = receiver
+        for listener in self._listeners():
+            self._watch(listener)
+        self._loop.every_tick(self._expire)
+
+    def dial(self, peer: int, address: str, timeout_s: float) -> None:
+        """Connect to a peer that listens; blocks, so not in the engine thread."""
+        sock = _connect(address, timeout_s)
+        try:
+            shake_hands(sock, Role.DIALER, self._token)
+            sock.sendall(INTRODUCTION.pack(self._job, self._rank))
+        except BaseException:
+            sock.close()
+            raise
+        self._loop.post(self._adopt, sock, peer)
+
+    def send(self, peer: int, header: bytes, body: Any = None) -> None:
+        link = self._links.get(peer)
+        if link is not None and link.is_open:
+            link.send(header, body)
+
+    def is_connected(self, peer: int) -> bool:
+        return peer in self._links and self._links[peer].is_open
+
+    @property
+    def is_draining(self) -> bool:
+        return any(link.is_draining for link in self._links.values())
+
+    def checks_bodies(self, peer: int) -> bool:
+        return peer in self._checked_peers
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes_sent for link in self._links.values())
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for stranger in tuple(self._strangers):
+            self._forget(stranger)
+        for link in self._links.values():
+            link.close()
+        if self._receiver is not None:
+            self._loop.no_tick(self._expire)
+        for listener in self._listeners():
+            if listener in self._watched:
+                self._unwatch(listener)
+            listener.close()
+
+    def abandon(self) -> None:
+        for link in self._links.values():
+            link.abandon()
+        for stranger in self._strangers:
+            stranger.sock.close()
+        for listener in self._listeners():
+            listener.close()
+
+    def _watch(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._watched.add(listener)
+            self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
+
+    def _unwatch(self, listener: socket.socket) -> None:
+        self._watched.discard(listener)
+        self._loop.unwatch(listener)
+
+    def _listeners(self) -> list[socket.socket]:
+        return [self._listener, *([self._local_listener] if self._local_listener else [])]
+
+    # Strangers: connections that have not shown the token yet.
+
+    def _accept(self, listener: socket.socket, events: int) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError:
+            # The peer has given up, or there are no descriptors left: then trying again at once is in vain.
+            self._unwatch(listener)
+            self._loop.later(ACCEPT_PAUSE_S, lambda: self._watch(listener))
+            return
+        # More in a larger group, whose workers may all come at once.
+        oldest = find_surplus(self._strangers, max(MAX_STRANGERS, 2 * self._size))
+        if oldest is not None:
+            self._forget(oldest)
+            self._refuse("too many connections without a token", oldest.address)
+        sock.setblocking(False)
+        stranger = _Stranger(sock, address, self._token)
+        self._strangers[stranger] = None
+        self._loop.watch(sock, selectors.EVENT_READ, lambda events: self._handle_stranger(stranger))
+
+    def _handle_stranger(self, stranger: _Stranger) -> None:
+        if stranger not in self._strangers:
+            return  # it was dropped for another one in this very turn
+        try:
+            introduction = stranger.read()
+        except BlockingIOError:
+            return
+        except (OSError, Refused) as error:
+            self._forget(stranger)
+            self._refuse(str(error), stranger.address)
+            return
+        if introduction is None:
+            return
+        self._forget(stranger, keep_socket=True)
+        job, peer = INTRODUCTION.unpack(introduction)
+        if job != self._job or not self._rank < peer < self._size or peer in self._links:
+            stranger.sock.close()
+            self._refuse("it knows the token but is not expected in this group", stranger.address)
+            return
+        self._adopt(stranger.sock, peer)
+
+    def _adopt(self, sock: socket.socket, peer: int) -> None:
+        assert self._receiver is not None
+        if self._closed:
+            sock.close()
+            return
+        tune(sock, self._silence_s)
+        if self._checksum is Checksum.ON or (self._checksum is Checksum.AUTO and sock.family != socket.AF_UNIX):
+            self._checked_peers.add(peer)
+        receiver = self._receiver
+        self._links[peer] = Link(
+            sock,
+            peer,
+            loop=self._loop,
+            receiver=receiver,
+            on_lost=lambda reason: receiver.lost(peer, reason),
+            recorder=self._recorder,
+        )
+        receiver.connected(peer)
+
+    def _forget(self, stranger: _Stranger, *, keep_socket: bool = False) -> None:
+        self._strangers.pop(stranger)
+        self._loop.unwatch(stranger.sock)
+        if not keep_socket:
+            stranger.sock.close()
+
+    def _expire(self, now: float) -> None:
+        for stranger in tuple(self._strangers):
+            if now - stranger.since > STRANGER_TIMEOUT_S:
+                self._forget(stranger)
+                self._refuse("it said nothing within 5 s", stranger.address)
+
+    def _refuse(self, reason: str, address: Any) -> None:
+        self.refused[reason] += 1
+        if self.refused[reason] == 1:
+            origin = address[0] if address else "this host"
+            log.warning("refused a connection from %s: %s (further ones are counted only)", origin, reason)
+
+
+class _Stranger:
+    """Accepted connection in the middle of the handshake."""
+
+    def __init__(self, sock: socket.socket, address: Any, token: bytes) -> None:
+        self.sock = sock
+        self.address = address
+        self.since = time.monotonic()
+        self._handshake = Handshake(Role.LISTENER, token)
+        self._introduction = b""
+
+    def read(self) -> bytes | None:
+        """Read the bytes that are there; return the introduction when it is complete."""
+        wants = self._handshake.wants or INTRODUCTION.size - len(self._introduction)
+        data = self.sock.recv(wants)
+        if not data:
+            raise Refused("it closed the connection during the handshake")
+        if self._handshake.done:
+            self._introduction += data
+            return self._introduction if len(self._introduction) == INTRODUCTION.size else None
+        # At most 55 bytes into an empty socket buffer: this cannot block.
+        self.sock.sendall(self._handshake.feed(data))
+        return None
+
+
+def _listen(host: str, backlog: int) -> socket.socket:
+    try:
+        family, _, _, _, where = look_up(host, 0)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot_listen(host, error) from None
+    try:
+        listener.bind(where)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(host, error) from None
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def _cannot_listen(host: str, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host")
+
+
+def _listen_locally(backlog: int) -> socket.socket | None:
+    """Listen on a Unix socket with an abstract name: no file, nothing to clean up.
+
+    It is visible in this network namespace only, and guarded by the token like any other listener.
+    """
+    if sys.platform != "linux":
+        return None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0undertow-{secrets.token_hex(8)}")
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    if not address.startswith(LOCAL):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect("\0" + address.removeprefix(LOCAL))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket, silence_s: float) -> None:
+    """Send small frames without delay, and fail if the peer's host stops acknowledging."""
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))

@@ -1,0 +1,96 @@
+"""Messages on a stream of bytes: with their length in front, or with a line end behind.
+
+In: bytes, any number at a time.  Out: whole messages, in order.
+Every reader has a limit, so that no peer fills the memory.  Pure except for `read_exactly` and `read_message`, which
+read from a blocking socket.  Nothing is ever unpickled.
+
+A message with its length: 4 bytes length (little endian), then msgpack.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from undertow.errors import Garbled, Refused
+
+LENGTH_BYTES = 4
+CHUNK_BYTES = 1 << 20
+
+
+def pack(message: object) -> bytes:
+    """Encode a message with its length in front."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class Messages:
+    """Reader of messages that have their length in front; `what` names one in errors."""
+
+    def __init__(self, most_bytes: int, what: str = "a message") -> None:
+        self._most_bytes = most_bytes
+        self._what = what
+        self._received = bytearray()
+
+    @property
+    def missing_bytes(self) -> int:
+        """The number of bytes of the first message still to come, as far as is known; 0 when it is complete.
+
+        Raises `Refused` if its length is not possible.
+        """
+        if len(self._received) < LENGTH_BYTES:
+            return LENGTH_BYTES - len(self._received)
+        length = int.from_bytes(self._received[:LENGTH_BYTES], "little")
+        if not 0 < length <= self._most_bytes:
+            raise Refused(f"{self._what} of {length} bytes is not possible (at most {self._most_bytes})")
+        return max(0, LENGTH_BYTES + length - len(self._received))
+
+    def feed(self, data: bytes) -> None:
+        """Add what has arrived."""
+        self._received += data
+
+    def take(self) -> bytes | None:
+        """Remove the first message and return its body; None while it is not complete."""
+        if self.missing_bytes:
+            return None
+        end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
+        body = bytes(self._received[LENGTH_BYTES:end])
+        del self._received[:end]
+        return body
+
+
+def read_message(sock: socket.socket, most_bytes: int, what: str = "a message") -> bytes:
+    """Read the body of one message, and no byte that follows it."""
+    messages = Messages(most_bytes, what)
+    while missing_bytes := messages.missing_bytes:
+        messages.feed(read_exactly(sock, missing_bytes))
+    return messages.take() or b""
+
+
+def read_exactly(sock: socket.socket, count: int) -> bytes:
+    """Read this many bytes of a blocking socket; raise `ConnectionResetError` if it ends before."""
+    received = bytearray()
+    while len(received) < count:
+        data = sock.recv(min(count - len(received), CHUNK_BYTES))
+        if not data:
+            raise ConnectionResetError("the peer has closed the connection")
+        received += data
+    return bytes(received)
+
+
+class Lines:
+    """Splitter of lines.  Only the end of a line that is too long is kept; with `refuses` that is an error."""
+
+    def __init__(self, most_bytes: int, *, refuses: bool = False) -> None:
+        self.rest = b""  # the unfinished line
+        self._most_bytes = most_bytes
+        self._refuses = refuses
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now, without their ends."""
+        lines = (self.rest + data).split(b"\n")
+        if self._refuses and max(map(len, lines)) > self._most_bytes:
+            raise Garbled(f"a line of more than {self._most_bytes} bytes")
+        *whole, self.rest = (line[-self._most_bytes :] for line in lines)
+        return whole

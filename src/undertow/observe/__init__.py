@@ -1,0 +1,1 @@
+"""Observation of jobs: trace files, status reports, the live view, timelines and reports."""

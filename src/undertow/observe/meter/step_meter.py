@@ -1,0 +1,218 @@
+"""Adds up the trace events of a worker and reports its speed, waits and slowest layer.
+
+In: trace events, in their order.  Out: a status report whenever one is asked for.
+Pure: its only clock is the times of the events and of the reading.
+The time of a layer is its forward, without waits and without the layers inside it, plus in backward the time from the
+previous gradient to its own: autograd tells no more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from undertow.observe.meter.status_report import LONGEST_NAME, Activity, StatusReport
+from undertow.tracing import events
+from undertow.tracing.events import TraceEvent
+
+# Rates cover the last seconds, and at least one whole step.
+WINDOW_S = 5.0
+LONGEST_WINDOW = 600  # reports
+
+
+class _Moment(NamedTuple):
+    """Counts at the time of one report; `waits` and `layers` are seconds since the previous report."""
+
+    time_s: float
+    step_ended_s: float
+    steps: int
+    waited_s: float
+    turn_s: float
+    bytes_out: int
+    bytes_in: int
+    waits: Mapping[str, float]
+    layers: Mapping[str, float]
+
+
+class StepMeter:
+    """Counters of one worker, and their values at its last reports.  Used by one thread at a time."""
+
+    def __init__(self, *, rank: int, host: str, now_s: float) -> None:
+        self._rank, self._host, self._began_s = rank, host, now_s
+        self._sequence = 0
+        self._steps = 0
+        self._step_ended_s = now_s  # or when the first one began
+        self._waited_s = self._turn_s = 0.0
+        self._bytes_out = self._bytes_in = 0
+        self._link_bytes_per_s = 0.0
+        self._waits: defaultdict[str, float] = defaultdict(float)  # seconds of each, since the last report
+        self._layers: defaultdict[str, float] = defaultdict(float)
+        self._is_in_pass = False
+        self._model: int | None = None  # whose passes are the steps
+        self._spans: list[tuple[float, float]] = []  # outermost spans of this forward pass
+        self._hooked_s = 0.0  # when autograd went on after the last gradient
+        self._apart_s = 0.0  # seconds it has waited since then
+        self._moments: deque[_Moment] = deque([self._look(now_s)], maxlen=LONGEST_WINDOW)
+
+    def take(self, taken: Sequence[TraceEvent]) -> None:
+        for event in taken:
+            count = _COUNTS.get(type(event))
+            if count is not None:
+                count(self, event)
+
+    def read(
+        self, now_s: float, *, standstill: tuple[str, float] | None = None, has_ended: bool = False
+    ) -> StatusReport:
+        """Return a report; `standstill` is what the training waits for right now, and since when."""
+        stands_s = max(0.0, now_s - standstill[1]) if standstill else 0.0
+        now = self._look(now_s, stands_s)
+        self._moments.append(now)
+        self._waits, self._layers = defaultdict(float), defaultdict(float)
+        first = self._forget(now)
+        steps, span_s = now.steps - first.steps, max(now.time_s - first.time_s, 1e-9)
+        recent = list(self._moments)[1:]
+        waits, layers = _add(moment.waits for moment in recent), _add(moment.layers for moment in recent)
+        self._sequence += 1
+        return StatusReport(
+            rank=self._rank,
+            host=self._host[:LONGEST_NAME],
+            sequence=self._sequence,
+            uptime_s=now_s - self._began_s,
+            state=self._find_state(standstill is not None, has_ended),
+            stands_for=standstill[0][:LONGEST_NAME] if standstill else "",
+            stands_s=stands_s,
+            steps=now.steps,
+            steps_per_s=_rate(first, now),
+            waited_s=now.waited_s,
+            wait_share=_share(now.waited_s - first.waited_s, span_s),
+            waits_for=_most(waits),
+            wait_ms_per_step=_each_ms(max(0.0, now.waited_s - first.waited_s), steps),
+            turn_share=_share(now.turn_s - first.turn_s, span_s),
+            layer=_most(layers) if steps else "",
+            layer_ms_per_step=_each_ms(max(layers.values(), default=0.0), steps),
+            bytes_out=now.bytes_out,
+            bytes_in=now.bytes_in,
+            out_bytes_per_s=(now.bytes_out - first.bytes_out) / span_s,
+            in_bytes_per_s=(now.bytes_in - first.bytes_in) / span_s,
+            link_bytes_per_s=self._link_bytes_per_s,
+        )
+
+    def _look(self, now_s: float, stands_s: float = 0.0) -> _Moment:
+        # A wait counts while it lasts, so that it does not all fall into the second in which it ends.
+        waited_s = self._waited_s + stands_s
+        bytes_both = self._bytes_out, self._bytes_in
+        return _Moment(
+            now_s, self._step_ended_s, self._steps, waited_s, self._turn_s, *bytes_both, self._waits, self._layers
+        )
+
+    def _forget(self, now: _Moment) -> _Moment:
+        """Drop moments older than the window; return the one at which it begins."""
+        moments = self._moments
+        while len(moments) > 2 and moments[1].time_s <= now.time_s - WINDOW_S and moments[1].steps < now.steps:
+            moments.popleft()
+        return moments[0]
+
+    def _find_state(self, stands: bool, has_ended: bool) -> Activity:
+        if has_ended:
+            return Activity.ENDED
+        if stands:
+            return Activity.WAITING
+        return Activity.COMPUTING if self._model is not None or self._bytes_out else Activity.STARTING
+
+    # What each kind of event adds
+
+    def _begin_pass(self, event: events.PassBegan) -> None:
+        if self._model is None:  # the passes of the first model that trains are the steps
+            self._model, self._step_ended_s = event.model, event.time_s
+        self._is_in_pass = True
+        self._spans.clear()
+        self._hooked_s, self._apart_s = event.time_s, 0.0
+
+    def _end_pass(self, event: events.PassEnded) -> None:
+        self._is_in_pass = False
+        if event.model == self._model:
+            self._steps += 1
+            self._step_ended_s = event.time_s
+
+    def _hook(self, event: events.Hooked) -> None:
+        layer = events.find_layer(event.tensor)
+        if self._is_in_pass:
+            self._layers[layer] += max(0.0, event.began_s - self._hooked_s - self._apart_s)
+        self._hooked_s, self._apart_s = event.ended_s, 0.0
+
+    def _forward(self, event: events.Forward) -> None:
+        inside_s = 0.0
+        while self._spans and self._spans[-1][0] >= event.began_s:
+            began_s, ended_s = self._spans.pop()
+            inside_s += ended_s - began_s
+        self._spans.append((event.began_s, event.ended_s))
+        self._layers[event.layer] += max(0.0, event.ended_s - event.began_s - inside_s)
+
+    def _wait(self, event: events.Waited) -> None:
+        self._waited_s += event.ended_s - event.began_s
+        self._waits[event.tensor or event.reason] += event.ended_s - event.began_s
+        self._stand(event)
+
+    def _await_turn(self, event: events.TurnAwaited) -> None:
+        self._turn_s += event.ended_s - event.began_s
+        self._stand(event)
+
+    def _stand(self, event: events.Waited | events.TurnAwaited) -> None:
+        """Count a time in which no layer computed."""
+        if self._is_in_pass:
+            self._apart_s += event.ended_s - event.began_s
+        else:
+            self._spans.append((event.began_s, event.ended_s))
+
+    def _send(self, event: events.Sent) -> None:
+        self._bytes_out += event.size_bytes
+
+    def _receive(self, event: events.Received) -> None:
+        self._bytes_in += event.size_bytes
+
+    def _link(self, event: events.Linked) -> None:
+        self._link_bytes_per_s = event.bytes_per_s
+
+
+_COUNTS: dict[type[TraceEvent], Callable[[StepMeter, Any], None]] = {
+    events.Forward: StepMeter._forward,
+    events.PassBegan: StepMeter._begin_pass,
+    events.Hooked: StepMeter._hook,
+    events.PassEnded: StepMeter._end_pass,
+    events.Sent: StepMeter._send,
+    events.Received: StepMeter._receive,
+    events.Waited: StepMeter._wait,
+    events.TurnAwaited: StepMeter._await_turn,
+    events.Linked: StepMeter._link,
+}
+
+
+def _rate(first: _Moment, now: _Moment) -> float:
+    """Return steps per second: from the end of one step to that of another, or until now if the next is overdue."""
+    steps = now.steps - first.steps
+    if not steps:
+        return 0.0
+    span_s = max(now.step_ended_s - first.step_ended_s, 1e-9)
+    overdue_s = now.time_s - now.step_ended_s - 2 * span_s / steps
+    return steps / (span_s if overdue_s < 0 else now.time_s - first.step_ended_s)
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    return min(1.0, max(0.0, part_s / whole_s))
+
+
+def _each_ms(all_s: float, steps: int) -> float:
+    return 1e3 * all_s / steps if steps else 0.0
+
+
+def _add(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for seconds in each:
+        for name, count in seconds.items():
+            total[name] += count
+    return total
+
+
+def _most(seconds: Mapping[str, float]) -> str:
+    return max(seconds, key=lambda name: seconds[name], default="")[:LONGEST_NAME]

@@ -1,0 +1,1 @@
+"""Reports about results, measured or simulated: files, tables, pictures, pages, comparisons."""

@@ -1,0 +1,75 @@
+"""Writes the trace of one rank while the job runs.
+
+In: trace events.  Out: `rank-N.json`, a JSON array with one event per line; cut off anywhere, it is still a trace.
+Only the chosen steps are written, with everything that is needed to read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+from pathlib import Path
+
+from undertow.files import create_private
+from undertow.observe.trace.chrome import About, Composer
+from undertow.observe.trace.clocks import Clocks
+from undertow.tracing import events
+from undertow.tracing.events import TraceEvent
+from undertow.tracing.window import Window
+
+
+def name_file(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+class TraceFile:
+    """An event reader that writes a file.  `on_full` is called when the last chosen step is written."""
+
+    def __init__(self, folder: Path, about: About, window: Window, on_full: Callable[[], None] = lambda: None) -> None:
+        self.title = f"the trace in {folder}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._clocks = Clocks()
+        self._composer = Composer(about, self._clocks, window)
+        self._needs_clock = about.rank != 0 and about.source == "worker"
+        self._held: list[TraceEvent] = []  # until the clocks are compared
+        self._window = window
+        self._on_full = on_full
+        self._is_full = False
+        self._separator = "[\n"
+        self._file = TextIOWrapper(create_private(folder / name_file(about.rank)), encoding="utf-8")
+        self._write(self._composer.open())
+
+    def take(self, taken: Sequence[TraceEvent]) -> None:
+        if self._is_full:
+            return
+        for event in taken:
+            if type(event) is events.Compared:
+                self._clocks.compare(event.time_s, event.offset_s, event.round_trip_s)
+        self._held += taken
+        if self._needs_clock and not self._clocks.is_compared:
+            return
+        self._write_held()
+        if self._window.is_over(self._composer.step):
+            self._end(f"only steps {self._window} were asked for")
+            self._on_full()
+
+    def close(self) -> None:
+        if not self._is_full:
+            self._write_held()
+            self._end("the job ended")
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        self._write(self._composer.compose(held))
+
+    def _end(self, reason: str) -> None:
+        self._is_full = True
+        self._write(self._composer.close(reason))
+        self._file.write("\n]\n")
+        self._file.close()
+
+    def _write(self, lines: Sequence[str]) -> None:
+        if lines:
+            self._file.write(self._separator + ",\n".join(lines))
+            self._file.flush()
+            self._separator = ",\n"

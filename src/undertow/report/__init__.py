@@ -1,1 +1,0 @@
-"""What is done with results, measured or simulated: files, tables, pictures, a page, comparisons."""

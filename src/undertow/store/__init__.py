@@ -1,1 +1,0 @@
-"""The key-value store: every worker owns one shard of it."""

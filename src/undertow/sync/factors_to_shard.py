@@ -1,0 +1,146 @@
+"""Stages 3, 6 and 8 for the scheme `factors-to-shard`: each shard computes some rows of the mean from all factors.
+
+In: this worker's factors.  Out: the first factor (activations), and columns of the second (deltas), to each shard;
+there their product, beside the training; then the rows of all shards in the gradient (after Adam, OSDI 2014).
+Rows of a whole gradient travel along with the factors, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from undertow.engine.client.waiting import Ticket
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.rounds import Array, Op
+from undertow.engine.core.slicing import Slice, split_rows
+from undertow.engine.interface import Group
+from undertow.sync.broadcast import release_gathered
+from undertow.sync.factors import FactoredSyncer, read
+from undertow.sync.payload import split
+from undertow.sync.slot import FactorSlot, Field, Payload, WorkerFactors
+from undertow.sync.syncers import all_ready
+
+
+class _ShardRows(NamedTuple):
+    """The keys that carry factors to one shard, and the slices of the rows that it computes."""
+
+    rank: int
+    rows: range
+    keys: list[int]  # of the activations, in chunks, which all shards get; then of its own columns of the deltas
+    slices: list[Slice]  # of its rows
+
+
+class FactorsToShardSyncer(FactoredSyncer):
+    """A gradient whose rows are computed by the shards."""
+
+    def __init__(self, group: Group, index: int, slot: FactorSlot[Any, Any], slices: Sequence[Slice]) -> None:
+        super().__init__(group, index, slot)
+        group.start_helper()
+        self._height, self._depth = slot.shape
+        # Each worker begins with another shard, so that none is the target of all at once.
+        shards = _find_shards(slices, self._height, group.shape.owners)
+        self._shards = sorted(shards, key=lambda shard: group.shape.distance(shard.rank))
+        self.answers = sum(len(shard.slices) for shard in self._shards)
+        self._result: Any = None  # flat, on the host
+        self._rows: list[Contribution] = []
+
+    def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
+        super().begin(ticket, priorities)
+        self._rows = []
+
+    def send(self, index: int, hint: Any) -> None:
+        factors = self._take()
+        self._result = self._slot.allocate(self._height * self._depth)
+        # First of all: a shard that has the factors of all workers answers unasked.
+        for shard in self._shards:
+            if shard.rank != self._group.rank:
+                self._await_rows(shard)
+        activations = self._slot.pack(factors._replace(factors=factors.factors[:1], whole=None))
+        columns = [self._slot.pack(self._slot.split_rows(factors, shard.rows)) for shard in self._shards]
+        for shard, own_columns in zip(self._shards, columns, strict=True):
+            self._send_factors(shard, activations, own_columns)
+
+    def land(self, index: int) -> None:
+        if any(contribution.present for contribution in self._rows):
+            self._slot.replace_from(self._result)
+        self._result = None
+
+    def _send_factors(self, shard: _ShardRows, activations: Payload, columns: Payload) -> None:
+        own = _OwnFactors(self, shard) if shard.rank == self._group.rank else None
+        arrays = [*split(activations.array, len(shard.keys) - 1), columns.array]
+        descriptors = [activations.descriptor] * (len(shard.keys) - 1) + [columns.descriptor]
+        contributions = [
+            Contribution(key, array, None, descriptor, _ignore if own is None else own.arrived, self._priority)
+            for key, array, descriptor in zip(shard.keys, arrays, descriptors, strict=True)
+        ]
+        if own is not None:
+            own.contributions = contributions
+        copies = [payload.is_ready for payload in (activations, columns) if payload.is_ready is not None]
+        self._group.contribute(contributions, all_ready(copies))
+
+    def _await_rows(self, shard: _ShardRows, made: Array | None = None) -> None:
+        """Let a shard's rows come; those of this rank's own shard are `made`."""
+        target = self._slot.as_array(self._result)
+        contributions = []
+        for item in shard.slices:
+            offset, elements = item.ranges[0].offset, item.spec.elements
+            start = offset - shard.rows.start * self._depth
+            sent = None if made is None else made[start : start + elements]
+            wanted, present = target[offset : offset + elements], int(sent is not None)
+            contributions.append(
+                Contribution(item.spec.key, sent, wanted, present, self._ticket.answer, self._priority)
+            )
+        self._rows += contributions
+        self._group.contribute(contributions)
+
+    def compute_beside(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+        """Let the helper thread compute the rows of this rank's shard, whose factors are here."""
+        self._group.aside(lambda: self._make_rows(shard, contributions))
+
+    def _make_rows(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+        shape, dtype, workers = (len(shard.rows), self._depth), self._slot.dtype, range(self._group.size)
+        first, others = [Field(self._depth)], [Field(len(shard.rows))]
+        activations = [read(contributions[:-1], rank, first, shape, dtype) for rank in workers]
+        deltas = [read(contributions[-1:], rank, others, shape, dtype) for rank in workers]
+        rows = self._multiply(activations, deltas, shard.rows)
+        release_gathered(self._group, contributions)
+        self._await_rows(shard, rows)
+
+    def _multiply(
+        self, activations: Sequence[WorkerFactors[Array]], deltas: Sequence[WorkerFactors[Array]], rows: range
+    ) -> Array | None:
+        if not any(one.is_present for one in deltas):
+            return None
+        return self._slot.multiply(activations, deltas, rows)
+
+
+class _OwnFactors:
+    """The factors of all workers for this rank's own shard, which come key by key."""
+
+    def __init__(self, syncer: FactorsToShardSyncer, shard: _ShardRows) -> None:
+        self.contributions: list[Contribution] = []
+        self._syncer = syncer
+        self._shard = shard
+        self._left = len(shard.keys)
+
+    def arrived(self, contribution: Contribution) -> None:
+        """Count one key; called in the engine thread."""
+        self._left -= 1
+        if not self._left:
+            contributions, self.contributions = self.contributions, []  # which lead back here
+            self._syncer.compute_beside(self._shard, contributions)
+
+
+def _find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) -> list[_ShardRows]:
+    found = []
+    for rank, rows in zip(owners, split_rows(height, len(owners)), strict=True):
+        own = [item for item in slices if item.spec.owner == rank]
+        keys = [item.spec.key for item in own if item.spec.op is Op.GATHER]
+        if rows:
+            found.append(_ShardRows(rank, rows, keys, [item for item in own if item.spec.op is not Op.GATHER]))
+    return found
+
+
+def _ignore(contribution: Contribution) -> None:
+    """Ignore that another shard has all factors."""

@@ -1,0 +1,137 @@
+"""Measures what links, host processors and a framework's device can do, when a group trains its first model.
+
+In: a group.  Out: a `Cluster` as this rank sees it.  All ranks come here together; it takes well under a second, and
+less on fast links: transfers grow until one of them takes long enough to be believed.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from undertow.engine.client.waiting import Ticket
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.rounds import Array, Op
+from undertow.engine.core.slicing import TensorSpec
+from undertow.engine.interface import Group
+from undertow.plan.cluster import Cluster
+from undertow.sync.order import URGENT
+from undertow.sync.table import Layout, Table
+
+SMALLEST_BYTES, STEPS, GROWTH = 64 << 10, 5, 4
+ENOUGH_S = 0.03
+REPEATS = 3
+PRODUCT_SIZE = 384
+ADD_ELEMENTS = 1 << 20
+
+_known: weakref.WeakKeyDictionary[Group, Cluster] = weakref.WeakKeyDictionary()
+
+
+class Device(Protocol):
+    """The training device of a frontend, and its own process group of the same workers if there is one."""
+
+    def measure_products(self) -> float:
+        """Return the matrix products that it computes, in FLOP/s."""
+
+    @property
+    def has_process_group(self) -> bool: ...
+
+    def measure_allreduce(self, size_bytes: int) -> float:
+        """Return the bytes per second that each worker sends while the process group sums this many bytes."""
+
+
+def measure_cluster(group: Group, device: Device, *, again: bool = False) -> Cluster:
+    """Return what was measured before, unless it is to be measured again."""
+    is_new = device.has_process_group and group in _known and _known[group].allreduce_bytes_per_s is None
+    if group not in _known or is_new or again:
+        links = _Links(group)
+        latency_s = links.measure_latency()
+        size_bytes, bytes_per_s = links.measure_rate(latency_s)
+        _known[group] = Cluster(
+            workers=group.size,
+            servers=group.shape.shards,
+            bytes_per_s=bytes_per_s,
+            latency_s=latency_s,
+            flops_per_s=device.measure_products(),
+            shard_flops_per_s=measure_shard_products(),
+            add_bytes_per_s=measure_adds(),
+            allreduce_bytes_per_s=device.measure_allreduce(size_bytes) if device.has_process_group else None,
+        )
+    return _known[group]
+
+
+class _Links:
+    """Tables that all ranks sum at the same time to measure their links."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        elements = [SMALLEST_BYTES // 4 * GROWTH**step for step in range(STEPS)]
+        specs = [TensorSpec(f"probe {count}", (count,), DType.FLOAT32, count) for count in elements]
+        self._probes = [Table(group, "what the links carry", [spec], Op.SUM).first for spec in specs]
+        small = TensorSpec("duration", (1,), DType.FLOAT64, 1)
+        self._small = Table(group, "how long that takes", [small], Op.SUM).first
+
+    def measure_latency(self) -> float:
+        """Return the latency one way, the engine's own share included."""
+        return min(self._run(self._small, np.zeros(1)) for _ in range(2 * REPEATS)) / 2
+
+    def measure_rate(self, latency_s: float) -> tuple[int, float]:
+        """Return the size of the last sum, the same on all ranks, and what a link carried each way meanwhile.
+
+        Every worker sends to every other one.
+        """
+        size_bytes, bytes_per_s = 0, 1e9
+        for probe in self._probes:
+            memory = np.zeros(sum(item.spec.elements for item in probe.slices), np.float32)
+            duration_s = self._run(probe, memory)
+            size_bytes = memory.nbytes
+            bytes_per_s = count_sent(size_bytes, self._group.size) / max(1e-6, duration_s - 2 * latency_s)
+            # All ranks stop at the same size.
+            total_s = np.array([duration_s])
+            self._run(self._small, total_s)
+            if total_s[0] / self._group.size > ENOUGH_S:
+                break
+        return size_bytes, bytes_per_s
+
+    def _run(self, layout: Layout, memory: Array) -> float:
+        ticket = Ticket(len(layout.slices))
+        contributions = []
+        for item in layout.slices:
+            part = memory[item.ranges[0].offset :][: item.spec.elements]
+            contributions.append(Contribution(item.spec.key, part, part, 1, ticket.answer, URGENT))
+        since_s = time.perf_counter()
+        self._group.contribute(contributions)
+        self._group.wait_for(ticket, "how fast the links are")
+        return time.perf_counter() - since_s
+
+
+def count_sent(size_bytes: int, workers: int) -> float:
+    """Return the bytes that each worker sends for one sum: its contributions and the results of its shard."""
+    return 2 * size_bytes * (workers - 1) / workers
+
+
+def measure_shard_products() -> float:
+    """Return the matrix products of a host's processors, where shards compute them, in FLOP/s."""
+    matrix = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+    return 2 * PRODUCT_SIZE**3 / measure_fastest(lambda: matrix @ matrix)
+
+
+def measure_adds() -> float:
+    """Return the bytes per second at which a host's processor adds arrays."""
+    total, term = np.zeros(ADD_ELEMENTS, np.float32), np.zeros(ADD_ELEMENTS, np.float32)
+    return total.nbytes / measure_fastest(lambda: np.add(total, term, out=total))
+
+
+def measure_fastest(work: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several runs, after one to warm up."""
+    durations_s = []
+    for _ in range(REPEATS + 1):
+        since_s = time.perf_counter()
+        work()
+        durations_s.append(time.perf_counter() - since_s)
+    return max(1e-9, min(durations_s[1:]))

@@ -1,0 +1,108 @@
+"""A table: tensors that are synchronised together, and the slices that carry them.
+
+In: the names, shapes and types of the tensors, the same on all ranks.
+Out: for each tensor either its own slices, or its segment of a fused one.  Tables can be sliced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from undertow.engine.client.discarding import discard_with
+from undertow.engine.core.rounds import Array, Op
+from undertow.engine.core.slicing import Chunking, Cut, Placement, Slice, TensorSpec, count_keys, cut
+from undertow.engine.interface import Group
+
+
+@dataclass(slots=True)
+class TensorPlace:
+    """The slices that carry one tensor: its own `slices`, or bit `bit` of the slice `fused`."""
+
+    slices: list[Slice] = field(default_factory=list)
+    fused: Slice | None = None
+    bit: int = 0
+
+
+class TableKeys:
+    """The keys of one table, which are discarded when nothing refers to this object any more."""
+
+    def __init__(self, group: Group, keys: range) -> None:
+        if keys:
+            discard_with(self, group.discard, keys)
+
+
+class Layout:
+    """One division of a table's tensors into slices.  Its keys are in use as long as it or its table exists."""
+
+    def __init__(self, slices: Sequence[Slice], tensors: int, keys: TableKeys) -> None:
+        self.slices = slices
+        self._table_keys = keys
+        self.places = [TensorPlace() for _ in range(tensors)]
+        for item in slices:
+            for bit, part in enumerate(item.ranges):
+                place = self.places[part.tensor]
+                if item.is_fused:
+                    place.fused, place.bit = item, bit
+                else:
+                    place.slices.append(item)
+
+
+class Table:
+    """Tensors that are registered with all ranks when the table is made; raises `MismatchError` if ranks differ.
+
+    The first layout stays for good, beside the one in use.
+    """
+
+    def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec], op: Op) -> None:
+        self.specs = list(specs)
+        # Three sets: while one of two is in use, another layout can be made known to all with the other.
+        self._keys = count_keys(self.specs, group.shape.sizes.least, group.shape.shards)
+        slices = group.register(label, self.specs, op=op, keys=3 * self._keys)
+        count = max(3 * self._keys, len(slices)) if slices else 0
+        self._first_key = slices[0].spec.key if slices else 0
+        self._table_keys = TableKeys(group, range(self._first_key, self._first_key + count))
+        self.first = self.current = Layout(slices, len(self.specs), self._table_keys)
+        self._group = group
+        self._op = op
+        self._label = label
+        self._recuts = 0
+        self._next: Layout | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(spec.size_bytes for spec in self.specs)
+
+    def recut(self, slice_bytes: int, chunkings: Mapping[int, Chunking] | None = None) -> Layout:
+        """Make another layout known, for `change`; all ranks do so before the same pass."""
+        self._recuts += 1
+        first_key = self._first_key + self._keys * (1 + self._recuts % 2)
+        placement = Placement(self._group.shape.owners, start=self._first_key)
+        slices = cut(self.specs, Cut(first_key, slice_bytes), op=self._op, placement=placement, chunkings=chunkings)
+        self._group.learn(slices, label=self._label, tensors=self.specs)
+        self._next = Layout(slices, len(self.specs), self._table_keys)
+        return self._next
+
+    def change(self) -> None:
+        """Use the layout that `recut` made, one pass later.
+
+        By then all ranks know it: a rank that gets here has the results of the pass before, to which every rank
+        contributed after it had learned the layout.
+        """
+        assert self._next is not None
+        self.current, self._next = self._next, None
+
+
+def gather_segments(item: Slice, arrays: Sequence[Array]) -> Array:
+    """Return the slice's elements: a view where they belong to one tensor, a copy where the slice is fused."""
+    segments = [arrays[part.tensor][part.offset : part.offset + part.elements] for part in item.ranges]
+    return np.concatenate(segments) if item.is_fused else segments[0]
+
+
+def scatter_segments(item: Slice, memory: Array, arrays: Sequence[Array]) -> None:
+    """Copy the elements of a fused slice back into its tensors; of others nothing is to be done."""
+    if item.is_fused:
+        for part in item.ranges:
+            arrays[part.tensor][part.offset : part.offset + part.elements] = memory[part.at : part.at + part.elements]

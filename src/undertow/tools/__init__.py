@@ -1,0 +1,1 @@
+"""Instruments around the product: model zoo, lab, simulator, fault driver, doctor."""

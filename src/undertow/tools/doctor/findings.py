@@ -1,0 +1,65 @@
+"""Findings of the doctor, one for each thing it examined, and the verdict on all of them.
+
+In: findings.  Out: a sentence and an exit code.
+A warning or a failure always says what to do; a failure means that training would fail.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    NOTE = "note"  # good to know; nothing to do
+    WARNING = "warning"  # training would work, but slower or not as intended
+    FAILURE = "failure"  # training would fail
+
+
+class Finding(msgspec.Struct, frozen=True):
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+    host: str = ""  # empty: the hosts together, or the only one
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding(Level.OK, subject, text)
+
+
+def note(subject: str, text: str) -> Finding:
+    return Finding(Level.NOTE, subject, text)
+
+
+def warn(subject: str, text: str, advice: str) -> Finding:
+    return Finding(Level.WARNING, subject, text, advice)
+
+
+def fail(subject: str, text: str, advice: str) -> Finding:
+    return Finding(Level.FAILURE, subject, text, advice)
+
+
+def pick(findings: Iterable[Finding], *levels: Level) -> list[Finding]:
+    return [finding for finding in findings if finding.level in levels]
+
+
+def conclude(findings: Sequence[Finding], *, hosts: int) -> str:
+    failures, warnings = pick(findings, Level.FAILURE), pick(findings, Level.WARNING)
+    if failures:
+        more = f" (and {_count(len(failures) - 1, 'more failure')})" if len(failures) > 1 else ""
+        prefix = f"{failures[0].host}: " if failures[0].host else ""
+        return f"training would fail: {prefix}{failures[0].text}{more}"
+    where = "this host" if hosts == 1 else f"these {hosts} hosts"
+    return f"training would work on {where}; {_count(len(warnings), 'warning')}"
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    return 1 if pick(findings, Level.FAILURE) else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,102 @@
+"""Survey of all pairs of hosts: which can reach each other, and how fast.
+
+In: a group of hosts with open probe servers.  Out: a `Survey`, the same on all of them.
+First every host tries to connect to every other, all at once, which takes hardly any bandwidth.  Then one pair at a
+time measures, in an order that follows from the first result, while the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from undertow.errors import MismatchError, UndertowError
+from undertow.tools.doctor.link_measurement import CONNECT_S, ConnectResult, LinkMeasurement, measure, try_connection
+from undertow.tools.doctor.probe_protocol import STALL_S
+from undertow.tools.doctor.rendezvous import HostGroup, decode, run_all, run_one
+from undertow.units import format_quantity
+
+if TYPE_CHECKING:
+    from undertow.progress import Progress
+
+# A busy host may be late by this much.
+SLACK_S = 20.0
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """Connections and measurements between the hosts of a group; hosts are numbered as in the group."""
+
+    reach: list[list[ConnectResult]]  # [from][to]
+    measured: list[LinkMeasurement] = []
+    error: str = ""  # why it is not complete
+
+
+def survey(group: HostGroup, *, duration_s: float, progress: Progress) -> Survey:
+    size = len(group.cards)
+    reach = [[ConnectResult.NOT_TRIED] * size for _ in range(size)]
+    own: list[LinkMeasurement] = []
+    try:
+        rows = _exchange(group, "reach", msgspec.msgpack.encode(_try_all(group)), CONNECT_S + SLACK_S)
+        reach = [_read_row(row, size) for row in rows]
+        pairs = list_pairs(reach)
+        progress.expect(len(pairs))
+        timeout_s = 2 * (duration_s + 3 * STALL_S) + SLACK_S
+        for number, (dialer, listener) in enumerate(pairs):
+            _exchange(group, f"pair {number}", b"", timeout_s)
+            progress.advance(min(number, 1))  # now that all hosts are at this pair, the one before is done
+            names = f"{group.cards[dialer].name} and {group.cards[listener].name}"
+            progress.say(f"measuring {format_quantity(len(pairs), 'pair')} of hosts: {names}")
+            if dialer == group.rank:
+                own.append(_measure(group, listener, duration_s))
+        results = _exchange(group, "results", msgspec.msgpack.encode(own), timeout_s)
+        return Survey(reach, [one for result in results for one in _read_results(result, size)])
+    except UndertowError as error:
+        # The rest of a rendezvous's message names an option that the doctor does not have.
+        text = str(error).partition(";")[0]
+        return Survey(reach, own, f"{text} (ranks count the hosts from 0)")
+
+
+def _read_row(payload: bytes, size: int) -> list[ConnectResult]:
+    row = decode(payload, list[ConnectResult])
+    if len(row) != size:
+        raise MismatchError(f"a host has tried {len(row)} hosts of {size}: install the same undertow on all")
+    return row
+
+
+def _read_results(payload: bytes, size: int) -> list[LinkMeasurement]:
+    results = decode(payload, list[LinkMeasurement])
+    for one in results:
+        if max(one.dialer, one.listener) >= size:
+            raise MismatchError(f"a host has measured hosts {one.dialer} and {one.listener} of {size}")
+    return results
+
+
+def list_pairs(reach: Sequence[Sequence[ConnectResult]]) -> list[tuple[int, int]]:
+    """List the pairs as (dialer, listener): the later host dials the earlier one, as workers do, if it can."""
+    pairs = []
+    for high in range(len(reach)):
+        for low in range(high):
+            if reach[high][low] is ConnectResult.REACHED:
+                pairs.append((high, low))
+            elif reach[low][high] is ConnectResult.REACHED:
+                pairs.append((low, high))
+    return pairs
+
+
+def _try_all(group: HostGroup) -> list[ConnectResult]:
+    row = [ConnectResult.REACHED if host == group.rank else ConnectResult.NOT_TRIED for host in range(len(group.cards))]
+    others = [host for host, card in enumerate(group.cards) if host != group.rank and card.probe_address]
+    for host, call in run_all(lambda host: try_connection(group.cards[host].probe_address, group.token), others):
+        row[host] = call.result()
+    return row
+
+
+def _measure(group: HostGroup, listener: int, duration_s: float) -> LinkMeasurement:
+    address = group.cards[listener].probe_address
+    return run_one(lambda: measure((group.rank, listener), address, group.token, duration_s=duration_s))
+
+
+def _exchange(group: HostGroup, what: str, payload: bytes, timeout_s: float) -> list[bytes]:
+    return run_one(lambda: group.exchange(f"doctor: {what}", payload, timeout_s))

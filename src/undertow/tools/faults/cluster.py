@@ -1,0 +1,310 @@
+"""N workers in one thread, and a seeded driver that decides what happens next.
+
+In: a case, scripts, planned faults.  Out: the case's story, or `Broken`.
+One event after the other: a script goes on, a link delivers, an engine runs what is due, a helper works, or time
+passes.  After every event all invariants are checked.  If no worker can go on, not even by waiting, it is a deadlock.
+Time passes only when every frame that is older than the longest delay is delivered and every engine that runs has
+run what is due: so a worker that is silent for longer than the timeout is stopped, dead or cut off.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from undertow.engine.client.group import ConnectedGroup
+from undertow.engine.client.waiting import FIRST_NOTICE_S
+from undertow.engine.core.rounds import Op
+from undertow.engine.core.shape import Shape
+from undertow.engine.core.slicing import Cut, Placement, Slice, TensorSpec, cut
+from undertow.sizing import Sizes
+from undertow.tools.faults.event_log import Broken, Case
+from undertow.tools.faults.invariants import Invariants
+from undertow.tools.faults.network import FaultyNetwork, Link
+from undertow.tools.faults.worker import MOMENT, Script, State, VirtualLoop, Worker
+from undertow.tools.virtual.world import Clock, Timetable
+
+SILENCE_S = 10.0
+LONGEST_DELAY_S = 2.0  # of a frame between two workers that run
+# Longer than any timeout of ours, one after the other: who waits for longer waits for ever.
+PATIENCE_S = 60.0
+MOST_EVENTS = 200_000
+CREDITS = [2, 2, 3, 5, 50]  # slices
+SPEEDS = [1, 10, 100, 1000]  # some links and workers are a thousand times slower than others
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Event that may happen next, more likely with a larger weight."""
+
+    weight: int
+    happen: Callable[[], None]
+
+
+class Cluster:
+    """Workers of one job in one thread, their network, and the driver that decides what happens next."""
+
+    def __init__(
+        self, case: Case, *, fewest_workers: int = 1, most_workers: int = 5, most_credit: int = 50, job: int = 7
+    ) -> None:
+        self.seed, self.job = case.seed, job
+        self.random = random.Random(f"{case.seed}/{job}")
+        # Few more often than many: most of what can go wrong does so among three.
+        self.size = min(max(fewest_workers, self.random.choice([1, 2, 2, 3, 3, 4, 5])), most_workers)
+        self.slice_bytes = 16 * self.random.randint(2, 12)
+        self.credit_bytes = self.slice_bytes * min(most_credit, self.random.choice(CREDITS))
+        self.time_share = self.random.choice([0.0, 0.002, 0.01])  # of the events in which time passes unasked
+        self._changes_credit = False
+        self.asks_around = False  # now and then, who is missing
+        self.clock = Clock()
+        self.network = FaultyNetwork(self.size, self.clock)
+        self.events = 0
+        self.workers = [self._make_worker(rank) for rank in range(self.size)]
+        self.log = case.log
+        self.note(f"job {job}: {self.size} workers, slices of {self.slice_bytes}, credit of {self.credit_bytes} bytes")
+        self.invariants = Invariants(self)
+        self._placement = Placement(self.workers[0].group.shape.owners)
+        self._next_key = 0
+        self._plans: list[tuple[int, Callable[[], None]]] = []
+        self._appointments = Timetable()
+        self._went_on_at_s = 0.0
+        self._make_events()
+        self.network.connect([worker.group.receiver for worker in self.workers])
+        for worker in self.workers:
+            worker.group.start()
+
+    def _make_worker(self, rank: int) -> Worker:
+        shape = Shape(
+            rank=rank,
+            hosts=[f"host{peer}" for peer in range(self.size)],
+            job=self.job,
+            sizes=Sizes(fixed=self.slice_bytes),
+            credit_bytes=self.credit_bytes,
+            silence_timeout_s=SILENCE_S,
+            stall_timeout_s=1800.0,
+        )
+        loop = VirtualLoop(self.clock)
+        stand_in: Any = loop
+        group = ConnectedGroup(shape, stand_in, self.network.transports[rank], self.clock)
+        return Worker(self, rank, group, loop)
+
+    def _make_events(self) -> None:
+        ranks = range(self.size)
+        speed = self.random.choice([[1], SPEEDS[:2], SPEEDS])
+        self._deliveries = {
+            (sender, receiver): Event(self.random.choice(speed), partial(self._deliver, (sender, receiver)))
+            for sender in ranks
+            for receiver in ranks
+            if sender != receiver
+        }
+        self._steps, self._engines, self._helpers = (
+            [Event(self.random.choice(speed), partial(happen, worker)) for worker in self.workers]
+            for happen in (self._go_on, self._run_engine, self._help)
+        )
+
+    # For scenarios
+
+    def register(self, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0) -> list[Slice]:
+        """Make these tensors known to all ranks, as if they had agreed on them already."""
+        slices = cut(tensors, Cut(self._next_key, self.slice_bytes), op=op, keep=keep, placement=self._placement)
+        self._next_key += max(keys, len(slices))
+        for worker in self.workers:
+            worker.exchange.learn(slices)
+        return slices
+
+    def start(self, rank: int, script: Script) -> None:
+        self.workers[rank].script = script
+        self.workers[rank].wait = MOMENT
+
+    def start_all(self, make_script: Callable[[Worker], Script]) -> None:
+        for worker in self.workers:
+            self.start(worker.rank, make_script(worker))
+
+    def plan(self, event: int, fault: Callable[[], None]) -> None:
+        """Let this happen before that event."""
+        self._plans.append((event, fault))
+        self._plans.sort(key=lambda plan: plan[0])
+
+    def appoint(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Let this happen after a delay."""
+        self._appointments.at(self.clock.now_s + delay_s, call)
+
+    def note(self, event: str) -> None:
+        self.log.note(event)
+
+    def check(self, condition: bool, claim: str) -> None:
+        if not condition:
+            self.fail(claim)
+
+    def fail(self, claim: str) -> None:
+        """Raise `Broken`.  An engine keeps what is raised inside of it: the driver raises it again after the event."""
+        broken = self.invariants.broken = self.invariants.broken or Broken(claim, self.log)
+        raise broken
+
+    def slow_links(self) -> None:
+        """Make frames slow: workers that can go on do so first."""
+        self._steps = [replace(event, weight=100 * max(SPEEDS)) for event in self._steps]
+
+    # Faults
+
+    def change_credit(self) -> None:
+        """Change the credit of single ranks now and then."""
+        self._changes_credit = True
+        self.invariants.most_in_flight_bytes = max(CREDITS) * self.slice_bytes
+
+    def kill(self, rank: int, kept: Callable[[int], int]) -> None:
+        """End a rank's process without a word.  Of the frames on their way from it, `kept` arrive."""
+        worker = self.workers[rank]
+        if worker.is_closed or worker.state is State.DEAD:
+            return
+        self.note(f"rank {rank} is killed; it was waiting for {worker.wait.what}")
+        self.invariants.may_be_named.add(rank)
+        worker.state, worker.script = State.DEAD, None
+        for peer in range(self.size):
+            if peer != rank:
+                self.network.lose_tail((rank, peer), kept(self.network.frames_on((rank, peer))))
+        self.network.transports[rank].close()
+
+    def cut(self, one: int, other: int, kept: Callable[[int], int]) -> None:
+        """Break the link between two ranks; both ends will hear of it."""
+        self.note(f"the link between {one} and {other} is cut")
+        self.invariants.may_be_named |= {one, other}
+        for link in ((one, other), (other, one)):
+            self.network.end_link(link, kept(self.network.frames_on(link)), "its connection broke (cut)")
+
+    def stop(self, rank: int) -> None:
+        if self.workers[rank].is_running:
+            self.note(f"rank {rank} is stopped")
+            self.workers[rank].state = State.STOPPED
+
+    def resume(self, rank: int) -> None:
+        if self.workers[rank].state is State.STOPPED:
+            self.note(f"rank {rank} runs again")
+            self.workers[rank].state = State.RUNNING
+
+    # The driver
+
+    def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen until all scripts have ended and nothing is on its way, or the condition holds."""
+        while not until():
+            if self._plans and self._plans[0][0] <= self.events:
+                self._plans.pop(0)[1]()
+            event = self._choose()
+            if event is None:
+                return
+            self.events += 1
+            event.happen()
+            self.invariants.check()
+            if self.events > MOST_EVENTS:
+                self.fail(f"there is no end: {self.events} events")
+
+    def _choose(self) -> Event | None:
+        choices = self._choices()
+        pick = self.random
+        if (not choices or pick.random() < self.time_share) and self._is_waited_for():
+            passage = self._passage()
+            if passage is not None:
+                return passage
+        if not choices:
+            return None
+        if self._changes_credit and pick.random() < 0.05:
+            self._change_credit()
+        if self.asks_around and pick.random() < 0.01:
+            self._ask_around()
+        return self._draw(choices)
+
+    def _draw(self, choices: list[Event]) -> Event:
+        """Draw one of them by its weight."""
+        point = self.random.randrange(sum([event.weight for event in choices])) if len(choices) > 1 else 0
+        for event in choices:
+            point -= event.weight
+            if point < 0:
+                return event
+        raise AssertionError("the weights do not add up")
+
+    def _choices(self) -> list[Event]:
+        choices = [self._deliveries[link] for link in self._open_links()]
+        for rank, worker in enumerate(self.workers):
+            if worker.state is State.RUNNING:
+                if worker.script is not None and worker.wait.is_over():
+                    choices.append(self._steps[rank])
+                if worker.loop.is_due:
+                    choices.append(self._engines[rank])
+                if worker.helper:
+                    choices.append(self._helpers[rank])
+        return choices
+
+    def _open_links(self) -> list[Link]:
+        return [link for link in self.network.links_with_frames() if self.workers[link[1]].is_running]
+
+    def _is_waited_for(self) -> bool:
+        return self._appointments.next_s < math.inf or any(
+            worker.is_running and worker.script for worker in self.workers
+        )
+
+    def _passage(self) -> Event | None:
+        """Return the passing of time, or what has to happen before; None if a worker can go on without."""
+        due_s = min([worker.loop.next_due_s for worker in self.workers if worker.is_running], default=float("inf"))
+        due_s = min(due_s, self._appointments.next_s)
+        is_too_long = self._appointments.next_s == math.inf and self.clock.now_s - self._went_on_at_s > PATIENCE_S
+        if due_s == float("inf") or is_too_long:
+            if any(worker.is_running and worker.is_ready for worker in self.workers):
+                return None
+            self.fail(f"deadlock: {self.invariants.describe_waits()}")
+        for worker in self.workers:
+            if worker.is_running and worker.loop.is_due:
+                return self._engines[worker.rank]
+        # A busy engine is a little late.
+        to_s = max(due_s, self.clock.now_s) + self.random.choice([0.0, 0.0, 0.01, 0.3])
+        for link in self._open_links():
+            if self.network.waiting_since_s(link) + LONGEST_DELAY_S < to_s:
+                return self._deliveries[link]
+        return Event(1, lambda: self._pass_time(to_s))
+
+    def _pass_time(self, to_s: float) -> None:
+        self.clock.now_s = to_s
+        self.note(f"it is {to_s:.3f} s")
+        while self._appointments.next_s <= to_s:
+            self._appointments.pop()()
+            self._went_on_at_s = to_s
+        for worker in self.workers:
+            # As `Waiters`, which says after a while which ranks a training thread waits for.
+            if worker.is_running and worker.script and to_s - worker.waits_since_s > FIRST_NOTICE_S:
+                worker.waits_since_s = to_s
+                worker.ask_who_is_missing()
+
+    def _deliver(self, link: Link) -> None:
+        body = self.network.next_body(link)
+        header = self.network.deliver(*link)
+        self.log.note_delivery(*link, header, body)
+        self.invariants.delivered(link, header)
+
+    def _go_on(self, worker: Worker) -> None:
+        self._went_on_at_s = worker.waits_since_s = self.clock.now_s
+        if worker.go_on():
+            self.note(f"rank {worker.rank} goes on, and waits for {worker.wait.what}")
+        else:
+            self.note(f"rank {worker.rank} has ended")
+
+    def _run_engine(self, worker: Worker) -> None:
+        self.note(f"the engine of rank {worker.rank} runs what is due")
+        worker.loop.run_due()
+
+    def _help(self, worker: Worker) -> None:
+        self.note(f"the helper of rank {worker.rank} works")
+        worker.helper.popleft()()
+
+    def _change_credit(self) -> None:
+        worker, slices = self.random.choice(self.workers), self.random.choice(CREDITS)
+        self.note(f"rank {worker.rank} has a credit of {slices} slices")
+        worker.change_credit(slices * self.slice_bytes)
+
+    def _ask_around(self) -> None:
+        worker = self.random.choice(self.workers)
+        if worker.is_running:
+            self.note(f"rank {worker.rank} asks who is missing")
+            worker.ask_who_is_missing()

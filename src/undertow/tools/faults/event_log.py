@@ -1,0 +1,111 @@
+"""One run: its seed, its random numbers, the log of its events, and the error when a claim does not hold.
+
+In: events.  Out: lines to read, formatted only when they are read: most runs go well.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from undertow.engine.coordinator import messages
+from undertow.engine.core.frames import Header, Kind
+from undertow.errors import Garbled, UndertowError
+
+SHOWN_EVENTS = 80  # the last ones: what led to a failure is near its end
+
+_Delivery = tuple[int, int, Header | None, Any]
+
+
+class Broken(UndertowError):
+    """Error: a claim did not hold.  Carries the log of the run."""
+
+    def __init__(self, claim: str, log: EventLog) -> None:
+        super().__init__(claim)
+        self.claim = claim
+        self.log = log
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: list[str | _Delivery] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def note(self, event: str) -> None:
+        self._events.append(event)
+
+    def begin_again(self) -> None:
+        """Forget what was noted so far: it was only a rehearsal."""
+        self._events.clear()
+
+    def note_delivery(self, sender: int, receiver: int, header: Header | None, body: Any) -> None:
+        """Note that a frame has arrived; without a header, that the link has ended."""
+        is_message = header is not None and header.kind is Kind.CONTROL
+        self._events.append((sender, receiver, header, body if is_message else None))
+
+    def lines(self) -> list[str]:
+        return [event if isinstance(event, str) else _describe(*event) for event in self._events]
+
+    def last_lines(self) -> list[str]:
+        """Return the first event and the last ones, without heartbeats and other routine."""
+        lines = [line for line in self.lines() if not _is_routine(line)]
+        left_out = len(lines) - SHOWN_EVENTS - 1
+        return lines if left_out <= 0 else [lines[0], f"... {left_out} events ...", *lines[-SHOWN_EVENTS:]]
+
+
+def _describe(sender: int, receiver: int, header: Header | None, body: Any) -> str:
+    if header is None:
+        return f"{sender} -> {receiver} the end of the link"
+    if body is not None:
+        return f"{sender} -> {receiver} {_read_message(body)}"
+    return f"{sender} -> {receiver} {header.kind.name} key {header.key} round {header.step}, {header.length} bytes"
+
+
+def _is_routine(line: str) -> bool:
+    return " HEARTBEAT " in line or line.startswith(("it is ", "the engine of "))
+
+
+def _read_message(body: Any) -> str:
+    try:
+        return repr(messages.decode(body))
+    except Garbled:
+        return f"a message that makes no sense, {len(body)} bytes"
+
+
+class _Listener(logging.Handler):
+    def __init__(self, events: EventLog) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._events.note(f"log: {self.format(record)}")
+
+
+@contextmanager
+def captured_logging(events: EventLog) -> Iterator[None]:
+    """Note what the engine logs as events, and show it nowhere else."""
+    log = logging.getLogger("undertow")
+    listener, propagates = _Listener(events), log.propagate
+    log.addHandler(listener)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(listener)
+        log.propagate = propagates
+
+
+@dataclass(frozen=True)
+class Case:
+    """`dice` are a scenario's own: a cluster has others, made of the same seed, so that a run is the same with and
+    without a fault up to the event of that fault."""
+
+    seed: int
+    dice: random.Random
+    log: EventLog = field(default_factory=EventLog)

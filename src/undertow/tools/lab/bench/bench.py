@@ -1,0 +1,98 @@
+"""The whole bench: one series after the other, then a table, a file and a picture.
+
+In: series.  Out: results; what was measured before something went wrong is kept too.
+Two benches are ready-made: `quick` shows in a few minutes where the network is the limit and where it is not.
+`papers` measures what the papers report (Poseidon, ATC 2017; P3, MLSys 2019), as far as a
+single machine can emulate it: their models, hosts and bandwidths, beside torch DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from undertow.errors import ConfigError, UndertowError
+from undertow.observe.report.machine import describe_run
+from undertow.observe.report.points import Point, Results
+from undertow.progress import Progress
+from undertow.tools.lab.bench.series import Series, measure
+from undertow.tools.lab.network import Network
+
+UNSHAPED = (
+    "Unshaped: all workers talked over this machine's loopback, no link was held to a speed, and bytes per host "
+    "are an equal share of all that passed there."
+)
+
+SYSTEMS = ("ddp", "undertow")
+# P3 throttles its network from 1 to 30 Gbit/s; 40 is what Poseidon has.
+P3_GBIT = (2.0, 4.0, 10.0, 15.0, 20.0, 30.0)
+
+OpenNetwork = Callable[[int], AbstractContextManager[Network]]
+
+
+class BrokenOff(Exception):
+    """Error: a bench did not get to its end.  Carries its results so far."""
+
+    def __init__(self, results: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.results = results
+
+
+def run_bench(
+    plan: Sequence[Series], *, environ: Mapping[str, str], open_network: OpenNetwork, progress: Progress, command: str
+) -> Results:
+    """Measure everything.  Raises `BrokenOff` if something fails on the way."""
+    points: list[Point] = []
+    refusals: list[str] = []
+    progress.expect(sum(series.laps for series in plan))
+
+    def results(*notes: str) -> Results:
+        unshaped = [UNSHAPED] if any(not point.is_shaped for point in points) else []
+        return Results(**describe_run(command), points=points, notes=[*unshaped, *refusals, *notes])
+
+    try:
+        for series in plan:
+            with open_network(series.hosts) as network:
+                for leg in measure(series, network, environ=environ, progress=progress):
+                    points += leg.points
+                    refusals += filter(None, [leg.refusal])
+    except (UndertowError, OSError, KeyboardInterrupt) as error:
+        reason = str(error) or "interrupted"
+        raise BrokenOff(results(f"Broken off: {reason.splitlines()[0]}"), reason) from error
+    if refusals:
+        raise BrokenOff(results(), "not everything could be measured: " + "; ".join(refusals))
+    return results()
+
+
+def find_preset(name: str) -> list[Series]:
+    presets = {"quick": _quick, "papers": _papers}
+    if name not in presets:
+        raise ConfigError(f"unknown preset {name!r}; known: {', '.join(presets)}")
+    return presets[name]()
+
+
+def _quick() -> list[Series]:
+    wanted = {"resnet50": (4.0, 10.0), "vgg19": (10.0,)}
+    return [
+        Series(model=model, hosts=4, bandwidths_gbit=speeds, scale=10.0, systems=SYSTEMS, rounds=2, lap_s=2.0)
+        for model, speeds in wanted.items()
+    ]
+
+
+def _papers() -> list[Series]:
+    p3 = [
+        Series(model=model, hosts=4, bandwidths_gbit=P3_GBIT, scale=10.0, systems=SYSTEMS, rounds=2)
+        for model in ("resnet50", "inception-v3", "vgg19", "sockeye")
+    ]
+    p3.append(Series(model="vgg19", hosts=8, bandwidths_gbit=(10.0,), scale=20.0, systems=SYSTEMS, rounds=2))
+    # More hosts share the same two cores or so: the more there are, the smaller everything must be.
+    poseidon = [
+        Series(model="vgg19-22k", hosts=hosts, bandwidths_gbit=(10.0, 40.0), scale=scale, systems=SYSTEMS, rounds=2)
+        for hosts, scale in ((4, 20.0), (8, 50.0), (16, 100.0))
+    ]
+    poseidon += [
+        Series(model=model, hosts=8, bandwidths_gbit=(40.0,), scale=50.0, systems=SYSTEMS, rounds=2)
+        for model in ("inception-v3", "resnet152", "googlenet", "alexnet")
+    ]
+    return [*p3, *poseidon]

@@ -1,0 +1,41 @@
+"""Messages between the bench and its workers: one JSON object per line.
+
+To a worker: an `Assignment` once, then an `Order` for every lap.
+From a worker: `Ready` once, then `Lap`.  One that fails says so by ending.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Task of a worker: a model, and the system to train it under."""
+
+    model: str
+    system: str
+    scale: float
+    slowdown: float = 1.0
+    batch: int | None
+    devices: str | None = None  # the folder of devices that several jobs share, one per host; None: its own
+
+
+class Order(msgspec.Struct, frozen=True):
+    steps: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """Report that the worker has met the others and wrapped its model."""
+
+    batch: int
+    gradient_bytes: int
+    compute_s: float | None  # nominal; None where it has to be measured
+
+
+class Lap(msgspec.Struct, frozen=True, kw_only=True):
+    """Report of some steps in a row, on one host."""
+
+    ends_s: list[float]  # when each step ended, on the clock that all hosts of a machine share
+    cpu_s: float  # of the whole process
+    sent_bytes: int | None  # by the system's own count
+    digest: int  # of the parameters afterwards: the same on all hosts, or the system is wrong

@@ -1,0 +1,260 @@
+"""A series: one model on so many hosts, under several systems, at one bandwidth after the other.
+
+In: what to measure.  Out: one point for each system and bandwidth.
+All systems stay on the hosts for the whole series and take turns, lap by lap, in an order
+that changes from round to round, so that a machine's changing load meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from undertow import bounds
+from undertow.errors import ConfigError, LabError
+from undertow.observe.report.points import NOISE, Point
+from undertow.progress import Progress
+from undertow.tools.lab.bench.laps import Record, Summary
+from undertow.tools.lab.bench.messages import Assignment, Ready
+from undertow.tools.lab.bench.worker_group import WorkerGroup
+from undertow.tools.lab.link_check import shape_links
+from undertow.tools.lab.network import Network, check_size
+from undertow.tools.lab.real import REAL_NAMES
+from undertow.tools.lab.systems import find_system
+from undertow.tools.zoo import MODELS
+from undertow.tools.zoo.catalogue import unknown_name
+from undertow.units import GIGA, format_bandwidth
+
+# A noisy point gets this many times the rounds before it is called too noisy.
+PATIENCE = 2
+REFERENCE = "ddp"
+COMPUTE = "local"
+
+
+SLOWEST_BITS_PER_S = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    hosts: int
+    bandwidths_gbit: tuple[float | None, ...]  # nominal; None: not shaped
+    scale: float = 1.0
+    slowdown: float = 1.0
+    rounds: int = 4
+    lap_s: float = 3.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` if this cannot be measured."""
+        if self.hosts < 2:
+            raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
+        check_size(self.hosts)
+        bounds.SCALE.check("--scale", self.scale)
+        for speed in self.bandwidths_gbit:
+            if (rate := self.link_rate(speed)) is not None and rate < SLOWEST_BITS_PER_S:
+                raise ConfigError(
+                    f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of {speed:g} Gbit/s "
+                    "to measure: use less"
+                )
+        if self.rounds < 2:
+            raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
+        bounds.LAP_S.check("--lap", self.lap_s)
+
+    def link_rate(self, bandwidth_gbit: float | None) -> float | None:
+        """Return bits per second, as emulated; None: not shaped."""
+        return None if bandwidth_gbit is None else bandwidth_gbit * GIGA / self.scale / self.slowdown
+
+    def describe_links(self, bandwidth_gbit: float | None) -> str:
+        link = "unshaped" if bandwidth_gbit is None else format_bandwidth(bandwidth_gbit * GIGA)
+        return f"{self.hosts} hosts, {link}"
+
+    def assign(self, model: str, system: str, *, batch: int | None = None, devices: str | None = None) -> Assignment:
+        """Return the task of a worker."""
+        return Assignment(
+            model=model, system=system, scale=self.scale, slowdown=self.slowdown, batch=batch, devices=devices
+        )
+
+
+def check_model(name: str) -> None:
+    """Raise `ConfigError` if no bench knows this model."""
+    if name not in (*MODELS, *REAL_NAMES):
+        raise unknown_name("model", name, (*MODELS, *REAL_NAMES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series(BenchPlan):
+    """Plan of one series; checked here, before anything is started."""
+
+    model: str
+    systems: tuple[str, ...]
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        if self.model in REAL_NAMES and self.scale != 1:
+            raise ConfigError(f"{self.model} computes for real and cannot be scaled: leave --scale out")
+        if self.model in REAL_NAMES and self.slowdown != 1:
+            raise ConfigError(f"{self.model} computes for real and cannot be slowed down: leave --slowdown out")
+        bounds.SLOWDOWN.check("--slowdown", self.slowdown)
+        if not self.systems:
+            raise ConfigError("--systems is empty: name one at least, such as undertow")
+        for system in self.systems:
+            find_system(system)
+        self.check()
+        if self.batch is not None:
+            bounds.BATCH.check("--batch", self.batch)
+
+    @property
+    def all_systems(self) -> tuple[str, ...]:
+        """The systems asked for; where compute is real, also the one that shows what compute takes alone."""
+        if self.model in REAL_NAMES and COMPUTE not in self.systems:
+            return (COMPUTE, *self.systems)
+        return self.systems
+
+    @property
+    def laps(self) -> int:
+        """Number of laps if none has to be repeated; starting a system takes as long as one."""
+        return len(self.all_systems) + len(self.bandwidths_gbit) * self.laps_per_bandwidth
+
+    @property
+    def laps_per_bandwidth(self) -> int:
+        """Number of laps at one bandwidth: checking the links counts as one, and each system warms up first."""
+        return 1 + len(self.all_systems) * (1 + self.rounds)
+
+    def describe(self, bandwidth_gbit: float | None) -> str:
+        return f"{self.model}, {self.describe_links(bandwidth_gbit)}"
+
+
+@dataclass(frozen=True)
+class BandwidthResult:
+    """Result of one bandwidth of a series: its points, or why there are none."""
+
+    points: list[Point]
+    refusal: str = ""
+
+
+def measure(
+    series: Series, network: Network, *, environ: Mapping[str, str], progress: Progress
+) -> Iterator[BandwidthResult]:
+    """Measure one bandwidth after the other; leave out one whose links are not what they claim."""
+    with ExitStack() as stack:
+        # As the first links are: systems may measure them when they start.
+        network.shape(series.link_rate(series.bandwidths_gbit[0]))
+        groups = []
+        for name in series.all_systems:  # one after the other, with nothing else on the links
+            progress.say(f"{series.model}: starting {name} on {series.hosts} hosts")
+            assignment = series.assign(series.model, name, batch=series.batch)
+            groups.append(stack.enter_context(WorkerGroup(network, find_system(name), assignment, environ)))
+            ready = groups[-1].wait_until_ready()
+            progress.advance()
+        for bandwidth_gbit in series.bandwidths_gbit:
+            bench = _Bench(series, bandwidth_gbit, network, groups, ready, progress)
+            refusal = bench.shape()
+            progress.advance()
+            if refusal:
+                progress.advance(series.laps_per_bandwidth - 1)
+                yield BandwidthResult([], f"{series.describe(bandwidth_gbit)} is left out: {refusal}")
+            else:
+                yield BandwidthResult(bench.measure())
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Bench of all systems at one bandwidth."""
+
+    series: Series
+    bandwidth_gbit: float | None
+    network: Network
+    groups: Sequence[WorkerGroup]
+    ready: Ready
+    progress: Progress
+
+    @property
+    def _title(self) -> str:
+        return self.series.describe(self.bandwidth_gbit)
+
+    def measure(self) -> list[Point]:
+        steps = {group: self._warm_up(group) for group in self.groups}
+        records = {group: Record() for group in self.groups}
+        for number in range(self.series.rounds * PATIENCE):
+            if number >= self.series.rounds and not any(r.disagreement > NOISE for r in records.values()):
+                break
+            if number >= self.series.rounds:
+                self.progress.expect(len(self.groups))
+            for group in self._turns(number):
+                self.progress.say(f"{self._title}: {group.name}, round {number + 1}")
+                self._run(group, steps[group], records[group])
+        return self._make_points({group.name: record.summarise() for group, record in records.items()})
+
+    def shape(self) -> str:
+        """Hold the links to the bandwidth; returns why they are not to be trusted, if so."""
+        rate = self.series.link_rate(self.bandwidth_gbit)
+        if rate is None:
+            return ""
+        self.progress.say(f"{self._title}: checking the links")
+        try:
+            shape_links(self.network, rate)
+        except LabError as error:
+            return str(error)
+        return ""
+
+    def _warm_up(self, group: WorkerGroup) -> int:
+        """Returns how many steps make a lap."""
+        self.progress.say(f"{self._title}: {group.name}, warming up")
+        record = Record()
+        self._run(group, group.warm_up_steps, record)
+        return 1 + min(20, max(3, math.ceil(self.series.lap_s / record.durations_s[0][-1])))
+
+    def _turns(self, number: int) -> list[WorkerGroup]:
+        """Return the groups in the order of this round.
+
+        Which goes first changes every two rounds, so that both halves of the rounds see every order.
+        """
+        first = (number // 2) % len(self.groups)
+        return [*self.groups[first:], *self.groups[:first]]
+
+    def _run(self, group: WorkerGroup, steps: int, record: Record) -> None:
+        before = self.network.counters()
+        whole_bytes = 2 * self.ready.gradient_bytes * (self.series.hosts - 1) / self.series.hosts
+        patience_s = 60.0 + 20.0 * steps * (self._find_transfer_s(whole_bytes) + (self.ready.compute_s or 3.0))
+        laps = group.run(steps, timeout_s=patience_s)
+        after = self.network.counters()
+        sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
+        record.add(laps, bytes_out=sent)
+        self.progress.advance()
+
+    def _find_transfer_s(self, size_bytes: float) -> float:
+        """Return how long a link needs for these bytes, at least."""
+        rate = self.series.link_rate(self.bandwidth_gbit)
+        return 0.0 if rate is None else size_bytes * 8 / rate
+
+    def _make_points(self, summaries: Mapping[str, Summary]) -> list[Point]:
+        """Return a point for each system, with the times of hosts that are not slowed down."""
+        slowdown = self.series.slowdown
+        compute_s = (self.ready.compute_s or summaries[COMPUTE].iteration_s) / slowdown
+        reference = summaries.get(REFERENCE)
+        return [
+            Point(
+                model=self.series.model,
+                hosts=self.series.hosts,
+                bandwidth_gbit=self.bandwidth_gbit,
+                scale=self.series.scale,
+                slowdown=slowdown,
+                system=name,
+                batch=self.ready.batch,
+                iteration_s=summary.iteration_s / slowdown,
+                iteration_low_s=summary.low_s / slowdown,
+                iteration_high_s=summary.high_s / slowdown,
+                compute_s=compute_s,
+                bound_s=max(compute_s, self._find_transfer_s(summary.bytes_out) / slowdown),
+                speedup=self.series.hosts * compute_s * slowdown / summary.iteration_s,
+                gain_over_ddp=reference.iteration_s / summary.iteration_s if reference else None,
+                bytes_out_per_host=summary.bytes_out,
+                cpu_s=summary.cpu_s,
+                steps=summary.steps,
+                disagreement=summary.disagreement,
+                origin="measured",
+            )
+            for name, summary in summaries.items()
+        ]

@@ -1,0 +1,249 @@
+"""Group of workers: one worker of a system on every host, started and ordered together.
+
+In: how many steps to train.  Out: every host's lap.
+A worker that ends or stays silent is an error with its last lines of output; the others are ended too.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, TypeVar
+
+import msgspec
+
+from undertow.decoding import Decoder, Format
+from undertow.engine.wire.streams import Lines
+from undertow.errors import Garbled, LabError
+from undertow.tools.lab.bench.messages import Assignment, Lap, Order, Ready
+from undertow.tools.lab.network import Host, Network
+from undertow.tools.lab.systems import System
+from undertow.tools.lab.worker_environments import open_rendezvous
+
+START_TIMEOUT_S = 180.0
+LAST_WORDS = 12
+CHUNK_BYTES = 1 << 16
+MOST_LINE_BYTES = 1 << 20
+# How long a worker may take to end by itself, when everything went well.
+FAREWELL_S = 10.0
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delay an interrupt to the end of the block: a worker that is being started must be known before.
+
+    It uses handlers, not a mask, which the worker would inherit.  Only the main thread is ever interrupted.
+    """
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    held = [number for number in _INTERRUPTS if callable(before[number])] if _is_main_thread() else []
+    for number in held:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number in held:
+            signal.signal(number, before[number])
+    if came:
+        signal.raise_signal(came[0])
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class _WorkerProcess:
+    def __init__(self, host: Host, environment: Mapping[str, str], words: IO[bytes]) -> None:
+        self.host = host
+        self.lines = Lines(MOST_LINE_BYTES, refuses=True)
+        self._words = words
+        command = [sys.executable, "-m", "undertow.tools.lab.bench.worker"]
+        with host.entered():
+            self.process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
+            )
+
+    def tell(self, message: msgspec.Struct) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it has ended: `hear` will say why
+            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self.process.stdin.flush()
+
+    def describe_end(self) -> str:
+        """Return how it ended; it has closed its output, so it ends now if it has not already."""
+        try:
+            code = self.process.wait(FAREWELL_S)
+        except subprocess.TimeoutExpired:
+            return "closed its output and lives on"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def last_words(self) -> list[str]:
+        self._words.seek(0)
+        return self._words.read().decode(errors="replace").splitlines()[-LAST_WORDS:]
+
+
+class WorkerGroup:
+    """Workers of one system, one on every host; they live inside of the block for which this is the context manager.
+
+    `by_host` are variables that each host has for itself.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        system: System,
+        assignment: Assignment,
+        environ: Mapping[str, str],
+        *,
+        by_host: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self.name = assignment.system
+        self.warm_up_steps = system.warm_up_steps
+        self._system = system
+        self._environ = environ
+        self._by_host = by_host or [{}] * len(network.hosts)
+        self._network = network
+        self._assignment = assignment
+        self._workers: list[_WorkerProcess] = []
+        self._stack = ExitStack()
+        self._is_well = True
+        self._steps = 0  # of the lap
+
+    def __enter__(self) -> WorkerGroup:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._is_well = self._is_well and error is None
+        self._end()
+
+    def wait_until_ready(self) -> Ready:
+        """Return what all workers agree on once they have met."""
+        ready = self._hear(Ready, START_TIMEOUT_S)[0]
+        self._rest(signal.SIGSTOP)
+        return ready
+
+    def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
+        """Train a lap, and return it for every host, in their order."""
+        self.begin_lap(steps)
+        return self.end_lap(timeout_s=timeout_s)
+
+    def begin_lap(self, steps: int) -> None:
+        """Let them train; other groups may train meanwhile."""
+        self._steps = steps
+        self._rest(signal.SIGCONT)
+        for worker in self._workers:
+            worker.tell(Order(steps))
+
+    def end_lap(self, *, timeout_s: float) -> list[Lap]:
+        """Return the lap of every host, in their order."""
+        laps = self._hear(Lap, timeout_s)
+        self._rest(signal.SIGSTOP)
+        if self.name != "local" and len({lap.digest for lap in laps}) > 1:
+            raise self._fail(
+                f"{self._title}: the replicas differ after {self._steps} steps, so its figures mean nothing"
+            )
+        return laps
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} with {self._assignment.model}"
+
+    def _rest(self, signum: signal.Signals) -> None:
+        """Between its turns a system that would disturb the others is stopped."""
+        if self._system.is_restless:
+            for worker in self._workers:
+                worker.process.send_signal(signum)
+
+    def _start(self) -> None:
+        variables = self._system.variables(scale=self._assignment.scale, slowdown=self._assignment.slowdown)
+        environments = self._stack.enter_context(open_rendezvous(self._network, self._environ))
+        for host, environment, own in zip(self._network.hosts, environments, self._by_host, strict=True):
+            words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            with _uninterrupted():
+                self._workers.append(_WorkerProcess(host, {**environment, **variables, **own}, words))
+        for worker in self._workers:
+            worker.tell(self._assignment)
+
+    def _hear(self, kind: type[Message], timeout_s: float) -> list[Message]:
+        """Return one message from every worker."""
+        deadline_s = time.monotonic() + timeout_s
+        heard: dict[int, Message] = {}
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                assert worker.process.stdout
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            while len(heard) < len(self._workers):
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not ready:
+                    raise self._fail(self._describe_silence(heard, timeout_s))
+                for key, _ in ready:
+                    line = self._read(key.data)
+                    if line is not None:
+                        heard[key.data.host.index] = self._understand(key.data, line, kind)
+                        selector.unregister(key.fileobj)
+        return [heard[host.index] for host in self._network.hosts]
+
+    def _read(self, worker: _WorkerProcess) -> bytes | None:
+        """Return a worker's message if it is complete."""
+        assert worker.process.stdout
+        data: bytes = worker.process.stdout.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+        if not data:
+            raise self._fail(
+                f"{self._title}: the worker on {worker.host.name} {worker.describe_end()}", *worker.last_words()
+            )
+        try:
+            lines = worker.lines.feed(data)
+        except Garbled:
+            return data  # which is no message
+        return b"\n".join(lines) if lines else None
+
+    def _understand(self, worker: _WorkerProcess, line: bytes, kind: type[Message]) -> Message:
+        try:
+            return Decoder[Message](kind, format=Format.JSON).decode(line)
+        except Garbled:
+            said = line[:80].decode(errors="replace")
+            raise self._fail(
+                f"{self._title}: the worker on {worker.host.name} said {said!r} instead of a lap"
+            ) from None
+
+    def _describe_silence(self, heard: Mapping[int, object], timeout_s: float) -> str:
+        silent = [worker.host.name for worker in self._workers if worker.host.index not in heard]
+        return f"{self._title}: no answer from {', '.join(silent)} in {timeout_s:.0f} s"
+
+    def _fail(self, *lines: str) -> LabError:
+        self._is_well = False
+        return LabError("\n".join(lines))
+
+    def _end(self) -> None:
+        self._rest(signal.SIGCONT)
+        for worker in self._workers:
+            assert worker.process.stdin
+            with suppress(BrokenPipeError):
+                worker.process.stdin.close()
+        deadline_s = time.monotonic() + (FAREWELL_S if self._is_well else 0.0)
+        for worker in self._workers:
+            assert worker.process.stdout
+            try:
+                worker.process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+            worker.process.stdout.close()
+        self._workers.clear()
+        self._stack.close()

@@ -1,0 +1,203 @@
+"""Check of whether the links are as fast as they claim, before any figure from the lab.
+
+In: a network, the rate it was shaped to.  Out: the worst ratio of measured to nominal, or a `LabError`.
+One link after the other, around the ring, so that one pair of hosts at a time needs the machine's
+cores.  Plain TCP sends, and the kernel's counters at the receiver's port say what arrived.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from undertow.errors import LabError
+from undertow.plan.cluster import PAYLOAD_SHARE
+from undertow.progress import SILENT, Progress
+from undertow.tools.lab.network import Counters, Host, Network
+from undertow.units import format_bandwidth
+
+TOLERANCE = 0.05
+# A busy moment of the machine looks like a slow link; a link that is slow is so every time.
+CHECKS = 3
+# With less than this a packet more or less would matter: slow links are measured for longer.
+MEASURE_BITS = 4e6
+# Slow start, and the tokens that the buckets saved up while nothing was sent, are over by then.
+WARM_UP_S = 0.15
+# A loss in slow start, or another process on our cores, passes: a bad link stays bad for longer.
+MEASURE_S = (0.4, 1.0, 2.0, 2.0, 2.0)
+# A machine that is busy lets less through, but twice in a row not as little as this: it never had more.
+HOPELESS, HOPELESS_TRIES = 0.2, 2
+CHUNK_BYTES = 1 << 18
+CONNECT_S = 10.0
+# A reading of the counters that took longer than this was interrupted: its time is not known well enough.
+PROMPT_S = 0.0005
+READINGS = 20
+# On the slowest links a packet takes some milliseconds.
+SILENCE_S = 0.03
+SILENCE_CHECKS = 50
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Bytes that one link carried, and in what time."""
+
+    sender: int
+    receiver: int
+    payload_bits_per_s: float
+
+    def ratio(self, rate_bits_per_s: float) -> float:
+        """Measured against what TCP can have of this rate."""
+        return self.payload_bits_per_s / (rate_bits_per_s * PAYLOAD_SHARE)
+
+
+def check_links(network: Network, rate_bits_per_s: float, progress: Progress = SILENT) -> float:
+    """Measure every link in both directions, a unit of progress each; return the ratio furthest from 1."""
+    count = len(network.hosts)
+    if not network.is_shaped or count < 2:
+        return 1.0
+    ratios = [1.0]
+    for index in range(count):
+        best = _measure_patiently(network, (index, (index + 1) % count), rate_bits_per_s)
+        if complaint := find_fault(best, rate_bits_per_s):
+            raise LabError(complaint)
+        ratios.append(best.ratio(rate_bits_per_s))
+        progress.advance()
+    _wait_for_silence(network)
+    return max(ratios, key=lambda ratio: abs(ratio - 1))
+
+
+def shape_links(network: Network, rate_bits_per_s: float) -> None:
+    """Hold all links to this speed.  Raises `LabError` if every check finds them untrustworthy."""
+    network.shape(rate_bits_per_s)
+    for number in range(CHECKS):
+        try:
+            check_links(network, rate_bits_per_s)
+            return
+        except LabError:
+            if number == CHECKS - 1:
+                raise
+
+
+def find_fault(measured: Measurement, rate_bits_per_s: float) -> str | None:
+    """Return what is wrong with a link, in words; None if it may be trusted."""
+    ratio = measured.ratio(rate_bits_per_s)
+    if abs(ratio - 1) <= TOLERANCE:
+        return None
+    # In the words of the rate that was asked for: headers included.
+    carried, nominal = format_bandwidth(ratio * rate_bits_per_s), format_bandwidth(rate_bits_per_s)
+    what = f"the link from host {measured.sender} to host {measured.receiver} carries {carried} instead of {nominal}"
+    cure = "A lower --bandwidth fits this machine (for a bench: or a higher --scale)."
+    if ratio > 1:
+        cure = "Its shaping has no effect: is something else changing the network?"
+    return f"{what} ({100 * ratio:.1f} %): figures from it would be wrong. {cure}"
+
+
+def measure_link(network: Network, link: tuple[int, int], *, duration_s: float) -> Measurement:
+    """Measure what arrives at the second host while the first one sends all it can."""
+    sender, receiver = link
+    with _traffic(network.hosts[sender], network.hosts[receiver]):
+        time.sleep(WARM_UP_S)
+        before_s, before = _read(network, receiver)
+        time.sleep(duration_s)
+        after_s, after = _read(network, receiver)
+    payload_bytes = after.payload_in - before.payload_in
+    return Measurement(sender, receiver, payload_bytes * 8 / (after_s - before_s))
+
+
+def _measure_patiently(network: Network, link: tuple[int, int], rate_bits_per_s: float) -> Measurement:
+    """Return the best of a few tries, each one longer; the first good one is enough."""
+    tries: list[Measurement] = []
+    for duration_s in MEASURE_S:
+        duration_s = max(duration_s, MEASURE_BITS / rate_bits_per_s)
+        tries.append(measure_link(network, link, duration_s=duration_s))
+        if find_fault(tries[-1], rate_bits_per_s) is None or _is_hopeless(tries, rate_bits_per_s):
+            break
+    return min(tries, key=lambda measured: abs(measured.ratio(rate_bits_per_s) - 1))
+
+
+def _is_hopeless(tries: Sequence[Measurement], rate_bits_per_s: float) -> bool:
+    return len(tries) >= HOPELESS_TRIES and all(one.ratio(rate_bits_per_s) < HOPELESS for one in tries)
+
+
+def _wait_for_silence(network: Network) -> None:
+    """Wait until the queues are empty: what the last measurement left there must not count for the next."""
+    for _ in range(SILENCE_CHECKS):
+        before = network.counters()
+        time.sleep(SILENCE_S)
+        if network.counters() == before:
+            return
+
+
+def _read(network: Network, index: int) -> tuple[float, Counters]:
+    """Return the time and a host's counters, from the same moment."""
+    readings = []
+    for _ in range(READINGS):
+        start_s = time.perf_counter()
+        counters = network.counters()[index]
+        took_s = time.perf_counter() - start_s
+        readings.append((took_s, start_s + took_s / 2, counters))
+        if took_s <= PROMPT_S:
+            break
+    _, at_s, counters = min(readings, key=lambda reading: reading[0])
+    return at_s, counters
+
+
+@contextmanager
+def _traffic(sender: Host, receiver: Host) -> Iterator[None]:
+    """Keep one connection full inside of the block."""
+    outgoing, incoming = _connect(sender, receiver)
+    threads = [
+        threading.Thread(target=task, args=[sock], daemon=True)
+        for task, sock in ((_pump, outgoing), (_drain, incoming))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for sock in (outgoing, incoming):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        for thread in threads:
+            thread.join()
+        for sock in (outgoing, incoming):
+            sock.close()
+
+
+def _connect(sender: Host, receiver: Host) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a new connection."""
+    with receiver.entered(), socket.create_server((receiver.address, 0)) as listener:
+        where = listener.getsockname()
+        try:
+            with sender.entered():
+                outgoing = socket.create_connection(where, timeout=CONNECT_S)
+        except OSError as error:
+            raise LabError(f"host {sender.index} does not reach host {receiver.index}: {error}") from None
+        incoming, _ = listener.accept()
+    outgoing.settimeout(None)
+    # At the end what is still to be sent is thrown away: the next one must find an empty link.
+    outgoing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return outgoing, incoming
+
+
+def _pump(sock: socket.socket) -> None:
+    data = bytes(CHUNK_BYTES)
+    try:
+        while True:
+            sock.sendall(data)
+    except OSError:
+        pass  # the measurement is over
+
+
+def _drain(sock: socket.socket) -> None:
+    room = bytearray(CHUNK_BYTES)
+    try:
+        while sock.recv_into(room):
+            pass
+    except OSError:
+        pass

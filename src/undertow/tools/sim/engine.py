@@ -1,0 +1,205 @@
+"""A worker's engine on a virtual clock: the real exchange over virtual links.
+
+In: contributions, messages of other engines.  Out: messages.
+The engine is one thread: each frame that it sends or receives costs it some time, and the next one waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from undertow.engine.client.exchange import Exchange
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.frames import HEADER_BYTES, Header
+from undertow.engine.core.rounds import Array, Held, Round
+from undertow.engine.core.shape import Shape
+from undertow.engine.core.slicing import Slice, TensorSpec
+from undertow.engine.server.gathering import RankBytes
+from undertow.tools.sim.topology import Fabric
+from undertow.tools.virtual.world import Clock
+from undertow.tracing.recorder import Recorder
+
+
+class Bulk:
+    """Stand-in for an array, with only what the engine looks at: so terabytes are moved that are never allocated."""
+
+    __slots__ = ("nbytes",)
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, size_bytes: int) -> None:
+        self.nbytes = size_bytes
+
+    def view(self, dtype: Any) -> Bulk:
+        return self
+
+
+@functools.cache
+def make_bulk(size_bytes: int) -> Any:
+    """Return a stand-in of this size, typed as the array it stands for."""
+    return Bulk(size_bytes)
+
+
+class Nowhere:
+    """Memory pool that allocates nothing."""
+
+    def take(self, size_bytes: int) -> Array:
+        array: Array = make_bulk(size_bytes)
+        return array
+
+    def give(self, array: Array) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+class CountedRound(Round):
+    """Round whose contributions are counted, not added."""
+
+    def _fold(self, waiting: list[Held | None], *, divisor: int = 1, into: Array | None = None) -> None:
+        for item in waiting:
+            if item is not None:
+                self._sum = item.array
+                return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds of one engine thread: a frame as measured in the lab, a byte as estimated.  A word is estimated, too."""
+
+    message_s: float = 0.00006  # for each frame, either way
+    byte_s: float = 1 / 4e9  # of each byte received: read, added, answered
+    arbiter_message_s: float = (
+        0.00015  # between a worker and its host's arbiter, one way, until the other one has woken up
+    )
+
+
+class Engine:
+    """Engine of one worker; also the `Transport` of its exchange."""
+
+    def __init__(
+        self, clock: Clock, fabric: Fabric, shape: Shape, costs: Costs, recorder: Recorder | None = None
+    ) -> None:
+        self.rank = shape.rank
+        self.peers: Sequence[Engine] = ()  # all engines, by rank
+        self._clock = clock
+        self._fabric = fabric
+        self._costs = costs
+        self._exchange = Exchange(
+            shape,
+            self,
+            clock=lambda: clock.now_s,
+            memory=Nowhere(),
+            make_round=CountedRound,
+            pack=keep_header,
+            recorder=recorder or Recorder(),
+        )
+        self._busy_until_s = 0.0
+        self._coming: list[tuple[float, int, tuple[int, Header, Any]]] = []  # a heap: when, and which frame
+        self._count = 0  # breaks ties
+        self._last_s = array("d", bytes(8 * shape.processes))  # when the last frame of each peer arrives
+        self._current: tuple[int, Header, Any] | None = None
+        self._wakes_s = math.inf
+
+    # Rounds
+
+    def learn(self, slices: Sequence[Slice], *, label: str = "", tensors: Sequence[TensorSpec] = ()) -> None:
+        self._exchange.learn(slices)
+
+    def resize(self, slice_bytes: int) -> None:
+        self._exchange.sender.resize(slice_bytes)
+
+    def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
+        self._exchange.worker.contribute(contributions)
+
+    def release(self, gathered: Sequence[RankBytes]) -> None:
+        self._exchange.worker.release(gathered)
+
+    # Transport
+
+    bytes_sent = 0  # the links count
+
+    def send(self, peer: int, header: Any, body: Any = None) -> None:
+        self._spend(self._costs.message_s)
+        size_bytes = HEADER_BYTES + header.length
+        self._fabric.send(self.rank, peer, size_bytes, self._arrival_at(peer), (self.rank, header, body))
+
+    def _arrival_at(self, peer: int) -> Callable[[float, tuple[int, Header, Any]], None]:
+        """Return what to call when the frame that leaves now arrives."""
+        return self.peers[peer].expect
+
+    def is_connected(self, peer: int) -> bool:
+        return True
+
+    @property
+    def is_draining(self) -> bool:
+        return False
+
+    def checks_bodies(self, peer: int) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    # Inside: one frame after the other, in the order in which they arrive
+
+    def expect(self, arrival_s: float, frame: tuple[int, Header, Any]) -> None:
+        """Note that a frame arrives at this time.  Those of one sender stay in order, whatever path they took."""
+        sender = frame[0]
+        if arrival_s <= self._last_s[sender]:
+            arrival_s = math.nextafter(self._last_s[sender], math.inf)
+        self._last_s[sender] = arrival_s
+        self._count += 1
+        heapq.heappush(self._coming, (arrival_s, self._count, frame))
+        if self._current is None:
+            self._wake_at(arrival_s)
+
+    def _wake_at(self, time_s: float) -> None:
+        time_s = max(time_s, self._busy_until_s)
+        if time_s < self._wakes_s:
+            self._wakes_s = time_s
+            self._clock.at(time_s, self._wake)
+
+    def _wake(self) -> None:
+        if self._clock.now_s == self._wakes_s and self._current is None:  # else it was woken earlier
+            self._wakes_s = math.inf
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin to handle the first frame, which has arrived."""
+        _, _, self._current = heapq.heappop(self._coming)
+        self._spend(self._costs.message_s + self._current[1].length * self._costs.byte_s)
+        self._clock.at(self._busy_until_s, self._end)
+
+    def _end(self) -> None:
+        assert self._current is not None
+        frame, self._current = self._current, None
+        self._handle(frame)
+        if not self._coming:
+            return
+        if self._coming[0][0] <= self._clock.now_s:
+            self._begin()
+        else:
+            self._wake_at(self._coming[0][0])
+
+    def _handle(self, frame: tuple[int, Header, Any]) -> None:
+        self._exchange.handle(*frame)
+
+    def _spend(self, seconds: float) -> None:
+        now_s = self._clock.now_s
+        self._busy_until_s = (self._busy_until_s if self._busy_until_s > now_s else now_s) + seconds
+
+
+def keep_header(header: Header, received: int, flags: int, checked_body: Any) -> Header:
+    """Return the header itself, in place of the packed one that `frames.pack` makes."""
+    kind, key, step, rank, present, length, dtype, own_flags, job, *_ = header
+    return Header(kind, key, step, rank, present, length, dtype, own_flags | flags, job, received)

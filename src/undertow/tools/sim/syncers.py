@@ -1,0 +1,151 @@
+"""Stages 3 and 8 without a framework: virtual syncers, which turn ready gradients into contributions.
+
+In: slices, as the real slicer has cut them, and the plan's schemes.  Out: contributions to a worker's engine.
+They make the contributions that the syncers of `undertow.sync` make, of which only the sizes matter here.  One set
+serves all workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from undertow.engine.core.flow import Contribution
+from undertow.engine.core.rounds import EVERYONE, Op
+from undertow.engine.core.slicing import Slice, split_rows
+from undertow.plan.cluster import Cluster
+from undertow.plan.profile import TensorProfile
+from undertow.plan.scheme import count_server_flops
+from undertow.tools.sim.engine import make_bulk
+
+if TYPE_CHECKING:
+    from undertow.tools.sim.delivery import EngineDelivery
+
+
+class VirtualSyncer(ABC):
+    """Syncer of one tensor, or of several that share a slice."""
+
+    members: Sequence[int]  # tensors that are sent together
+    answers: int  # that bring all results
+
+    @abstractmethod
+    def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
+        """Send all members, which are ready."""
+
+
+class VirtualExchange(VirtualSyncer):
+    """Syncer whose contributions all workers get: dense slices, or with `peer_bytes` factors or rows of each worker."""
+
+    def __init__(self, members: Sequence[int], slices: Sequence[Slice], peer_bytes: float | None = None) -> None:
+        self.members = members
+        self.answers = len(slices)
+        self._is_dense = peer_bytes is None
+        chunk_bytes = None if peer_bytes is None else max(1, round(peer_bytes / len(slices)))
+        self._keys = [(item.spec.key, make_bulk(chunk_bytes or item.spec.size_bytes)) for item in slices]
+
+    def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
+        sender.contribute(
+            [
+                Contribution(key, bulk, bulk if self._is_dense else None, 1, on_result, priority)
+                for key, bulk in self._keys
+            ]
+        )
+
+
+@dataclass
+class _ShardRows:
+    """Factors that go to one shard, and the rows that it makes of them."""
+
+    rank: int
+    rows: range
+    keys: list[int] = field(default_factory=list)  # of the activations, in chunks; then of its columns of the deltas
+    slices: list[Slice] = field(default_factory=list)
+
+
+class VirtualFactorsToShard(VirtualSyncer):
+    """Syncer that sends factors to the shards, which multiply and send their rows to all workers."""
+
+    def __init__(
+        self, index: int, tensor: TensorProfile, slices: Sequence[Slice], cluster: Cluster, owners: Sequence[int]
+    ) -> None:
+        self.members = (index,)
+        height, self._depth = tensor.shape
+        self._rows_bytes = tensor.rows * tensor.row_itemsize  # of one column
+        rows = zip(owners, split_rows(height, len(owners)), strict=True)
+        self._shards = {owner: _ShardRows(owner, own) for owner, own in rows if own}
+        for item in slices:
+            shard = self._shards[item.spec.owner]
+            if item.spec.op is Op.GATHER:
+                shard.keys.append(item.spec.key)
+            else:
+                shard.slices.append(item)
+        self.answers = sum(len(shard.slices) for shard in self._shards.values())
+        self._workers = cluster.workers
+        flops = count_server_flops(tensor, workers=cluster.workers, servers=cluster.servers)
+        self._product_s = flops / cluster.shard_flops_per_s
+
+    def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
+        order = sorted(self._shards.values(), key=lambda shard: (shard.rank - sender.rank) % self._workers)
+        for shard in order:
+            if shard.rank != sender.rank:  # its rows will come unasked
+                sender.contribute(
+                    [
+                        Contribution(item.spec.key, None, make_bulk(item.spec.size_bytes), 0, on_result, priority)
+                        for item in shard.slices
+                    ]
+                )
+        for shard in order:
+            self._send_factors(sender, shard, priority, on_result)
+
+    def _send_factors(
+        self, sender: EngineDelivery, shard: _ShardRows, priority: int, on_result: Callable[[Contribution], None]
+    ) -> None:
+        chunks = len(shard.keys) - 1
+        activations = make_bulk(max(1, round(self._rows_bytes * self._depth / chunks)))
+        columns = make_bulk(max(1, round(self._rows_bytes * len(shard.rows))))
+        left = len(shard.keys)
+
+        def publish() -> None:
+            sender.contribute(
+                [
+                    Contribution(item.spec.key, make_bulk(item.spec.size_bytes), None, 1, on_result, priority)
+                    for item in shard.slices
+                ]
+            )
+
+        def arrived(contribution: Contribution) -> None:
+            nonlocal left
+            left -= 1
+            if not left and shard.rank == sender.rank:
+                sender.multiply(self._product_s, publish)
+
+        pieces = zip(shard.keys, [activations] * chunks + [columns], strict=True)
+        sender.contribute([Contribution(key, bulk, None, 1, arrived, priority) for key, bulk in pieces])
+
+
+def make_syncers(
+    tensors: Sequence[TensorProfile],
+    slices: Sequence[Slice],
+    peer_bytes: Mapping[str, float],
+    cluster: Cluster,
+    owners: Sequence[int],
+) -> list[VirtualSyncer]:
+    """Return a syncer for every tensor or fused slice; tensors are numbered in the order in which they were cut."""
+    own: dict[int, list[Slice]] = {}
+    syncers: list[VirtualSyncer] = []
+    for item in slices:
+        if item.is_fused:
+            syncers.append(VirtualExchange([part.tensor for part in item.ranges], [item]))
+        else:
+            own.setdefault(item.ranges[0].tensor, []).append(item)
+    for index, items in own.items():
+        tensor = tensors[index]
+        if items[0].spec.op is not Op.GATHER:
+            syncers.append(VirtualExchange([index], items))
+        elif items[0].spec.owner == EVERYONE:
+            syncers.append(VirtualExchange([index], items, peer_bytes[tensor.name]))
+        else:
+            syncers.append(VirtualFactorsToShard(index, tensor, items, cluster, owners))
+    return syncers

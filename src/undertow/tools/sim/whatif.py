@@ -1,0 +1,113 @@
+"""Search for what a job needs: the bandwidth for a given efficiency, the number of hosts that is worth it.
+
+In: a subject, a system, a target.  Out: a figure, or None where no figure is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from undertow.errors import ConfigError
+from undertow.progress import SILENT, Progress
+from undertow.tools.sim.schedules import Schedule
+from undertow.tools.sim.subject import Subject
+from undertow.tools.sim.sweep import Setting, run, weigh
+from undertow.tools.sim.topology import make_topology
+from undertow.units import format_bandwidth
+
+SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
+# The answer is known well enough within this factor.
+PRECISION = 1.03
+MOST_HOSTS = 256
+# Both ends, then halves of what is between them, until that is narrow enough.
+_SEARCH = 2 + math.ceil(math.log2(math.log(FASTEST_BITS_PER_S / SLOWEST_BITS_PER_S) / math.log(PRECISION)))
+
+
+def find_bandwidth(
+    subject: Subject,
+    hosts: int,
+    schedule: Schedule,
+    *,
+    efficiency: float,
+    setting: Setting,
+    progress: Progress = SILENT,
+) -> float | None:
+    """Return the least bandwidth, in bits per second, at which these hosts reach this efficiency; None if none does.
+
+    Advances by `weigh_search` units, however soon it is done; the caller announces them with `expect`.
+    """
+    _check_share(efficiency)
+    runs = 0
+
+    def is_enough(bits_per_s: float) -> bool:
+        nonlocal runs
+        runs += 1
+        progress.say(f"{schedule.name} on {hosts} hosts: {format_bandwidth(bits_per_s)}")
+        topology = make_topology(hosts, bits_per_s, latency_s=setting.latency_s)
+        outcome = run(subject, topology, schedule, setting, progress)
+        return subject.profile.compute_s / outcome.iteration_s >= efficiency
+
+    found = _search(is_enough)
+    progress.advance(weigh_search(hosts, setting) * (1 - runs / _SEARCH))
+    return found
+
+
+def _search(is_enough: Callable[[float], bool]) -> float | None:
+    low, high = SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S
+    if not is_enough(high):
+        return None
+    if is_enough(low):
+        return low
+    while high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def weigh_search(hosts: int, setting: Setting) -> float:
+    """Return the units of progress of `find_bandwidth`."""
+    return _SEARCH * weigh(make_topology(hosts, FASTEST_BITS_PER_S), setting)
+
+
+def find_hosts(
+    subject: Subject,
+    bandwidth_bits_per_s: float,
+    schedule: Schedule,
+    *,
+    worth: float,
+    setting: Setting,
+    progress: Progress = SILENT,
+) -> tuple[int, float]:
+    """Return the most hosts of which each of the last added still brings `worth` of a host, and their speed-up.
+
+    Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...), as people do, up to 256.  The first step from
+    one host to two pays for the whole network at once, so it takes two that are not worth it in a row to give up.
+    The number of runs is not known before, so it announces no units of progress.
+    """
+    _check_share(worth)
+    best, best_speedup = 1, 1.0
+    before, speedup, failures = 1, 1.0, 0
+    for hosts in _list_hosts():
+        progress.say(f"{schedule.name} on {hosts} hosts")
+        topology = make_topology(hosts, bandwidth_bits_per_s, latency_s=setting.latency_s)
+        outcome = run(subject, topology, schedule, setting)
+        reached = hosts * subject.profile.compute_s / outcome.iteration_s
+        is_worth_it = reached - speedup >= worth * (hosts - before)
+        failures = 0 if is_worth_it else failures + 1
+        if failures == 2:
+            break
+        if is_worth_it and reached > best_speedup:
+            best, best_speedup = hosts, reached
+        before, speedup = hosts, reached
+    return best, best_speedup
+
+
+def _list_hosts() -> list[int]:
+    hosts = sorted({2**power for power in range(1, 9)} | {3 * 2**power for power in range(7)})
+    return [count for count in hosts if count <= MOST_HOSTS]
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"{share:g} is no share: give more than 0 and at most 100 %")

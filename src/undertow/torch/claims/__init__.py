@@ -1,0 +1,1 @@
+"""Claims of wrappers on their parameters, and the check that optimizers step with synchronised gradients."""

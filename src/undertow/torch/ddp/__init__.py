@@ -1,0 +1,1 @@
+"""The wrapper around a module, and `parallelize`."""

@@ -1,0 +1,1 @@
+"""Layers that hand over factors, or touched rows, instead of gradients."""

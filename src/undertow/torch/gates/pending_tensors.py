@@ -1,0 +1,249 @@
+"""The classes of a parameter whose gate is closed, and of its gradient.
+
+In: a read of any kind, from Python.  Out: the gate is opened first, then the read goes on.
+The thread that makes the update passes; all others wait until it is made.  Every tensor keeps its identity, whatever
+holds the object, and is an ordinary one afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from undertow.errors import UndertowError
+from undertow.torch.hooks import never_compiled
+from undertow.torch.mixed_class import mix_class
+
+if TYPE_CHECKING:
+    from undertow.torch.gates.gates import Gate
+
+# An attribute of the parameter, and of its gradient, while its gate is closed: gates go together with their model.
+GATE = "_undertow_gate"
+_this_thread = threading.local()
+
+
+def find_gate(tensor: torch.Tensor) -> Gate | None:
+    """Return the closed gate of this parameter, or of the parameter whose gradient this is, if there is one."""
+    found: Any = vars(tensor).get(GATE)
+    if not isinstance(found, weakref.ref):
+        return found  # type: ignore[no-any-return]
+    gate: Gate | None = found()
+    if gate is None:
+        raise UndertowError(
+            "this gradient was never averaged: its model was discarded before the mean had come. Read it, or call "
+            "undertow.torch.flush(model), while the model exists"
+        )
+    return gate
+
+
+def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
+    """Make reads of a parameter's gradient wait at this gate."""
+    vars(parameter)[GATE] = gate
+    parameter.__class__ = mix_class(_GradientPending, type(parameter))
+
+
+def can_wait(gradient: torch.Tensor) -> bool:
+    """Whether a gradient can be a gate: it is an ordinary tensor, for a subclass may be read without a notice."""
+    return type(gradient) is torch.Tensor and GATE not in vars(gradient)
+
+
+def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> torch.Tensor | None:
+    """Make every read of this gradient wait at the gate.  Return its value, if that is hidden meanwhile."""
+    hidden = hide(gradient) if gradient.layout is torch.strided else None
+    # A weak reference, because the garbage collector does not see that the parameter refers to its gradient.
+    vars(gradient)[GATE] = weakref.ref(gate)
+    gradient.__class__ = _Gradient
+    return hidden
+
+
+def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """Make reads of a parameter's value wait as well, because its update is deferred.  Return the value."""
+    value = hide(parameter)
+    # As always, a graph that was made before the step must not be used after it.
+    torch.autograd.graph.increment_version(parameter)
+    parameter.__class__ = mix_class(_UpdatePending, kind)
+    return value
+
+
+def hide(tensor: torch.Tensor) -> torch.Tensor:
+    """Replace a tensor's value by NaN, and return it: native code that does not ask must not find an old value."""
+    value = tensor.data
+    tensor.data = value.new_full((), float("nan")).expand(value.shape)
+    return value
+
+
+def restore(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
+    """Make it an ordinary parameter or gradient again."""
+    tensor.__class__ = kind
+    del vars(tensor)[GATE]
+
+
+def can_close(parameter: torch.Tensor) -> bool:
+    """Whether it is an ordinary parameter: a subclass that handles torch's functions itself is never a gate."""
+    return type(parameter).__torch_function__ is torch.nn.Parameter.__torch_function__
+
+
+@contextmanager
+def passing() -> Iterator[None]:
+    """Return a context in which this thread passes all gates, because it makes the update."""
+    before = _passes()
+    _this_thread.passes = True
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _this_thread.passes = before
+
+
+def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Set these gradients to None for the user; deferred updates keep theirs until they are made."""
+    for parameter in parameters:
+        gate = find_gate(parameter)
+        if gate is not None and gate.is_deferred:
+            gate.is_forgotten = True
+
+
+def open_deferred(parameters: Iterable[torch.Tensor]) -> None:
+    """Open the gates of those parameters whose updates are deferred."""
+    for parameter in parameters:
+        gate = find_gate(parameter)
+        if gate is not None and gate.is_deferred:
+            gate.open()
+
+
+@never_compiled  # a compiled function may be given such a parameter
+def open_gates(values: Any) -> None:
+    """Open the gates of all parameters in these values, however nested."""
+    _open_gates(values)
+
+
+def _open_gates(values: Any) -> None:
+    if isinstance(values, torch.Tensor):
+        gate = find_gate(values)
+        if gate is not None:
+            gate.open()
+    elif isinstance(values, dict):
+        for value in values.values():
+            _open_gates(value)
+    elif isinstance(values, (list, tuple, set, frozenset)):
+        for value in values:
+            _open_gates(value)
+
+
+@never_compiled
+def open_unless_passing(parameter: Any) -> None:
+    """Open a parameter's gate, unless this thread makes its update."""
+    gate = find_gate(parameter)
+    if gate is not None and not _passes():
+        gate.open()
+
+
+def _passes() -> bool:
+    """Whether this thread makes an update."""
+    return getattr(_this_thread, "passes", False)
+
+
+_torch_grad: Any = torch.Tensor.grad
+
+
+def _open_before(name: str) -> Callable[..., Any]:
+    """Make a method that opens the gate and then calls the tensor's own method of this name."""
+
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        open_unless_passing(self)
+        return getattr(self, name)(*args, **kwargs)
+
+    return ask
+
+
+class _Copied:
+    """A tensor whose copies wait: they must not get the class of a closed gate."""
+
+    __slots__ = ()
+
+    __deepcopy__ = _open_before("__deepcopy__")
+    __reduce_ex__ = _open_before("__reduce_ex__")
+
+
+class PendingTensor(_Copied):
+    """A tensor on which every operation waits, except for those whose result no update can change."""
+
+    __slots__ = ()
+
+    __repr__ = _open_before("__repr__")
+    as_subclass = _open_before("as_subclass")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _UNCHANGED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        open_gates((args, kwargs))
+        return func(*args, **kwargs or {})
+
+
+class _Gradient(PendingTensor, torch.Tensor):  # type: ignore[misc]
+    """A gradient whose mean has not come."""
+
+    __module__, __qualname__ = torch.Tensor.__module__, torch.Tensor.__qualname__
+
+
+_Gradient.__name__ = torch.Tensor.__name__
+
+
+class _GradientPending(_Copied):
+    """A parameter whose mean gradient has not come: reads of the gradient wait, and nothing else."""
+
+    __slots__ = ()
+
+    def _get_grad(self) -> Any:
+        open_unless_passing(self)
+        return _torch_grad.__get__(self)
+
+    def _set_grad(self, value: torch.Tensor | None) -> None:
+        open_unless_passing(self)
+        _torch_grad.__set__(self, value)
+
+    def _del_grad(self) -> None:
+        self._set_grad(None)
+
+    grad = _grad = property(_get_grad, _set_grad, _del_grad)
+
+
+class _UpdatePending(PendingTensor, _GradientPending):
+    """A parameter whose update is deferred: reads of the value wait, too."""
+
+    __slots__ = ()
+
+    def _get_grad(self) -> Any:
+        gate: Any = find_gate(self)  # type: ignore[arg-type]
+        if gate is not None and gate.is_forgotten and not _passes():
+            return None
+        return super()._get_grad()
+
+    def _set_grad(self, value: torch.Tensor | None) -> None:
+        gate: Any = find_gate(self)  # type: ignore[arg-type]
+        if gate is not None and value is None and not _passes():
+            gate.is_forgotten = True
+        else:
+            super()._set_grad(value)
+
+    grad = _grad = property(_get_grad, _set_grad, _GradientPending._del_grad)
+
+
+# What an update leaves as it is.  `dim` is left out: `torch.vmap` calls nothing else before it reads a tensor.
+_UNCHANGED = frozenset(
+    getattr(torch.Tensor, name) if callable(getattr(torch.Tensor, name)) else getattr(torch.Tensor, name).__get__
+    for name in (
+        *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_sparse", "is_cuda", "itemsize"),
+        *("nbytes", "is_meta", "size", "numel", "is_floating_point", "is_complex", "element_size", "__len__"),
+        *("_backward_hooks", "register_hook", "register_post_accumulate_grad_hook"),
+    )
+)

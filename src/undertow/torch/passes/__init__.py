@@ -1,0 +1,1 @@
+"""Which backward passes are synchronised, and when each begins and ends."""

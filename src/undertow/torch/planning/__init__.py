@@ -1,0 +1,1 @@
+"""What torch measures and tells for a plan."""

@@ -1,0 +1,61 @@
+"""The recorder of one worker: keeps trace events in the order in which they were made.
+
+In: events, from any thread.  Out: the same events, taken by the pump that carries them to their readers.
+While it is off, each place that could record an event pays for one look at `is_on`.  The clock is injected:
+`time.monotonic` in a worker, a virtual one in the simulator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from undertow.tracing.events import TraceEvent
+
+
+class Recorder:
+    """A list of trace events.  Any thread may record: appending to a list is atomic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_on = False
+        self.clock = clock
+        # What a training thread waits for right now, and since when: its event is recorded when the wait is over.
+        self.standstill: tuple[str, float] | None = None
+        self._events: list[TraceEvent] = []
+        self._is_lent = False
+
+    def start(self) -> None:
+        """Drop all events and switch recording on."""
+        self._events = []
+        self.is_on = True
+
+    def stop(self) -> list[TraceEvent]:
+        """Switch recording off; return the events that were not taken, and keep them."""
+        self.is_on = False
+        return self.events()
+
+    def lend(self) -> Recorder:
+        """Return this recorder to the first group that asks, and an unused one to others: their ranks differ."""
+        is_first, self._is_lent = not self._is_lent, True
+        return self if is_first else Recorder()
+
+    def give_back(self) -> None:
+        """Let the next group have this recorder: the one that had it is closed."""
+        self._is_lent = False
+
+    def record(self, event: TraceEvent) -> None:
+        self._events.append(event)
+
+    def take(self) -> list[TraceEvent]:
+        """Return and forget the events recorded so far.  Called by one thread at a time."""
+        events, count = self._events, len(self._events)
+        taken = events[:count]
+        del events[:count]  # other threads may have appended meanwhile
+        return taken
+
+    def events(self) -> list[TraceEvent]:
+        """Return the events that wait to be taken."""
+        return list(self._events)
+
+
+process_recorder = Recorder()

@@ -1,0 +1,341 @@
+"""DataLoaders of single-process scripts: which rank gets which samples, and what they weigh."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from tests.support.single_process import as_a_script, run
+from tests.support.workers import outcomes_of
+
+NUMBERS = torch.arange(22.0)
+
+
+class Backwards(Sampler[int]):
+    """Of a script's own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(22).tolist()[::-1])
+
+    def __len__(self) -> int:
+        return 22
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of different sizes, drawn one by one."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        left = list(range(22))
+        while left:
+            size = int(torch.randint(1, 6, ()))
+            yield left[:size]
+            left = left[size:]
+
+
+class Dice(Sampler[list[int]]):
+    """The same with Python's own numbers, and always as many."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        left = list(range(22))
+        while left:
+            yield [left.pop(random.randrange(len(left))) for _ in range(2)]
+
+
+class Counter(IterableDataset[float]):
+    """In an order that is drawn sample by sample."""
+
+    def __iter__(self) -> Iterator[float]:
+        left = NUMBERS.tolist()
+        while left:
+            yield left.pop(int(torch.randint(len(left), ())))
+
+    def __len__(self) -> int:
+        return 22
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "shuffle": {"batch_size": 4, "shuffle": True},
+    "shuffle, workers": {"batch_size": 4, "shuffle": True, "num_workers": 1},
+    "shuffle, persistent": {"batch_size": 4, "shuffle": True, "num_workers": 1, "persistent_workers": True},
+    "shuffle, generator": {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "subset": {"batch_size": 4, "sampler": SubsetRandomSampler(range(22))},
+    "own": {"batch_size": 4, "sampler": Backwards()},
+    "batches": {"batch_sampler": BatchSampler(RandomSampler(range(22)), 4, drop_last=False)},
+    "own batches": {"batch_sampler": Buckets()},
+    "own batches, Python's": {"batch_sampler": Dice()},
+    "no batches": {"batch_size": None, "shuffle": True},
+}
+
+
+def iterate(rank: int, name: str) -> list[list[list[float]]]:
+    torch.manual_seed(3)
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    loader = DataLoader(NUMBERS.tolist(), **LOADERS[name])  # type: ignore[arg-type]
+    epochs = []
+    for _ in range(3):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(torch.as_tensor(batch).reshape(-1).tolist())
+            torch.rand(rank + 1)  # as dropout of parts that differ in size
+    return epochs
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("batch", ["same", "split"])
+def test_each_sample_goes_to_one_rank_in_every_epoch(name: str, batch: str) -> None:
+    if (name, batch) == ("no batches", "split"):
+        pytest.skip("there is nothing to split")
+    ranks = run(3, iterate, name, UNDERTOW_BATCH=batch)
+    orders = []
+    for epoch in zip(*ranks, strict=True):
+        assert len({len(batches) for batches in epoch}) == 1  # as many steps on all ranks
+        seen = [sample for batches in epoch for part in batches for sample in part]
+        assert set(seen) == set(NUMBERS.tolist())
+        # A rank without a sample of its own at the end gets one that counts for nothing.
+        assert len(seen) - len(set(seen)) <= (20 if name.startswith("own batches") else 2)
+        orders.append(epoch[0])
+    assert name == "own batches" or orders[0] != orders[1] != orders[2]
+
+
+def draw_lazily(rank: int) -> list[list[int]]:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    random.seed(1)
+    loader = DataLoader(range(22), batch_sampler=Dice(), collate_fn=list)  # type: ignore[arg-type]
+    return [[sample for batch in loader for sample in batch] for _ in range(3)]
+
+
+def test_a_sampler_that_draws_as_it_goes_draws_what_it_draws_alone() -> None:
+    alone = run(1, draw_lazily)[0]
+    first, second = run(2, draw_lazily, UNDERTOW_BATCH="split")
+    assert [sorted(epoch) for epoch in alone] == [list(range(22))] * 3
+    for epoch in range(3):
+        both = [*zip(first[epoch], second[epoch], strict=True)]
+        assert [sample for pair in both for sample in pair] == alone[epoch]
+
+
+class Unlike(Sampler[int]):
+    """Nobody can make it draw the same on all ranks."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.Random(os.getpid()).sample(range(22), 22))
+
+    def __len__(self) -> int:
+        return 22
+
+
+def shuffle_unlike(rank: int) -> None:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    list(DataLoader(range(22), batch_size=2, sampler=Unlike()))  # type: ignore[arg-type]
+
+
+def test_ranks_that_go_through_the_data_in_different_orders_are_told() -> None:
+    for outcome in outcomes_of(2, as_a_script, shuffle_unlike, init=False):
+        assert outcome.kind == "DriftError"
+        assert "'the order of the data'" in outcome.text
+
+
+def evaluate_by_the_same(rank: int) -> list[int]:
+    """One loader, whose workers stay, for training and for evaluation."""
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    loader = DataLoader(NUMBERS, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    counts = []
+    for _ in range(2):
+        counts.append(sum(len(batch) for batch in loader))
+        with torch.no_grad():
+            counts.append(sum(len(batch) for batch in loader))
+    return counts
+
+
+def test_workers_that_stay_go_through_what_is_asked_for() -> None:
+    assert run(2, evaluate_by_the_same) == [[12, 22, 12, 22], [10, 22, 10, 22]]
+
+
+class Range(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.start, self.end = 0, 16
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def take_half(worker: int) -> None:
+    """As torch's documentation has it."""
+    dataset = torch.utils.data.get_worker_info().dataset
+    dataset.start, dataset.end = (0, 8) if worker == 0 else (8, 16)
+
+
+def stream_by_halves(rank: int) -> list[int]:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    loader = DataLoader(Range(), batch_size=2, num_workers=2, worker_init_fn=take_half)
+    return sorted(sample for batch in loader for sample in batch.tolist())
+
+
+def test_a_streams_workers_can_be_told_their_part() -> None:
+    assert run(2, stream_by_halves) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+
+
+def count(rank: int) -> list[int]:
+    loaders = [DataLoader(NUMBERS, batch_size=4, shuffle=True, drop_last=drop) for drop in (False, True)]  # type: ignore[arg-type]
+    before = [len(loader) for loader in loaders]
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    return [*before, *(len(loader) for loader in loaders), *(len(list(loader)) for loader in loaders)]
+
+
+def test_a_loaders_length_is_the_ranks_own() -> None:
+    assert run(2, count) == [[6, 5, 3, 2, 3, 2]] * 2
+    assert run(2, count, UNDERTOW_BATCH="split") == [[6, 5, 6, 5, 6, 5]] * 2
+
+
+def evaluate(rank: int) -> list[int]:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    sequential = DataLoader(NUMBERS, batch_size=5)  # type: ignore[arg-type]
+    shuffling = DataLoader(NUMBERS, batch_size=5, shuffle=True)  # type: ignore[arg-type]
+    stream = DataLoader(Counter(), batch_size=5)
+    with torch.no_grad():
+        return [sum(len(batch) for batch in loader) for loader in (sequential, shuffling, stream)]
+
+
+def test_what_is_not_for_training_stays_whole() -> None:
+    assert run(2, evaluate) == [[22, 22, 22]] * 2
+
+
+def stream(rank: int, workers: int) -> tuple[int, list[list[float]]]:
+    torch.manual_seed(1)
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    loader = DataLoader(Counter(), batch_size=4, num_workers=workers)
+    length, batches = len(loader), []
+    for batch in loader:
+        batches.append(batch.tolist())
+        torch.rand(rank + 1)
+    return length, batches
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_streams_are_strided(workers: int) -> None:
+    for batch, sizes in (("same", [4, 3]), ("split", [2, 2, 2, 1])):
+        lengths, parts = zip(*run(2 if batch == "split" else 3, stream, workers, UNDERTOW_BATCH=batch), strict=True)
+        assert set(lengths) == {len(parts[0])}
+        assert all([len(part) for part in own][: len(sizes) - 1] == sizes[:-1] for own in parts)
+        seen = [sample for own in parts for part in own for sample in part]
+        assert len(seen) == len(set(seen)) >= 20
+
+
+class Squares(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([float(index)]), torch.tensor([float(index) ** 2])
+
+
+def fit(rank: int) -> list[float]:
+    """Batches of 3, 3, 3 and 2 among 4 ranks: some have nothing to do."""
+    torch.manual_seed(2)
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        for x, y in DataLoader(Squares(), batch_size=3, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x.double()), y.double()).backward()
+            optimizer.step()
+    return [p.item() for p in model.parameters()]
+
+
+def test_uneven_parts_are_weighted_exactly() -> None:
+    alone = run(1, fit)[0]
+    for size in (2, 4):
+        for own in run(size, fit, UNDERTOW_BATCH="split"):
+            assert own == pytest.approx(alone, rel=1e-12)
+
+
+def fetch_ahead(rank: int, ahead: bool) -> bool:
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(TensorDataset(NUMBERS.reshape(22, 1)), batch_size=4, shuffle=True))
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        waiting = [next(batches)] if ahead else []
+        for batch in batches:
+            waiting.append(batch)
+            model(waiting.pop(0)[0]).sum().backward()
+    return "so the batch before a smaller last one gets the smaller one's weight" in said.getvalue()
+
+
+def test_who_fetches_ahead_is_told_about_uneven_batches() -> None:
+    assert run(2, fetch_ahead, True, UNDERTOW_BATCH="split") == [False, False]  # 4, 4, 4, 4, 4 and 2 come out even
+    assert run(4, fetch_ahead, True, UNDERTOW_BATCH="split")[0]
+    assert not run(4, fetch_ahead, False, UNDERTOW_BATCH="split")[0]
+
+
+def draw(rank: int) -> dict[str, list[float]]:
+    """What a script draws before, while and after it trains."""
+    torch.manual_seed(4)
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    drawn: dict[str, list[float]] = {"before": torch.rand(2).tolist(), "while": [], "data": []}
+    for (x,) in DataLoader(TensorDataset(NUMBERS), batch_size=4, shuffle=True):
+        drawn["data"] += x.tolist()
+        drawn["while"] += nn.functional.dropout(torch.ones(8)).tolist()
+    drawn["after"] = torch.rand(2).tolist()
+    return drawn
+
+
+def test_dropout_differs_between_ranks_and_all_else_does_not() -> None:
+    ranks = run(3, draw)
+    for first, second in itertools.combinations(ranks, 2):
+        assert first["before"] == second["before"]
+        assert first["while"] != second["while"]
+        assert not set(first["data"]) & set(second["data"])
+        assert first["after"] == second["after"]
+
+
+def sum_vector(rank: int) -> None:
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in DataLoader(TensorDataset(NUMBERS.reshape(22, 1)), batch_size=3, shuffle=True):
+        model(x).backward()
+
+
+def test_what_torch_refuses_stays_refused() -> None:
+    outcomes = outcomes_of(2, as_a_script, sum_vector, init=False, environment={"UNDERTOW_BATCH": "split"})
+    assert any("only for scalar outputs" in outcome.text for outcome in outcomes)
+
+
+def refuse(rank: int, options: dict[str, Any]) -> None:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    data = Counter() if options.pop("stream", False) else NUMBERS.tolist()
+    next(iter(DataLoader(data, **options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": None, "shuffle": True}, "has nothing to split"),
+        ({"batch_size": 3, "stream": True}, "batches of 3 samples of a stream cannot be split evenly among 2 workers"),
+        ({"batch_size": 4, "shuffle": True, "in_order": False, "num_workers": 1}, "in_order=False cannot be shared"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(options: dict[str, Any], words: str) -> None:
+    outcomes = outcomes_of(2, as_a_script, refuse, options, init=False, environment={"UNDERTOW_BATCH": "split"})
+    # A rank that comes later hears of the first one's end.
+    assert {outcome.kind for outcome in outcomes} <= {"ConfigError", "PeerLost"}
+    assert any(words in outcome.text for outcome in outcomes)

@@ -1,0 +1,117 @@
+"""What a wrapped model has, one that was adopted has too: wait-free, planned, compiled."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import undertow
+from tests.cluster.test_single_process_modules import look_backwards
+from tests.cluster.test_wait_free import WIDTH, Stack, first_key, happened
+from tests.support.planned_training import LIMITS, USED
+from tests.support.single_process import flat, run
+from undertow.plan.scheme import Scheme
+from undertow.tracing.recorder import process_recorder
+
+STEPS = 12
+
+
+def leave_early(rank: int) -> None:
+    model = Stack()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    undertow.barrier()  # what the start has sent is out of the way
+    process_recorder.start()
+    model(torch.full((1, WIDTH), float(rank))).sum().backward()
+    process_recorder.stop()
+    order = happened()
+    assert order.index(("result", first_key())) < order.index(("gradient", "first.weight"))
+
+
+def test_gradients_leave_while_backward_runs() -> None:
+    run(2, leave_early)
+
+
+def train(rank: int, size: int, calls_parts: bool) -> tuple[list[float], list[float], int]:
+    """Beside a copy that sees the batches of all ranks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    whole = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if step == USED:
+            flat(model)  # no gradient is still to come
+            undertow.barrier()
+            sent = undertow.bytes_sent()  # what was measured of the links is out of the way
+        batches = [torch.randn(4, 64, generator=torch.Generator().manual_seed(size * step + r)) for r in range(size)]
+        optimizer.zero_grad()
+        outputs = model[2](model[1](model[0](batches[rank]))) if calls_parts else model(batches[rank])
+        outputs.square().mean().backward()
+        optimizer.step()
+        whole.zero_grad()
+        whole(torch.cat(batches)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in whole.parameters():
+                parameter -= 0.1 * parameter.grad
+    undertow.barrier()
+    return flat(model), flat(whole), undertow.bytes_sent() - sent
+
+
+def train_twins(rank: int) -> tuple[list[float], int]:
+    look_backwards(rank)
+    torch.manual_seed(0)
+    parts = nn.Linear(64, 64), nn.Linear(64, 64)
+    used, unused = nn.Sequential(*parts), nn.Sequential(*parts)
+    optimizer = torch.optim.SGD(unused.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if step == USED:
+            sent = undertow.bytes_sent()
+        optimizer.zero_grad()
+        used(torch.full((4, 64), rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    undertow.barrier()
+    return flat(used), undertow.bytes_sent() - sent
+
+
+def test_what_is_made_of_the_same_parts_is_planned_on_all_ranks() -> None:
+    sent = {}
+    for plan in (Scheme.FACTORS.value, Scheme.DENSE.value):
+        (first, bytes0), (second, bytes1) = run(2, train_twins, **LIMITS, UNDERTOW_PLAN=plan)
+        assert first == second
+        sent[plan] = bytes0 + bytes1
+    assert sent["factors"] < 0.9 * sent["dense"]
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("calls_parts", [False, True])
+def test_it_is_planned_and_exact(overlap: str, calls_parts: bool) -> None:
+    """Without a forward of the whole module nobody can plan, but it is as exact."""
+    sent = {}
+    for plan in (Scheme.FACTORS.value, Scheme.DENSE.value):
+        environment = {**LIMITS, "UNDERTOW_PLAN": plan, "UNDERTOW_OVERLAP": overlap}
+        ranks = run(3, train, 3, calls_parts, **environment)
+        assert ranks[0][0] == ranks[1][0] == ranks[2][0] == pytest.approx(ranks[0][1], abs=1e-6)
+        sent[plan] = sum(rank[2] for rank in ranks)
+    if calls_parts:
+        assert sent["factors"] == pytest.approx(sent["dense"], rel=0.2)
+    else:
+        assert sent["factors"] < 0.9 * sent["dense"]
+
+
+def compile_it(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), rank + step / 10)).sum().backward()
+        optimizer.step()
+    return flat(model)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_compiled_model(overlap: str) -> None:
+    first, second = run(2, compile_it, UNDERTOW_OVERLAP=overlap)
+    assert first == second

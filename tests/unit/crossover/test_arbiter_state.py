@@ -1,0 +1,310 @@
+"""The arbiter's mind: who is welcome, who is told what, and what is known of every job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from undertow.crossover import messages
+from undertow.crossover.arbiter_state import ENOUGH, MOST_JOBS, NOTICES, ArbiterState, find_memory_obstacle
+from undertow.crossover.gain import Load
+from undertow.crossover.messages import (
+    VERSION,
+    Ask,
+    DeviceTime,
+    EndStep,
+    FromArbiter,
+    Give,
+    Grant,
+    Hello,
+    Lift,
+    Notice,
+    NowAlone,
+    NowShared,
+    Recall,
+    Refusal,
+    Welcome,
+)
+from undertow.errors import Garbled
+
+GIGA = 10**9
+
+GPU = "gpu0"
+
+
+def hello_of(job: str, **options: Any) -> Hello:
+    usual = {"version": VERSION, "name": f"job {job}", "rank": 0, "world_size": 2, "pid": 100, "device": GPU}
+    return Hello(job=job, **{**usual, **options})
+
+
+def make_state(*jobs: str) -> ArbiterState:
+    """Jobs with one worker each, 1 and up, none of which computes."""
+    state = ArbiterState(lease_s=10.0)
+    for member, job in enumerate(jobs, 1):
+        state.handle(member, hello_of(job), now=0.0)
+    for member in range(1, len(jobs) + 1):
+        state.handle(member, Give(), now=0.0)
+    return state
+
+
+def end_steps(state: ArbiterState, member: int, count: int, *, compute_s: float, network_s: float) -> list[FromArbiter]:
+    """What is said, to anybody."""
+    said: list[FromArbiter] = []
+    for step in range(1, count + 1):
+        outgoing = state.handle(member, EndStep(step, 1, compute_s, network_s), now=0.0)
+        said += [message for _, message in outgoing]
+    return said
+
+
+# Who is welcome
+
+
+def test_a_worker_is_welcome_and_hears_whether_it_is_alone() -> None:
+    state = ArbiterState(lease_s=10.0)
+    assert state.handle(1, hello_of("a"), now=0.0) == [(1, Welcome(10.0)), (1, NowAlone())]
+    assert state.handle(2, hello_of("b"), now=0.0) == [(2, Welcome(10.0)), (1, NowShared())]
+    assert state.handle(3, hello_of("c"), now=0.0) == [(3, Welcome(10.0))]
+
+
+def test_devices_have_nothing_to_do_with_each_other() -> None:
+    state = ArbiterState(lease_s=10.0)
+    state.handle(1, hello_of("a"), now=0.0)
+    assert state.handle(2, hello_of("b", device="gpu1"), now=0.0) == [(2, Welcome(10.0)), (2, NowAlone())]
+    state.remove(2, now=1.0)
+    assert set(state.devices) == {GPU}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"version": VERSION + 1}, f"the arbiter speaks version {VERSION}, this worker version {VERSION + 1}"),
+        ({"weight": 0.0}, "a weight of 0 is not possible"),
+        ({"weight": -1.0}, "a weight of -1 is not possible"),
+        ({"weight": float("inf")}, "a weight of inf is not possible"),
+        ({"weight": float("nan")}, "a weight of nan is not possible"),
+        ({"growth_bytes": 2 * GIGA, "free_bytes": GIGA}, "the device has not enough memory"),
+    ],
+)
+def test_who_is_refused_hears_why_and_leaves_no_trace(options: dict[str, Any], reason: str) -> None:
+    state = make_state("a")
+    ((member, refusal),) = state.handle(2, hello_of("b", **options), now=0.0)
+    assert member == 2
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason.startswith(reason)
+    assert state.remove(2, now=0.0) == []
+    assert list(state.devices[GPU].accounts) == ["a"]
+
+
+def test_the_first_job_is_admitted_whatever_it_takes() -> None:
+    state = ArbiterState()
+    outgoing = state.handle(1, hello_of("a", growth_bytes=2 * GIGA, free_bytes=GIGA), now=0.0)
+    assert isinstance(outgoing[0][1], Welcome)
+
+
+def test_what_others_are_about_to_take_is_not_free_until_they_have_taken_it() -> None:
+    state = ArbiterState()
+    state.handle(1, hello_of("a", growth_bytes=3 * GIGA, free_bytes=4 * GIGA), now=0.0)
+    newcomer = hello_of("b", growth_bytes=2 * GIGA, free_bytes=4 * GIGA)
+    assert isinstance(state.handle(2, newcomer, now=0.0)[0][1], Refusal)
+    state.handle(1, EndStep(2, 2, 1.0, 0.0), now=0.0)
+    assert isinstance(state.handle(3, newcomer, now=0.0)[0][1], Welcome)
+
+
+def test_eight_jobs_share_a_device_at_most() -> None:
+    state = make_state(*(f"job {number}" for number in range(MOST_JOBS)))
+    assert MOST_JOBS == 8
+    ((_, refusal),) = state.handle(20, hello_of("one more"), now=0.0)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "8 jobs share gpu0 already: start this one later, or without sharing"
+    assert isinstance(state.handle(21, hello_of("job 0", rank=1), now=0.0)[0][1], Welcome)  # a worker, not a job
+    state.remove(3, now=0.0)
+    assert isinstance(state.handle(22, hello_of("one more"), now=0.0)[0][1], Welcome)
+
+
+# Nonsense
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (hello_of("a"), "a second Hello"),
+        (EndStep(1, 0, 0.0, 0.0), "0 steps have ended"),
+        (EndStep(1, -3, 0.0, 0.0), "-3 steps have ended"),
+        (messages.Query(), "a Query from a worker"),
+    ],
+)
+def test_nonsense_is_an_error(message: Any, words: str) -> None:
+    with pytest.raises(Garbled, match=words):
+        make_state("a").handle(1, message, now=0.0)
+
+
+@pytest.mark.parametrize("message", [Ask(), Give(), EndStep(1, 1, 0.0, 0.0), Lift(1.0)])
+def test_who_has_not_introduced_itself_has_nothing_to_say(message: Any) -> None:
+    with pytest.raises(Garbled, match="without a Hello"):
+        ArbiterState().handle(1, message, now=0.0)
+
+
+def test_who_was_refused_has_nothing_to_say_either() -> None:
+    state = make_state("a")
+    state.handle(2, hello_of("b", weight=0.0), now=0.0)
+    with pytest.raises(Garbled, match="a Ask without a Hello"):
+        state.handle(2, Ask(), now=0.0)
+
+
+# Turns
+
+
+def test_turns_are_handed_on_in_messages() -> None:
+    state = make_state("a", "b")
+    assert state.handle(1, Ask(5.0, 1.0), now=0.0) == [(1, Grant())]
+    assert state.handle(2, Ask(1.0, 0.4), now=0.5) == [(1, Recall())]
+    assert state.handle(1, Give(), now=0.6) == [(2, Grant(lift_s=3.0))]
+
+
+def test_only_the_first_worker_hears_the_standing() -> None:
+    state = make_state("a", "b")
+    state.handle(3, hello_of("a", rank=1), now=0.0)
+    state.handle(1, Ask(), now=0.0)
+    state.handle(1, Give(), now=2.0)
+    assert state.handle(1, EndStep(1, 1, 2.0, 0.0), now=2.0) == [(1, DeviceTime(1, 2.0, 2.0))]
+    assert state.handle(3, EndStep(1, 1, 2.0, 0.0), now=2.0) == []
+
+
+def test_what_a_lone_worker_did_is_on_its_account() -> None:
+    state = make_state("a")
+    assert state.handle(1, EndStep(4, 4, 2.0, 0.0, is_alone=True), now=1.0) == [(1, DeviceTime(4, 2.0, 0.5))]
+
+
+def test_a_lift_raises_the_account() -> None:
+    state = make_state("a", "b")
+    assert state.handle(1, Lift(5.0), now=0.0) == []
+    assert state.devices[GPU].accounts["a"].virtual_s == 5.0
+
+
+def test_who_overstays_is_named_to_one_worker_of_each_job() -> None:
+    state = make_state("a", "b")
+    state.handle(3, hello_of("b", rank=1), now=0.0)
+    state.handle(1, Ask(), now=0.0)
+    state.handle(2, Ask(), now=1.0)
+    assert state.deadline_s == 10.0
+    assert state.tick(now=9.0) == []
+    words = (
+        "rank 0 of job a (pid 100) has computed on gpu0 for 10 s without giving back, or is stopped: the turn passes on"
+    )
+    assert state.tick(now=10.0) == [(1, Notice(words)), (2, Notice(words)), (2, Grant())]
+    assert list(state.notices) == [words]
+    assert state.describe(now=10.0)[0].jobs[0].overdue == 1
+
+
+def test_a_worker_that_is_gone_frees_its_turn() -> None:
+    state = make_state("a", "b", "c")
+    state.handle(1, Ask(), now=0.0)
+    state.handle(2, Ask(), now=0.0)
+    assert state.remove(1, now=1.0) == [(2, Grant())]
+    assert state.remove(1, now=1.0) == []
+    assert state.remove(3, now=1.0) == [(2, NowAlone())]
+    assert state.remove(2, now=1.0) == []
+    assert state.devices == {}
+    assert state.deadline_s is None
+
+
+# What is known
+
+
+def test_the_load_of_a_job_is_known_after_some_steps() -> None:
+    state = make_state("a")
+    device = state.devices[GPU]
+    end_steps(state, 1, ENOUGH - 1, compute_s=0.2, network_s=0.1)
+    assert state.find_load(device, "a") is None
+    end_steps(state, 1, 1, compute_s=0.2, network_s=0.1)
+    assert state.find_load(device, "a") == Load(0.2, 0.1)
+
+
+def test_several_steps_in_one_word_are_shared_out() -> None:
+    state = make_state("a")
+    for _ in range(ENOUGH):
+        state.handle(1, EndStep(4, 4, 0.8, 0.4), now=0.0)
+    assert state.find_load(state.devices[GPU], "a") == Load(pytest.approx(0.2), pytest.approx(0.1))  # type: ignore[arg-type]
+
+
+def test_long_waits_beside_others_do_not_count_as_the_networks() -> None:
+    state = make_state("a")
+    for waited_s in [0.1] * 6 + [0.9] * 6:
+        state.handle(1, EndStep(1, 1, 0.2, waited_s), now=0.0)
+    assert state.find_load(state.devices[GPU], "a") == Load(0.2, 0.1)
+
+
+def test_a_pair_that_cannot_gain_is_told_once() -> None:
+    state = make_state("a", "b")
+    said = end_steps(state, 1, ENOUGH, compute_s=0.2, network_s=0.0)
+    said += end_steps(state, 2, 2 * ENOUGH, compute_s=0.2, network_s=0.0)
+    said += end_steps(state, 1, ENOUGH, compute_s=0.2, network_s=0.0)
+    notices = [message for message in said if isinstance(message, Notice)]
+    assert len(notices) == 2  # one for each
+    assert notices[0].text.startswith("job b and job a gain nothing from sharing a device: they hardly wait")
+    assert len(state.notices) == 1
+
+
+def test_a_pair_that_gains_is_told_nothing() -> None:
+    state = make_state("a", "b")
+    said = [end_steps(state, member, ENOUGH, compute_s=0.2, network_s=0.2) for member in (1, 2)]
+    assert not [message for one in said for message in one if isinstance(message, Notice)]
+
+
+def test_not_all_notices_are_kept() -> None:
+    state = make_state("a", "b")
+    now = 0.0
+    for _ in range(NOTICES + 5):
+        for member in (1, 2):
+            state.handle(member, Ask(), now)
+        now += 20.0
+        state.tick(now)
+    assert len(state.notices) == NOTICES
+
+
+def test_the_status_says_who_does_what() -> None:
+    state = make_state("a", "b", "c")
+    for member in (1, 2, 3):
+        end_steps(state, member, ENOUGH, compute_s=0.2, network_s=0.3)
+    state.handle(4, hello_of("d", device="gpu1", weight=2.0, is_urgent=True), now=1.0)
+    state.handle(1, Ask(), now=2.0)
+    state.handle(2, Ask(), now=3.0)
+    shared, alone = state.describe(now=5.0)
+    assert (shared.device, shared.holder, shared.held_s) == (GPU, "a", 3.0)
+    assert shared.gain == pytest.approx(1.5 / 0.9)
+    assert [(job.job, job.state, job.device_s, job.waited_s) for job in shared.jobs] == [
+        ("a", "computes", 1.0, 0.0),  # up to the last word
+        ("b", "waits for its turn", 0.0, 2.0),
+        ("c", "waits for the network", 0.0, 0.0),
+    ]
+    assert (shared.jobs[0].steps, shared.jobs[0].turns, shared.jobs[0].network_s) == (ENOUGH, 1, pytest.approx(2.4))
+    (lone,) = alone.jobs
+    assert (lone.state, lone.weight, lone.is_urgent, lone.since_s) == ("is alone", 2.0, True, 4.0)
+    assert (alone.holder, alone.gain, lone.compute_s) == (None, None, None)
+    msgspec.json.encode([shared, alone])
+
+
+# Memory
+
+
+def test_the_first_job_is_its_own_judge() -> None:
+    assert find_memory_obstacle(10 * GIGA, 1 * GIGA) is None
+
+
+def test_what_fits_is_admitted_to_the_byte() -> None:
+    assert find_memory_obstacle(4 * GIGA, 4 * GIGA, others_bytes=[0]) is None
+    assert find_memory_obstacle(4 * GIGA + 1, 4 * GIGA, others_bytes=[0]) is not None
+
+
+def test_others_that_have_just_begun_take_theirs_first() -> None:
+    assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 1 * GIGA]) is None
+    assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 2 * GIGA]) == (
+        "the device has not enough memory for one more job: its gradients and its optimizer need 2.0 GB, and 4.0 GB "
+        "are free, of which the others are about to take 3.0. Start it when another job has ended, or without sharing"
+    )
+
+
+def test_without_such_others_nothing_is_said_of_them() -> None:
+    assert "about to take" not in str(find_memory_obstacle(5 * GIGA, 4 * GIGA, others_bytes=[0, 0]))

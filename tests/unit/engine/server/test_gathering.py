@@ -1,0 +1,68 @@
+"""Contributions that everybody gets as they are: complete in rank order, refused where they make no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from undertow.engine.core.dtypes import DType
+from undertow.engine.core.frames import Unexpected
+from undertow.engine.core.rounds import EVERYONE, KeySpec, Op
+from undertow.engine.server.gathering import Gathering, RankBytes
+
+KEY = 5
+
+
+def make_gathering(size: int = 3) -> Gathering:
+    gathering = Gathering(size)
+    gathering.own([KeySpec(KEY, 0, DType.BYTES, Op.GATHER, EVERYONE)])
+    return gathering
+
+
+def piece(number: int) -> RankBytes:
+    return RankBytes(None, number)
+
+
+def test_contributions_come_out_in_rank_order_when_the_last_is_there() -> None:
+    gathering = make_gathering()
+    assert gathering.contribute(2, KEY, 1, piece(2)) is None
+    assert gathering.contribute(0, KEY, 1, piece(0)) is None
+    assert gathering.contribute(1, KEY, 1, piece(1)) == [piece(0), piece(1), piece(2)]
+
+
+def test_a_worker_that_has_everything_may_be_one_round_ahead() -> None:
+    gathering = make_gathering()
+    gathering.contribute(1, KEY, 1, piece(1))
+    gathering.contribute(1, KEY, 2, piece(11))
+    gathering.contribute(0, KEY, 1, piece(0))
+    assert gathering.contribute(2, KEY, 1, piece(2)) == [piece(0), piece(1), piece(2)]
+    gathering.contribute(0, KEY, 2, piece(10))
+    assert gathering.contribute(2, KEY, 2, piece(12)) == [piece(10), piece(11), piece(12)]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_round_that_is_over_or_too_far_ahead_is_refused(step: int) -> None:
+    with pytest.raises(Unexpected, match=f"round {step} of key {KEY} from rank 1: 0 rounds are done"):
+        make_gathering().expects(1, KEY, step)
+
+
+def test_a_second_piece_of_the_same_worker_is_refused() -> None:
+    gathering = make_gathering()
+    gathering.contribute(1, KEY, 1, piece(1))
+    with pytest.raises(Unexpected, match="second contribution of rank 1"):
+        gathering.contribute(1, KEY, 1, piece(1))
+    assert gathering.missing(KEY, 1) == [0, 2]
+
+
+def test_who_is_missing_and_who_blocks_is_known() -> None:
+    gathering = make_gathering()
+    assert gathering.blocked_by({0, 1, 2}) is None
+    gathering.contribute(1, KEY, 1, piece(1))
+    assert gathering.missing(KEY, 1) == [0, 2]
+    assert gathering.missing(KEY, 0) == []
+    assert gathering.blocked_by({1}) is None
+    assert gathering.blocked_by({1, 2}) == 2
+
+
+def test_other_keys_are_not_known() -> None:
+    assert KEY in make_gathering().keys
+    assert KEY + 1 not in make_gathering().keys

@@ -1,0 +1,133 @@
+"""What links and machines can do, measured over a group whose links are as the test says, by its own clock."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.timed_group import Clock, TimedGroup
+from undertow.plan.cluster import Cluster
+from undertow.sizing import Sizes
+from undertow.sync import links
+from undertow.sync.links import ENOUGH_S, GROWTH, REPEATS, SMALLEST_BYTES, STEPS, measure_cluster
+from undertow.torch.planning.probe import TorchDevice
+
+CPU = TorchDevice(torch.device("cpu"))
+MOST_BYTES = SMALLEST_BYTES * GROWTH ** (STEPS - 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(links, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    return clock
+
+
+def measure(group: TimedGroup) -> Cluster:
+    return measure_cluster(group, CPU)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("bytes_per_s", [1e6, 1e8, 5e9])
+def test_the_rate_and_the_latency_of_the_links_are_found(clock: Clock, bytes_per_s: float, size: int) -> None:
+    cluster = measure(TimedGroup(clock, size=size, bytes_per_s=bytes_per_s))
+    assert cluster.workers == size
+    assert cluster.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
+    assert cluster.latency_s == pytest.approx(0.001)
+
+
+def test_every_figure_is_one_that_a_plan_can_be_made_with(clock: Clock) -> None:
+    """Even if no time passes at all."""
+    cluster = measure(TimedGroup(clock, bytes_per_s=float("inf"), latency_s=0.0))
+    for figure in (cluster.bytes_per_s, cluster.flops_per_s, cluster.shard_flops_per_s, cluster.add_bytes_per_s):
+        assert 0 < figure < float("inf")
+
+
+def test_transfers_grow_until_one_takes_long_enough(clock: Clock) -> None:
+    group = TimedGroup(clock, bytes_per_s=1e8, latency_s=0.0)
+    measure(group)
+    assert group.transfers[0] == SMALLEST_BYTES
+    assert all(later == GROWTH * earlier for earlier, later in zip(group.transfers, group.transfers[1:], strict=False))
+    durations_s = [size_bytes / 1e8 for size_bytes in group.transfers]
+    assert durations_s[-1] > ENOUGH_S
+    assert all(duration_s <= ENOUGH_S for duration_s in durations_s[:-1])
+
+
+def test_a_slow_link_is_not_held_up_by_more_than_the_smallest_transfer(clock: Clock) -> None:
+    group = TimedGroup(clock, bytes_per_s=1e6)
+    measure(group)
+    assert group.transfers == [SMALLEST_BYTES]
+
+
+def test_a_fast_link_gets_the_largest_transfer_and_no_more(clock: Clock) -> None:
+    group = TimedGroup(clock, bytes_per_s=1e12, latency_s=0.0)
+    measure(group)
+    assert len(group.transfers) == STEPS
+    assert group.transfers[-1] == MOST_BYTES
+
+
+def test_all_ranks_stop_at_the_same_size_whoever_is_slow(clock: Clock) -> None:
+    """Ours would be fast enough for a larger one; the mean of all says no."""
+    slow = TimedGroup(clock, size=4, bytes_per_s=1e12, others_s=2 * ENOUGH_S)
+    measure(slow)
+    assert slow.transfers == [SMALLEST_BYTES]
+    quick = TimedGroup(clock, size=4, bytes_per_s=SMALLEST_BYTES / ENOUGH_S, latency_s=0.0, others_s=-ENOUGH_S)
+    measure(quick)
+    assert len(quick.transfers) > 1
+
+
+def test_the_ranks_tell_each_other_after_every_transfer(clock: Clock) -> None:
+    group = TimedGroup(clock)
+    measure(group)
+    assert group.verdicts == len(group.transfers)
+
+
+def test_a_group_is_measured_once(clock: Clock) -> None:
+    group, other = TimedGroup(clock), TimedGroup(clock, bytes_per_s=1e7)
+    first = measure(group)
+    seen = list(group.transfers)
+    assert measure(group) is first
+    assert group.transfers == seen
+    assert measure(other).bytes_per_s == pytest.approx(1e7)
+    assert measure(group) is first
+
+
+def test_a_process_group_that_is_there_later_is_measured_then(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchDevice, "measure_allreduce", lambda device, size_bytes: 7.0)
+    with_process_group = TorchDevice(torch.device("cpu"), "of torch")
+    group = TimedGroup(clock)
+    assert measure(group).allreduce_bytes_per_s is None
+    cluster = measure_cluster(group, with_process_group)
+    assert cluster.allreduce_bytes_per_s == 7.0
+    assert measure_cluster(group, with_process_group) is cluster
+
+
+def test_a_group_that_is_gone_is_forgotten(clock: Clock) -> None:
+    group = TimedGroup(clock)
+    measure(group)
+    ref = weakref.ref(group)
+    del group
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_large_transfer_travels_in_all_its_slices(clock: Clock) -> None:
+    """Each with its own part of the memory, all of which is answered."""
+    group = TimedGroup(clock, bytes_per_s=1e12, latency_s=0.0)
+    group.configure(sizes=Sizes(fixed=SMALLEST_BYTES))
+    measure(group)
+    assert group.transfers == [SMALLEST_BYTES * GROWTH**step for step in range(STEPS)]
+
+
+def test_of_several_runs_the_fastest_counts_but_never_the_first(clock: Clock) -> None:
+    durations_s = iter([0.001, *(2.0 + run for run in range(REPEATS))])
+
+    def work() -> None:
+        clock.now_s += next(durations_s)
+
+    assert links.measure_fastest(work) == pytest.approx(2.0)
+    assert next(durations_s, None) is None

@@ -1,0 +1,201 @@
+"""The tree shows the architecture: a module imports only what stands below it, also inside of functions."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import undertow
+
+SOURCE = Path(undertow.__file__).parent
+ROOT = SOURCE.parents[1]
+
+# From the lowest to the highest; inside a tier, too, a package imports only those before it.
+TIERS = {
+    "ground": (
+        "plain_text",
+        "errors",
+        "release",
+        "hidden",
+        "progress",
+        "bounds",
+        "decoding",
+        "files",
+        "error_transfer",
+        "units",
+        "sizing",
+    ),
+    "settings": ("tracing", "settings"),
+    "engine": (
+        "engine.core",
+        "engine.wire",
+        "engine.coordinator",
+        "engine.server",
+        "engine.client",
+        "engine.interface",
+    ),
+    "plan": ("plan",),
+    "crossover": ("crossover",),
+    "process": ("observe.trace", "observe.meter", "runtime"),
+    "sync": ("sync",),
+    "launch and observe": ("launch", "observe.timeline", "observe.report", "observe.live"),
+    "frontends": ("torch", "torch_groups", "kvstore", "horovod", "script"),
+    "facade": ("", "autoload"),
+    "tools": ("tools.zoo", "tools.virtual", "tools.sim", "tools.faults", "tools.lab", "tools.doctor"),
+    "commands": ("cli", "__main__"),
+}
+ORDER = [package for tier in TIERS.values() for package in tier]
+HEIGHT = {package: height for height, package in enumerate(ORDER)}
+
+
+def name_module(path: Path) -> str:
+    """`engine.core.flow` for undertow/engine/core/flow.py."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_module(path): path for path in sorted(SOURCE.rglob("*.py")) if "import_path" not in path.parts}
+
+
+def find_package(module: str) -> str | None:
+    """The package of `ORDER` that a module belongs to."""
+    parts = module.split(".")
+    heads = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((head for head in heads if head in HEIGHT), None)
+
+
+def list_imports(text: str) -> Iterator[str]:
+    """Every module of undertow's that a source imports, at its top or anywhere in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found = [f"{node.module}.{name.name}" for name in node.names]
+            found = [name if name.removeprefix("undertow.") in MODULES else str(node.module) for name in found]
+        else:
+            continue
+        for name in found:
+            if name == "undertow" or name.startswith("undertow."):
+                yield name.removeprefix("undertow").removeprefix(".")
+
+
+def find_upward(module: str, text: str) -> list[str]:
+    """What a module imports from packages that stand above its own, or beside it and later."""
+    own = find_package(module)
+    return [
+        imported
+        for imported in list_imports(text)
+        if find_package(imported) != own and HEIGHT[find_package(imported) or ""] > HEIGHT[own or ""]
+    ]
+
+
+def test_every_module_belongs_to_a_package() -> None:
+    assert {module for module in MODULES if module and find_package(module) is None} == CONTAINERS
+
+
+# Packages that only hold others.
+CONTAINERS = {"engine", "observe", "tools"}
+
+
+@pytest.mark.parametrize("package", [*ORDER, *CONTAINERS])
+def test_every_package_is_there(package: str) -> None:
+    assert package in MODULES
+
+
+def test_containers_import_nothing() -> None:
+    assert [name for name in CONTAINERS if list(list_imports(MODULES[name].read_text()))] == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_point_down(package: str) -> None:
+    own = {module: path.read_text() for module, path in MODULES.items() if (find_package(module) or "") == package}
+    upward = {
+        module: found for module, text in own.items() if module not in CONTAINERS for found in find_upward(module, text)
+    }
+    assert upward == {}
+
+
+# The packages that must work with any framework, or none.
+WITHOUT_FRAMEWORK = [
+    package
+    for tier in ("ground", "settings", "engine", "plan", "crossover", "process", "sync")
+    for package in TIERS[tier]
+]
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
+
+
+def find_frameworks(text: str) -> set[str]:
+    """Return the frameworks that a source imports, at its top or anywhere in it."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} & FRAMEWORKS
+
+
+@pytest.mark.parametrize("package", WITHOUT_FRAMEWORK)
+def test_what_no_framework_owns_imports_none(package: str) -> None:
+    found = {
+        module: find_frameworks(path.read_text()) for module, path in MODULES.items() if find_package(module) == package
+    }
+    assert {module: frameworks for module, frameworks in found.items() if frameworks} == {}
+
+
+def test_every_form_of_an_import_of_a_framework_counts() -> None:
+    assert find_frameworks("def f():\n    from torch.nn import Linear\n") == {"torch"}
+    assert find_frameworks("import torch.distributed as dist, jax") == {"torch", "jax"}
+    assert find_frameworks("from undertow.torch import ddp") == set()
+
+
+def test_an_import_inside_a_function_counts() -> None:
+    text = "def show():\n    from undertow.observe.live import web\n"
+    assert find_upward("engine.client.group", text) == ["observe.live.web"]
+    assert find_upward("cli.run", text) == []
+    assert find_upward("plan.planner", "import undertow.torch.ddp.wrapper") == ["torch.ddp.wrapper"]
+    assert find_upward("engine.core.flow", "from undertow import shutdown") == [""]
+
+
+# Also in the code that is in strings, for other processes.
+FROM_IMPORT = re.compile(r"\bfrom undertow((?:\.\w+)*) import +(\([^)]*\)|\w[\w ,]*)")
+IMPORT = re.compile(r"\bimport undertow((?:\.\w+)+)")
+USERS = [path for folder in ("tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def list_names(module: str) -> set[str]:
+    """Return what a module binds, at its top or anywhere in it."""
+    nodes = list(ast.walk(ast.parse(MODULES[module].read_text())))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    aliases = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    return names | {name.asname or name.name for name in aliases}
+
+
+def find_dead_imports(text: str) -> list[str]:
+    """Return what this text imports from undertow that is not there."""
+    dead = [name for name in IMPORT.findall(text) if name[1:] not in MODULES]
+    for suffix, listed in FROM_IMPORT.findall(text):
+        module = suffix[1:]
+        for name in re.findall(r"(\w+)(?: as \w+)?", re.sub(r"#.*", "", listed)):
+            whole = f"{module}.{name}".removeprefix(".")
+            if whole not in MODULES and (module not in MODULES or name not in list_names(module)):
+                dead.append(whole)
+    return dead
+
+
+def test_what_tests_and_examples_import_is_there() -> None:
+    dead = {str(path.relative_to(ROOT)): find_dead_imports(path.read_text()) for path in USERS}
+    assert {path: names for path, names in dead.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["import {}.nowhere", "from {} import nowhere", "'from {}.plan.plan import (Plan,\nX)'"]
+)
+def test_an_import_of_nothing_is_found(text: str) -> None:
+    assert len(find_dead_imports(text.format("undertow"))) == 1
+    assert find_dead_imports("from undertow.plan.plan import Plan as P, read_plan; import undertow.plan") == []

@@ -1,0 +1,180 @@
+"""A replayed device that several jobs share: who waits for whom, and what stays as it was for one who is alone."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from undertow.tools.lab.replay.device import QUEUE_S, Device, Occupancy, SharedOccupancy, make_devices, place_device
+
+
+class Worker:
+    """One with clocks of its own, which move only when a test says so; its sleeps may end late."""
+
+    def __init__(self, occupancy: Occupancy | None, *, lateness_s: Iterable[float] = ()) -> None:
+        self.now_s = 1000.0
+        self.cpu_s = 5.0
+        self.slept_s: list[float] = []
+        self._lateness_s: Iterator[float] = iter(lateness_s)
+        self.device = Device(
+            occupancy=occupancy, clock=lambda: self.now_s, thread_clock=lambda: self.cpu_s, sleep=self._sleep
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.slept_s.append(seconds)
+        self.now_s += seconds + next(self._lateness_s, 0.0)
+
+    def use_cpu(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.cpu_s += seconds
+
+    def wait_until(self, now_s: float) -> None:
+        assert now_s >= self.now_s
+        self.now_s = now_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_devices(tmp_path, 2)
+    return tmp_path
+
+
+def open_device(folder: Path, host: int = 0) -> SharedOccupancy:
+    return SharedOccupancy(place_device(folder, host))
+
+
+def test_who_is_alone_notices_nothing(folder: Path) -> None:
+    lateness_s = [0.0003, 0.03, 0.0, 0.07, 0.002]
+    own, shared = Worker(None, lateness_s=lateness_s), Worker(open_device(folder), lateness_s=lateness_s)
+    for worker in (own, shared):
+        for number in range(40):
+            worker.device.compute(0.01 * (number % 4))
+            worker.use_cpu(0.003 * (number % 3) + (0.06 if number == 20 else 0.0))
+            worker.wait_until(worker.now_s + 0.02 * (number % 5 == 0))
+    assert shared.slept_s == pytest.approx(own.slept_s)
+    assert shared.now_s == pytest.approx(own.now_s)
+
+
+def test_an_operation_waits_until_the_device_is_free(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first.device.compute(0.1)
+    second.wait_until(1000.02)
+    second.device.compute(0.05)
+    assert second.now_s == pytest.approx(1000.15)
+
+
+def test_the_devices_of_two_hosts_have_nothing_to_do_with_each_other(folder: Path) -> None:
+    first, second = Worker(open_device(folder, 0)), Worker(open_device(folder, 1))
+    first.device.compute(0.1)
+    second.device.compute(0.05)
+    assert second.now_s == pytest.approx(1000.05)
+
+
+def test_two_that_never_stop_get_every_other_operation(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    for _ in range(10):
+        first.device.compute(0.01)
+        second.device.compute(0.03)
+    assert first.now_s == pytest.approx(1000 + 10 * 0.04 - 0.03)
+    assert second.now_s == pytest.approx(1000 + 10 * 0.04)
+
+
+def test_a_gap_that_nobody_used_is_lost(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first.device.compute(0.1)
+    second.wait_until(1000.5)
+    second.device.compute(0.05)
+    assert second.now_s == pytest.approx(1000.55)
+
+
+def test_hidden_time_begins_an_operation_earlier_while_the_device_was_free(folder: Path) -> None:
+    worker = Worker(open_device(folder))
+    worker.device.compute(0.1)
+    worker.use_cpu(0.02)
+    worker.device.compute(0.1)
+    assert worker.now_s == pytest.approx(1000.2)
+
+
+def test_hidden_time_never_begins_an_operation_before_the_device_was_free(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first.device.compute(0.1)
+    second.device.compute(0.005)  # from 1000.1 on
+    first.use_cpu(0.02)  # hidden: it would have begun at 1000.1
+    first.device.compute(0.1)
+    assert first.now_s == pytest.approx(1000.205)
+
+
+def test_lateness_after_standing_in_line_is_made_up(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder), lateness_s=[0.01])
+    first.device.compute(0.1)
+    second.device.compute(0.05)  # 1000.1 to 1000.15, and it wakes up 10 ms later
+    second.device.compute(0.05)
+    assert second.now_s == pytest.approx(1000.2)
+
+
+def test_waiting_for_something_else_is_not_hidden(folder: Path) -> None:
+    worker = Worker(open_device(folder))
+    worker.device.compute(0.1)
+    worker.wait_until(1000.3)
+    worker.device.compute(0.1)
+    assert worker.now_s == pytest.approx(1000.4)
+
+
+def test_a_lock_that_takes_long_does_not_make_the_operation_longer() -> None:
+    class Slow:
+        def occupy(self, begin_s: float, seconds: float) -> float:
+            worker.wait_until(worker.now_s + 0.02)
+            return begin_s + seconds
+
+    worker = Worker(Slow())
+    worker.device.compute(0.1)
+    assert worker.slept_s == pytest.approx([0.08])
+    worker.device.compute(0.01)  # the lock alone takes longer: the next one makes up for that
+    worker.device.compute(0.1)
+    assert worker.now_s == pytest.approx(1000.21)
+
+
+def test_an_operation_of_no_time_needs_no_device(folder: Path) -> None:
+    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first.device.compute(0.1)
+    second.device.compute(0.0)
+    assert second.slept_s == []
+
+
+def test_what_is_hidden_is_limited_by_the_queue(folder: Path) -> None:
+    worker = Worker(open_device(folder))
+    worker.device.compute(0.1)
+    worker.use_cpu(QUEUE_S + 0.04)
+    worker.device.compute(0.1)
+    assert worker.now_s == pytest.approx(1000.24)
+
+
+def test_nobody_gets_time_that_somebody_else_takes_at_the_same_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds the lock goes first; what it takes is seen by the one who had to wait for the lock."""
+    with closing(open_device(folder)) as first, closing(open_device(folder)) as second:
+        held: list[int] = []
+
+        def wait_for_lock(file: int, operation: int) -> None:
+            held.append(operation)
+            if held == [fcntl.LOCK_EX]:
+                second.occupy(0.0, 5.0)
+            flock(file, operation)
+
+        flock = fcntl.flock
+        monkeypatch.setattr(fcntl, "flock", wait_for_lock)
+        assert first.occupy(0.0, 1.0) == 6.0
+        assert held == [fcntl.LOCK_EX, fcntl.LOCK_EX, fcntl.LOCK_UN, fcntl.LOCK_UN]
+
+
+def test_the_lock_is_one_for_all_workers(folder: Path) -> None:
+    with closing(open_device(folder)) as first, closing(open_device(folder)) as second:
+        fcntl.flock(first._file, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(second._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,36 @@
+"""Calls are made in the order of their times, and of two at one time in the order in which they came."""
+
+from __future__ import annotations
+
+import math
+
+from undertow.tools.virtual.world import Clock
+
+
+def test_calls_are_made_in_their_order() -> None:
+    clock, seen = Clock(), list[tuple[float, str]]()
+
+    def see(what: str) -> None:
+        seen.append((clock(), what))
+
+    for time_s, what in ((2.0, "last"), (1.0, "first"), (1.0, "second")):
+        clock.at(time_s, see, what)
+    clock.at(1.0, clock.after, 0.5, see, "later")
+    clock.step()
+    assert (seen, clock.next_s) == ([(1.0, "first")], 1.0)
+    clock.run()
+    assert seen[1:] == [(1.0, "second"), (1.5, "later"), (2.0, "last")]
+    assert clock.next_s == math.inf
+
+
+def test_a_clock_that_is_stopped_does_no_more() -> None:
+    clock, seen = Clock(), list[str]()
+
+    def stop() -> None:
+        clock.stop()
+        clock.at(2.0, seen.append, "what the stopping call leads to")
+
+    clock.at(1.0, stop)
+    clock.at(1.5, seen.append, "what was due")
+    clock.run()
+    assert (seen, clock.now_s) == ([], 1.0)

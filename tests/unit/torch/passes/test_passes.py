@@ -1,0 +1,472 @@
+"""Which backward passes are synchronised, and what is called in which order, without a group."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from undertow.errors import UndertowError
+from undertow.torch.claims.step_check import check, claim, forget_all
+from undertow.torch.factors.collector import Wanted
+from undertow.torch.passes.passes import Passes
+
+OF_A_PASS = ["begin", "send 1", "send 0", "send_rest", "wait", "land", "end"]
+LOCAL = ["accumulated 1", "accumulated 0"]
+
+
+class Calls(list[str]):
+    """What was called, in order."""
+
+    def take(self) -> list[str]:
+        taken, self[:] = [*self], []
+        return taken
+
+
+class FakeGradients:
+    """A table that writes down what it is told."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], calls: Calls, name: str = "") -> None:
+        self.parameters = list(parameters)
+        self.names = {parameter: f"p{index}" for index, parameter in enumerate(parameters)}
+        self.wants = lambda index: Wanted.GRADIENT
+        self.gathered = False
+        self.failure: Exception | None = None
+        self._calls, self._name = calls, name
+
+    def _note(self, call: str) -> None:
+        self._calls.append(self._name + call)
+
+    def begin(self, arrivals: Any = None, *, as_at_first: bool = False) -> None:
+        self._note("begin as at first" if as_at_first else "begin")
+
+    def send(self, index: int, fresh: torch.Tensor | None = None) -> None:
+        assert not torch.is_grad_enabled()
+        self._note(f"send {index}")
+
+    def check_unsent(self, index: int) -> None:
+        self._note(f"check {index}")
+
+    def send_rest(self) -> None:
+        self._note("send_rest")
+
+    def accumulated(self, index: int, added: torch.Tensor | None) -> None:
+        self._note(f"accumulated {index}")
+
+    def takes_factors(self, index: int, *, now: bool) -> bool:
+        return self.gathered
+
+    def wait(self) -> None:
+        self._note("wait")
+        if self.failure is not None:
+            raise self.failure
+
+    def land(self) -> bool:
+        self._note("land")
+        return False
+
+
+class FakePlanning:
+    def __init__(self, calls: Calls, measures: bool = False) -> None:
+        self._calls, self._measures = calls, measures
+
+    def adopt(self, gradients: Any) -> None: ...
+
+    def start_forward(self) -> bool:
+        self._calls.append("plan a forward")
+        return self._measures
+
+    def begin(self, *, has_gates: bool) -> None:
+        self._calls.append(f"plan begins, has_gates={has_gates}")
+
+    def stand_by(self) -> None:
+        self._calls.append("plan stands by")
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        self._calls.append("plan sees one")
+
+    def end(self) -> None:
+        self._calls.append("plan ends")
+
+
+class FakeOverlap:
+    """An overlap and its gates."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.gates = self
+
+    def watch(self, gradients: Any, nodes: Any) -> None:
+        self._calls.append(f"gates watch {len(list(nodes))}")
+
+    def begin(self) -> None:
+        self._calls.append("overlap begins")
+
+    def expect(self, gradients: Any) -> None:
+        self._calls.append("expect")
+
+    def wait_for_exposed(self, gradients: Any) -> None:
+        self._calls.append("wait for exposed")
+
+    def end(self, gradients: Any) -> None:
+        self._calls.append("overlap ends")
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("of the user")
+
+
+def make_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+
+
+class Bench:
+    """Two layers, and the passes over their weights, the first layer's first."""
+
+    def __init__(
+        self, net: nn.Sequential | None = None, calls: Calls | None = None, name: str = "", **options: Any
+    ) -> None:
+        self.net = net or make_net()
+        self.calls = Calls() if calls is None else calls
+        self.name = name
+        self.passes = Passes(lambda absent: self.calls.append(name + "end"), **options)
+        self.gradients = FakeGradients(list(self.net.parameters()), self.calls, name)
+        self.passes.watch(self.gradients)  # type: ignore[arg-type]
+        self.inputs = torch.ones(1, 2, requires_grad=True)
+
+    def forward(self, *, synchronise: bool = True, seen: bool = True) -> torch.Tensor:
+        """As a wrapper does it; with `seen` off the outputs are not found."""
+        if synchronise:
+            self.passes.check_closed()
+            self.passes.start_forward()
+        self.hidden = self.net[0](self.inputs)
+        outputs = self.net[1](self.hidden)
+        self.passes.expect(outputs if seen else None, synchronise=synchronise)
+        return outputs.sum()  # type: ignore[no-any-return]
+
+    def asked_in(self, loss: torch.Tensor, **options: Any) -> Wanted:
+        """What the backward of this loss wants of the first layer."""
+        answers: list[Wanted] = []
+        self.hidden.register_hook(lambda gradient: answers.append(self.gradients.wants(0)))
+        torch.autograd.backward(loss, **options)
+        return answers[0]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_backward_of_a_forward_that_asked_is_a_pass(bench: Bench) -> None:
+    for _ in range(2):
+        bench.forward().backward()
+        assert bench.calls.take() == OF_A_PASS
+
+
+def test_a_local_backward_only_accumulates(bench: Bench) -> None:
+    bench.forward(synchronise=False).backward()
+    assert bench.calls.take() == LOCAL
+
+
+def test_outputs_out_of_sight_begin_a_pass_with_the_first_gradient(bench: Bench) -> None:
+    bench.forward(seen=False).backward()
+    assert bench.calls.take() == OF_A_PASS
+
+
+def test_a_pass_uses_up_what_a_forward_asked_for(bench: Bench) -> None:
+    seen = bench.forward()
+    hidden = bench.forward(seen=False)
+    seen.backward()
+    hidden.backward()
+    assert bench.calls.take() == OF_A_PASS + LOCAL
+
+
+def test_each_forward_decides_about_its_own_backward(bench: Bench) -> None:
+    synchronised, local = bench.forward(), bench.forward(synchronise=False)
+    local.backward()
+    synchronised.backward()
+    assert bench.calls.take() == LOCAL + OF_A_PASS
+
+
+def test_gradients_that_are_asked_for_change_nothing(bench: Bench) -> None:
+    asked = bench.forward()
+    hidden = bench.forward(seen=False)
+    torch.autograd.grad(asked, bench.inputs, retain_graph=True)
+    torch.autograd.grad(hidden, bench.inputs, retain_graph=True)
+    assert not bench.calls.take()
+    hidden.backward()
+    assert bench.calls.take() == OF_A_PASS
+    asked, local = bench.forward(), bench.forward(synchronise=False)
+    torch.autograd.grad(asked, bench.inputs, retain_graph=True)
+    local.backward()
+    asked.backward()
+    assert bench.calls.take() == LOCAL + OF_A_PASS
+
+
+def test_every_backward_may_be_a_pass_without_any_forward(bench: Bench) -> None:
+    bench.passes.synchronise_all()
+    for _ in range(2):
+        bench.net(bench.inputs).sum().backward()
+        assert bench.calls.take() == OF_A_PASS
+    bench.passes.ignore_all()
+    bench.net(bench.inputs).sum().backward()
+    assert bench.calls.take() == LOCAL
+
+
+def test_a_framework_may_ask_for_the_next_pass(bench: Bench) -> None:
+    loss = bench.forward(synchronise=False)
+    bench.passes.request([])
+    loss.backward()
+    bench.forward(synchronise=False).backward()
+    assert bench.calls.take() == OF_A_PASS + LOCAL
+
+
+def test_without_wait_free_sending_all_leaves_at_the_end() -> None:
+    bench = Bench(wait_free=False)
+    bench.forward().backward()
+    assert bench.calls.take() == ["begin", "send_rest", "wait", "land", "end"]
+
+
+def test_gradients_of_a_nested_backward_leave_at_the_end(bench: Bench) -> None:
+    bench.passes.start_forward()
+    outputs = checkpoint(bench.net, bench.inputs, use_reentrant=True)
+    bench.passes.expect(outputs, synchronise=True)
+    outputs.sum().backward()
+    # No node of a weight is in the outer graph: its pass begins with the first gradient, in the nested one.
+    assert bench.calls.take() == ["begin", "check 1", "check 0", "send_rest", "wait", "land", "end"]
+
+
+def test_a_forward_inside_of_the_followed_backward_is_known(bench: Bench) -> None:
+    found: list[bool] = []
+
+    def compute(inputs: torch.Tensor) -> torch.Tensor:
+        found.append(bench.passes.computes_again)
+        return bench.net(inputs)  # type: ignore[no-any-return]
+
+    outputs = checkpoint(compute, bench.inputs, use_reentrant=False)
+    bench.passes.expect(outputs, synchronise=True)
+    outputs.sum().backward()
+    assert found == [False, True]
+    assert not bench.passes.computes_again
+
+
+def test_two_models_in_one_backward_end_together() -> None:
+    calls = Calls()
+    first, second = Bench(calls=calls, name="a "), Bench(calls=calls, name="b ")
+    (first.forward() + second.forward()).backward()
+    taken = calls.take()
+    end = taken.index("a end") if taken.index("a end") < taken.index("b end") else taken.index("b end")
+    head, tail = taken[:end], taken[end:]
+    # The pass that ends first sends and waits for both: another rank may have met them in another order.
+    assert {"a send_rest", "b send_rest", "a wait", "b wait"} <= set(head)
+    assert max(head.index("a send_rest"), head.index("b send_rest")) < min(head.index("a wait"), head.index("b wait"))
+    assert sum(call.endswith("land") for call in head) == sum(call.endswith("land") for call in tail) == 1
+
+
+def test_the_second_of_two_passes_over_the_same_weights_follows_at_the_end() -> None:
+    calls = Calls()
+    net = make_net()
+    first, second = Bench(net, calls, "a "), Bench(net, calls, "b ")
+    (first.forward() + second.forward()).backward()
+    taken = calls.take()
+    late, early = ("a ", "b ") if taken[0].startswith("b ") else ("b ", "a ")
+    assert [call for call in taken if call.startswith(early)] == [early + call for call in OF_A_PASS]
+    of_late = ["begin", "send_rest", "wait", "land", "end"]
+    assert [call for call in taken if call.startswith(late)] == [late + call for call in of_late]
+    assert taken.index(early + "land") < taken.index(late + "send_rest")
+
+
+def test_a_late_pass_waits_in_spite_of_gates() -> None:
+    calls = Calls()
+    net = make_net()
+    for bench in (benches := [Bench(net, calls, name) for name in ("a ", "b ")]):
+        bench.passes.overlap_with(FakeOverlap(calls))  # type: ignore[arg-type]
+    sum(bench.forward() for bench in benches).backward()
+    taken = calls.take()
+    assert taken.count("overlap ends") == 1
+    assert [call[2:] for call in taken if call.endswith(("wait", "land"))] == ["wait", "land"]
+
+
+def test_a_backward_that_broke_off_is_told_at_the_next_forward(bench: Bench) -> None:
+    loss = bench.forward()
+    with pytest.raises(ArithmeticError):
+        (Broken.apply(loss) * bench.forward()).backward()
+    for _ in range(2):
+        with pytest.raises(UndertowError, match="was broken off by an exception"):
+            bench.forward()
+
+
+def break_off_before_any_gradient(bench: Bench, *, then_local: bool = False) -> None:
+    """Let a backward come to an output, and then to an exception."""
+    breaking = bench.net[1](Broken.apply(bench.inputs)).sum()  # made first, so it runs last
+    loss = breaking + bench.forward()
+    if then_local:
+        bench.forward(synchronise=False)
+    with pytest.raises(ArithmeticError):
+        torch.autograd.grad(loss, bench.inputs)
+    assert not bench.calls.take()
+
+
+def test_one_that_broke_off_before_any_gradient_is_forgotten_at_the_next_forward(bench: Bench) -> None:
+    break_off_before_any_gradient(bench)
+    bench.forward().backward()
+    assert bench.calls.take() == OF_A_PASS
+
+
+def test_one_that_broke_off_before_any_gradient_is_forgotten_at_the_next_backward(bench: Bench) -> None:
+    seen, unseen = bench.forward(), bench.net(bench.inputs).sum()
+    break_off_before_any_gradient(bench)
+    seen.backward()
+    unseen.backward()
+    assert bench.calls.take() == OF_A_PASS + LOCAL
+
+
+def test_one_that_broke_off_before_any_gradient_takes_no_local_ones_along(bench: Bench) -> None:
+    break_off_before_any_gradient(bench, then_local=True)
+    bench.net(bench.inputs).sum().backward()
+    assert bench.calls.take() == LOCAL
+
+
+def test_a_forward_elsewhere_while_a_backward_is_followed(bench: Bench) -> None:
+    """In another thread, where it is no part of that backward."""
+    known: list[bool] = []
+
+    def run_elsewhere(gradient: torch.Tensor) -> None:
+        def evaluate() -> None:
+            known.append(bench.passes.computes_again)
+            bench.forward(synchronise=False)
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+
+    loss = bench.forward()
+    bench.hidden.register_hook(run_elsewhere)
+    torch.autograd.grad(loss, bench.inputs, retain_graph=True)
+    assert known == [False]
+    assert not bench.calls.take()
+    loss.backward()
+    assert known == [False, False]
+    assert bench.calls.take() == OF_A_PASS
+
+
+def test_a_pass_whose_results_never_come_is_over(bench: Bench) -> None:
+    bench.gradients.failure = UndertowError("a worker is gone")
+    with pytest.raises(UndertowError, match="a worker is gone"):
+        bench.forward().backward()
+    bench.gradients.failure = None
+    bench.calls.take()
+    bench.forward().backward()
+    assert bench.calls.take() == OF_A_PASS
+
+
+def test_with_gates_a_pass_ends_before_its_results_are_there(bench: Bench) -> None:
+    bench.passes.overlap_with(FakeOverlap(bench.calls))  # type: ignore[arg-type]
+    bench.forward().backward()
+    assert bench.calls.take() == [
+        *("gates watch 2", "overlap begins", "expect", "begin", "send 1", "send 0"),
+        *("send_rest", "wait for exposed", "overlap ends", "end"),
+    ]
+
+
+def test_in_a_join_results_are_waited_for_and_slices_are_the_first() -> None:
+    calls = Calls()
+    bench = Bench(calls=calls, is_joining=lambda: True, planning=FakePlanning(calls))
+    bench.passes.overlap_with(FakeOverlap(calls))  # type: ignore[arg-type]
+    bench.forward().backward()
+    assert [call for call in bench.calls.take() if call != "plan sees one"] == [
+        *("gates watch 2", "overlap begins", "plan stands by", "expect", "begin as at first", "send 1", "send 0"),
+        *("send_rest", "wait", "land", "end"),
+    ]
+
+
+def test_the_plan_is_told_of_each_pass_that_a_forward_announced() -> None:
+    calls = Calls()
+    bench = Bench(calls=calls, planning=FakePlanning(calls))
+    bench.forward().backward()
+    assert bench.calls.take() == [
+        *("plan a forward", "plan begins, has_gates=False", "begin", "plan sees one", "send 1", "plan sees one"),
+        *("send 0", "plan ends", "send_rest", "wait", "land", "end"),
+    ]
+    # Unforeseen: a framework asks, or every backward is a pass, and no forward has begun.
+    for _ in range(2):
+        bench.passes.request([])
+        bench.net(bench.inputs).sum().backward()
+        taken = bench.calls.take()
+        assert "plan stands by" in taken
+        assert "plan ends" not in taken
+        bench.passes.synchronise_all()
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_layer_is_told_what_its_backward_wants(bench: Bench, gathered: bool) -> None:
+    bench.gradients.gathered = gathered
+    assert bench.asked_in(bench.forward()) is (Wanted.FACTORS if gathered else Wanted.GRADIENT)
+    assert bench.asked_in(bench.forward(synchronise=False)) is (Wanted.BOTH if gathered else Wanted.GRADIENT)
+    # This gradient's pass has begun with that of the layer above.
+    assert bench.asked_in(bench.forward(seen=False)) is (Wanted.FACTORS if gathered else Wanted.GRADIENT)
+
+
+def test_a_layer_keeps_its_gradient_where_nothing_is_added(bench: Bench) -> None:
+    bench.gradients.gathered = True
+    assert bench.asked_in(bench.forward(), inputs=[bench.inputs]) is Wanted.GRADIENT
+
+
+def test_a_layer_keeps_its_gradient_before_the_pass_has_begun(bench: Bench) -> None:
+    bench.gradients.gathered = True
+    outputs = bench.net(bench.inputs)
+    bench.passes.expect(None, synchronise=True)
+    answers: list[Wanted] = []
+    outputs.register_hook(lambda gradient: answers.append(bench.gradients.wants(1)))
+    outputs.sum().backward()
+    assert answers == [Wanted.GRADIENT]
+
+
+@pytest.fixture
+def claims() -> Iterator[None]:
+    yield
+    forget_all()
+
+
+@pytest.mark.usefixtures("claims")
+def test_the_claim_learns_what_was_synchronised() -> None:
+    net = make_net()
+    bench = Bench(net, claim=claim(net, ()))
+    bench.net(bench.inputs).sum().backward()
+    assert not bench.passes.has_synchronised
+    bench.forward().backward()
+    assert bench.passes.has_synchronised
+
+
+@pytest.mark.usefixtures("claims")
+def test_a_gradient_that_another_wrappers_pass_sends_is_no_stray(caplog: pytest.LogCaptureFixture) -> None:
+    net = make_net()
+    bench, _ = Bench(net, claim=claim(net, ())), Bench(net, claim=claim(net, ()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    bench.inputs.register_hook(lambda gradient: check(optimizer))  # as an optimizer that steps in backward
+    bench.forward().backward()
+    assert bench.calls.take() == OF_A_PASS
+    assert not caplog.messages
+
+
+def test_a_wrapper_that_is_gone_leaves_dead_hooks_behind(bench: Bench) -> None:
+    ref = weakref.ref(bench.passes)
+    del bench.passes
+    gc.collect()
+    assert ref() is None
+    bench.net(bench.inputs).sum().backward()
+    assert not bench.calls.take()
+    assert bench.gradients.wants(0) is Wanted.GRADIENT
