@@ -370,7 +370,7 @@ def make_targets() -> list[Target]:
     joins = [pack(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
     replies = [pack(Reply([b"a", b"b"])), pack(Reply([], Complaint.ABSENT, "did not arrive", [1]))]
     card = formation.WorkerContact("10.0.0.1:4000", "unix:x", "mark", "host", "token", Sizes(), 0, Checksum.AUTO)
-    failure = subsets._Failure("too many open files", 1.5)
+    failure = subsets._Failure("too many open files", (2,))
     launchers = [b"".join(map(streams.pack, [Beat(), Go(), Left(1), Met(), Goodbye()])), streams.pack(Lost("a cause"))]
     measured = LinkMeasurement(1, 0, 1e-4, 2e-4, 0.1, Received(10**9, 1.0), Received(10**9, 1.0))
     to_arbiter = [

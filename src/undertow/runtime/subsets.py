@@ -7,16 +7,15 @@ cannot, all ranks of the job are told why.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
-from undertow.decoding import Decoder, Seconds
+from undertow.decoding import Decoder, Rank
 from undertow.engine.client import formation
 from undertow.engine.client.group import ConnectedGroup
-from undertow.errors import UndertowError, name_ranks
+from undertow.errors import PeerLost, UndertowError, name_ranks
 from undertow.runtime import process
 
 MOST_REASONS = 3
@@ -33,18 +32,14 @@ class _Bid(msgspec.Struct, frozen=True):
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """Reason for which a rank could not join; the text is empty if another rank gives it."""
+    """Reason for which a rank could not join, and the ranks that were lost to it."""
 
     text: str
-    after_s: Seconds  # since it began
+    lost: tuple[Rank, ...] = ()
 
 
 _bids: Decoder[_Bid] = Decoder(_Bid, "what another worker brings to a group")
 _failures: Decoder[_Failure | None] = Decoder(_Failure | None, "how another worker has joined a group")
-
-
-class _Unmet(UndertowError):
-    """Absence of another rank, which gives the reason itself."""
 
 
 def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> ConnectedGroup | None:
@@ -57,7 +52,6 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Conne
     gathering = _Gathering(ranks, exchange)
     own: ConnectedGroup | None = None
     failure: Exception | None = None
-    began_s = time.monotonic()
     try:
         if world.rank in ranks:
             own = process.add_group(name, lambda: _form(gathering.meet, name, ranks))
@@ -69,8 +63,7 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Conne
         failure = error
     try:
         gathering.miss()
-        told = None if failure is None else _Failure(_describe(failure), time.monotonic() - began_s)
-        reasons = _agree(told, exchange)
+        reasons = _agree(None if failure is None else _describe(failure), exchange)
         if reasons:
             raise UndertowError(f"{name_ranks(ranks)} cannot form a group: {reasons}") from failure
     except BaseException:
@@ -90,8 +83,9 @@ class _Gathering:
 
     def meet(self, card: bytes) -> list[bytes]:
         bids = self._come(_Bid(card))
-        if not all(bid.can_come for bid in bids):
-            raise _Unmet("another rank could not come")
+        absent = [rank for rank, bid in enumerate(bids) if not bid.can_come]
+        if absent:
+            raise PeerLost(ranks=absent, event="could not come to form a group")
         return [bids[rank].card for rank in self._ranks]
 
     def miss(self) -> None:
@@ -116,16 +110,17 @@ def _form(meet: formation.Meet, name: object, ranks: Sequence[int]) -> Connected
     )
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, _Unmet):
-        return ""
+def _describe(error: Exception) -> _Failure:
     kind = type(error).__name__
-    return str(error) or kind if isinstance(error, UndertowError) else f"{kind}: {error}"
+    text = str(error) or kind if isinstance(error, UndertowError) else f"{kind}: {error}"
+    return _Failure(text, error.ranks if isinstance(error, PeerLost) else ())
 
 
 def _agree(own: _Failure | None, exchange: Exchange) -> str:
     """Return why the group could not be formed, the same on all ranks; empty if it was formed."""
     told = [_failures.decode(data) for data in exchange("formed", msgspec.msgpack.encode(own))]
-    failed = [(failure.after_s, rank, failure.text) for rank, failure in enumerate(told) if failure is not None]
-    words = [f"rank {rank}: {text}" for _, rank, text in sorted(failed) if text]  # the first one is the cause
+    failures = {rank: failure for rank, failure in enumerate(told) if failure is not None}
+    # A rank that fails is lost to those that wait for it: theirs are consequences, and its own reason is the cause.
+    causes = {rank: failure for rank, failure in failures.items() if failures.keys().isdisjoint(failure.lost)}
+    words = [f"rank {rank}: {failure.text}" for rank, failure in (causes or failures).items()]
     return "; ".join(words[:MOST_REASONS])

@@ -89,7 +89,7 @@ def form(
         loop.post(group.start)
         for peer in range(rank):
             is_local = contacts[peer].mark == contact.mark
-            _dial(transport, peer, contacts[peer], deadline=deadline, is_local=is_local, check=group.check)
+            _dial(group, transport, peer, contacts[peer], deadline=deadline, is_local=is_local)
         _wait_for_links(group, deadline, settings.start_timeout_s)
     except BaseException as error:
         if group is None:
@@ -149,13 +149,13 @@ def _own_contact(transport: SocketTransport, settings: Settings) -> WorkerContac
 
 
 def _dial(
+    group: ConnectedGroup,
     transport: SocketTransport,
     peer: int,
     contact: WorkerContact,
     *,
     deadline: float,
     is_local: bool,
-    check: Callable[[], None],
 ) -> None:
     addresses = [contact.local_address, contact.address] if is_local and contact.local_address else [contact.address]
     give_up_s = min(deadline, time.monotonic() + DIAL_TIMEOUT_S)
@@ -164,12 +164,12 @@ def _dial(
             transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
             return
         except (OSError, Refused) as error:
-            check()  # the peer may be gone because of a loss that this rank knows of
+            group.check()  # the peer may be gone because of a loss that this rank knows of
             # Strangers may fill its backlog for a moment.
             if time.monotonic() > give_up_s:
                 raise PeerLost(
                     f"{error}. Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface",
-                    rank=peer,
+                    rank=group.shape.name(peer),
                     host=contact.host,
                     event=f"was met but cannot be reached at {address}",
                 ) from None
@@ -179,4 +179,5 @@ def _dial(
 def _wait_for_links(group: ConnectedGroup, deadline: float, timeout_s: float) -> None:
     if not group.waiters.wait_within(group.receiver.all_connected, max(0.1, deadline - time.monotonic())):
         event = f"did not connect within {timeout_s:g} s of the start"
-        raise PeerLost(ranks=group.receiver.never_connected, event=event)
+        absent = [group.shape.name(peer) for peer in group.receiver.never_connected]
+        raise PeerLost(ranks=absent, event=event)

@@ -106,4 +106,5 @@ class GroupReceiver:
     def _drop(self, peer: int, header: Header, reason: str) -> None:
         self.dropped[header.kind.name] += 1
         if self.dropped.total() == 1:
-            log.warning("dropped a frame from rank %d: %s (further ones are counted only)", peer, reason)
+            sender = self._shape.name(peer)
+            log.warning("dropped a frame from rank %d: %s (further ones are counted only)", sender, reason)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,17 @@ from undertow.engine.core.shape import Shape
 from undertow.errors import PeerLost, Refused
 from undertow.settings import Checksum
 from undertow.sizing import Sizes
+
+SHAPE = Shape(
+    rank=0,
+    hosts=["alpha", "beta", "gamma"],
+    job=7,
+    sizes=Sizes(fixed=64),
+    credit_bytes=256,
+    silence_timeout_s=10.0,
+    stall_timeout_s=60.0,
+)
+SUBSET = replace(SHAPE, names=(1, 3, 4))  # of a larger job
 
 CONTACT = WorkerContact("10.0.0.1:4000", "unix:undertow-x", "mark", "alpha", "token", 1024, 4096, Checksum.AUTO)
 
@@ -42,7 +55,8 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dial(listener: Listener, *, is_local: bool, check: Callable[[], None] = lambda: None) -> None:
-    formation._dial(listener, 3, CONTACT, deadline=160.0, is_local=is_local, check=check)  # type: ignore[arg-type]
+    group: Any = SimpleNamespace(shape=SUBSET, check=check)
+    formation._dial(group, listener, 1, CONTACT, deadline=160.0, is_local=is_local)  # type: ignore[arg-type]
 
 
 def test_a_crowded_listener_is_tried_again_the_other_way_round() -> None:
@@ -96,16 +110,7 @@ class Wire:
 
 @pytest.fixture
 def group() -> ConnectedGroup:
-    shape = Shape(
-        rank=0,
-        hosts=["alpha", "beta", "gamma"],
-        job=7,
-        sizes=Sizes(fixed=64),
-        credit_bytes=256,
-        silence_timeout_s=10.0,
-        stall_timeout_s=60.0,
-    )
-    return ConnectedGroup(shape, None, Wire())  # type: ignore[arg-type]
+    return ConnectedGroup(SHAPE, None, Wire())  # type: ignore[arg-type]
 
 
 def wait_for_links(group: ConnectedGroup) -> None:
@@ -138,3 +143,8 @@ def test_workers_that_never_come_are_named(group: ConnectedGroup) -> None:
     group.receiver.connected(1)
     with pytest.raises(PeerLost, match="rank 2 did not connect"):
         wait_for_links(group)
+
+
+def test_workers_of_a_part_of_the_job_are_named_by_their_ranks_in_the_job() -> None:
+    with pytest.raises(PeerLost, match="ranks 3 and 4 did not connect within 30 s"):
+        wait_for_links(ConnectedGroup(SUBSET, None, Wire()))  # type: ignore[arg-type]
