@@ -130,6 +130,32 @@ def test_one_backward_can_serve_two_groups(tmp_path: Path) -> None:
     assert results == [(4.0, 0.5), (4.0, 0.5), (4.0, 0.0)]
 
 
+def differ_in_a_group(rank: int, meeting: str) -> str:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=4)
+    some = dist.new_group([1, 2, 3])
+    told = ""
+    if rank in (1, 2, 3):
+        model = nn.Linear(1, 1).apply(zero)
+        if rank == 2:
+            nn.init.ones_(model.weight)
+        with pytest.raises(undertow.DriftError) as drift:
+            undertow.torch.verify_replicas(model, some)
+        with pytest.raises(undertow.MismatchError) as mismatch:
+            DistributedDataParallel(nn.Linear(1, 2 if rank == 3 else 1), process_group=some)
+        told = f"{drift.value} {drift.value.ranks} {mismatch.value} {mismatch.value.ranks}"
+    dist.barrier()
+    return told
+
+
+def test_ranks_of_a_part_are_named_as_in_the_whole(tmp_path: Path) -> None:
+    outside, *told = run_workers(4, differ_in_a_group, str(tmp_path / "meeting"), init=False, environment=NOTHING)
+    assert outside == ""
+    assert len(set(told)) == 1
+    assert told[0].startswith("replicas differ: 'weight' on rank 2 is not the same as on the other ranks (2,) ")
+    assert "ranks 1 and 3 hold different tensors" in told[0]
+    assert told[0].endswith("(1, 3)")
+
+
 def train_at_master(rank: int) -> tuple[int, float]:
     return undertow.world_size(), mean_of(rank)
 

@@ -54,7 +54,7 @@ CONTROL = [
     messages.Discarded(1),
     messages.Discarded(4),
     messages.AskMissing(1, 1),
-    messages.Missing(1, 1, [0, 2]),
+    messages.Missing(1, [0, 2]),
     messages.AskTime(1.5),
     messages.Time(1.5, 2.5),
     messages.ForwardedStatus(b"status"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -80,21 +81,21 @@ def form_world(name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
 def _form_process_group(process_group: Any, loop: Loop, settings: Settings) -> ConnectedGroup:
     """Form the group of a process group's ranks, through its own store."""
     store = dist.distributed_c10d._get_process_group_store(process_group)
-    rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    return _form(store, "process-group", replace(settings, rank=rank, world_size=size), loop)
+    rank, names = dist.get_rank(process_group), dist.get_process_group_ranks(process_group)
+    return _form(store, "process-group", replace(settings, rank=rank, world_size=len(names)), loop, names)
 
 
-def _form(store: Any, name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
+def _form(store: Any, name: str, settings: Settings, loop: Loop, names: Sequence[int] = ()) -> ConnectedGroup:
     # Each rank arrives once per generation, so that a later group over the same store finds no old keys.
     generation = store.add(f"undertow/{name}/arrivals/{settings.rank}", 1)
     prefix = f"undertow/{name}/{generation}"
 
     def meet(topic: str, payload: bytes) -> list[bytes]:
-        return _exchange(store, f"{prefix}/{topic}", settings, payload)
+        return _exchange(store, f"{prefix}/{topic}", settings, payload, names)
 
     address = settings.address or _choose_address(meet, _host_of(store))
     return formation.form(
-        lambda payload: meet("cards", payload), name=prefix, settings=settings, loop=loop, address=address
+        lambda payload: meet("cards", payload), name=prefix, settings=settings, loop=loop, address=address, names=names
     )
 
 
@@ -118,14 +119,14 @@ def _host_of(store: Any) -> str | None:
     return getattr(store, "host", None)
 
 
-def _exchange(store: Any, prefix: str, settings: Settings, payload: bytes) -> list[bytes]:
+def _exchange(store: Any, prefix: str, settings: Settings, payload: bytes, names: Sequence[int]) -> list[bytes]:
     size, timeout_s = settings.world_size, settings.start_timeout_s
     store.set(f"{prefix}/{settings.rank}", payload)
     keys = [f"{prefix}/{peer}" for peer in range(size)]
     deadline = time.monotonic() + timeout_s
     while not store.check(keys):
         if time.monotonic() > deadline:
-            absent = [peer for peer, key in enumerate(keys) if not store.check([key])]
+            absent = [names[peer] if names else peer for peer, key in enumerate(keys) if not store.check([key])]
             raise PeerLost(ranks=absent, event=f"of {size} did not arrive within {timeout_s:g} s")
         time.sleep(POLL_S)
     return [bytes(store.get(key)) for key in keys]

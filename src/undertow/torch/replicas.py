@@ -34,7 +34,8 @@ def compare_tensors(named: Iterable[tuple[str, torch.Tensor]], group: Group) -> 
     digests = [(name, _digest(tensor)) for name, tensor in named]
     reply = group.agree("digest", msgspec.msgpack.encode(digests))
     if reply:
-        name, ranks = DIFFERENCE.decode(reply)
+        name, places = DIFFERENCE.decode(reply)
+        ranks = [group.shape.name(rank) for rank in places]
         raise DriftError(
             f"replicas differ: {name!r} on {name_ranks(ranks)} is not the same as on the other ranks",
             tensor=name,

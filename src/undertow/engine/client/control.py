@@ -148,8 +148,8 @@ class GroupControl:
             case messages.Discarded(first):
                 self.discarding.discard_on(peer, first)
             case messages.AskMissing(key, step):
-                self.tell(peer, messages.Missing(key, step, self._exchange.missing(key, step)))
-            case messages.Missing(_, step, ranks):
+                self.tell(peer, messages.Missing(step, self._exchange.missing(key, step)))
+            case messages.Missing(step, ranks):
                 self._name_missing(step, ranks)
             case messages.AskTime() if self._shape.rank == COORDINATOR:
                 self.tell(peer, self._comparing.answer(message))

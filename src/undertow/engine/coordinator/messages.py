@@ -78,7 +78,6 @@ class AskMissing(msgspec.Struct, frozen=True, tag=True):
 class Missing(msgspec.Struct, frozen=True, tag=True):
     """Answer to `AskMissing`."""
 
-    key: int
     step: int
     ranks: list[int]
 

@@ -507,7 +507,7 @@ def test_a_late_worker_is_asked_for_at_the_shard_and_named(bench: Bench, caplog:
     bench.control.ask_who_is_missing(10.0)
     assert bench.out.messages == [(2, messages.AskMissing(5, 1))]
     with caplog.at_level(logging.WARNING, "undertow"):
-        bench.control.handle_message(2, messages.Missing(5, 1, [0, 2]))
+        bench.control.handle_message(2, messages.Missing(1, [0, 2]))
     assert caplog.messages == [
         "rank 1 waits at step 1 for rank 0 on host alpha, 2 on host gamma: alive, but not there yet"
     ]
@@ -517,7 +517,7 @@ def test_a_part_of_the_job_names_its_ranks_as_the_job_does(caplog: pytest.LogCap
     bench = Bench(1, names=(3, 5, 8))
     bench.contribute()
     with caplog.at_level(logging.WARNING, "undertow"):
-        bench.control.handle_message(2, messages.Missing(5, 1, [0, 2]))
+        bench.control.handle_message(2, messages.Missing(1, [0, 2]))
     assert caplog.messages == [
         "rank 5 waits at step 1 for rank 3 on host alpha, 8 on host gamma: alive, but not there yet"
     ]
@@ -530,7 +530,7 @@ def test_a_shard_answers_who_is_missing() -> None:
     owner = Bench(2)
     owner.contribute()
     owner.control.handle_message(1, messages.AskMissing(5, 1))
-    assert owner.out.messages == [(1, messages.Missing(5, 1, [0, 1]))]
+    assert owner.out.messages == [(1, messages.Missing(1, [0, 1]))]
 
 
 def test_the_owner_of_the_key_knows_by_itself(caplog: pytest.LogCaptureFixture) -> None:
@@ -549,7 +549,7 @@ def test_a_wait_for_an_agreement_is_said_too(bench: Bench, caplog: pytest.LogCap
 def test_a_list_of_missing_ranks_that_makes_no_sense_is_not_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture, ranks: list[int]
 ) -> None:
-    bench.control.handle_message(2, messages.Missing(5, 1, ranks))
+    bench.control.handle_message(2, messages.Missing(1, ranks))
     assert caplog.messages == []
 
 

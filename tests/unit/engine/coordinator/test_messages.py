@@ -28,7 +28,7 @@ ALL = [
     messages.Joined([1, 2, 3], 17, True),
     messages.Discarded(4),
     messages.AskMissing(4, 5),
-    messages.Missing(4, 5, [0, 2]),
+    messages.Missing(5, [0, 2]),
     messages.ForwardedStatus(b"\0figures"),
     messages.AskTime(12.5),
     messages.Time(12.5, 99.0),
