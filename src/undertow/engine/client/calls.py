@@ -1,7 +1,7 @@
-"""Calls that are matched by name, on the side of one worker, in the engine thread.
+"""Named calls on the worker's side, in the engine thread.
 
-In: calls of the training threads, decisions of the coordinator.  Out: contributions to the exchange, in the
-order in which the coordinator begins the calls, and the end of each call.
+In: calls of the training threads, decisions of the coordinator.
+Out: contributions to the exchange, in the order in which the coordinator begins the calls; the end of each call.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class NamedCall:
 
 @dataclass(eq=False)
 class RunningOut:
-    """Wait of a training thread that has no more input until no rank has any; `last` is the last rank that had."""
+    """Wait of a training thread without input until all ranks have run out; `last` is the last rank to do so."""
 
     done: threading.Event = field(default_factory=threading.Event)
     last: int = -1
 
 
 class NamedCallClient:
-    """Client of the coordinator for all calls of one rank.  Owned by the engine thread.
+    """Client of the coordinator for all named calls of one rank.  Owned by the engine thread.
 
-    `tell` sends a message to a rank, `tell_all` to every other rank.  `decide`, on rank 0 only, makes the decisions.
+    `tell` sends a message to a rank, `tell_all` to every other rank.  `decide` is the coordinator's part, on rank 0.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class NamedCallClient:
             raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
-        """Return one of these workers without which a call cannot end."""
+        """Return a departed worker that a call waits for; None if there is none."""
         if self._decide is not None:
             return next((rank for rank in departed if self._decide.waits_for(rank) is not None), None)
         is_waiting = bool(self._calls) or self._running_out is not None
@@ -103,15 +103,15 @@ class NamedCallClient:
 
     @property
     def keys(self) -> set[int]:
-        """All keys of calls.  Once all ranks have made a call, their engines contribute to its keys by themselves."""
+        """All keys of calls.  Once every rank has made a call, engines contribute without their training threads."""
         return {item.spec.key for slices in self._sets.values() for item in slices}
 
     def lacks(self, rank: int) -> bool:
-        """Whether a call is known here to wait for a rank to make it."""
+        """Whether a call is known here to wait for this rank to make it."""
         return self._decide is not None and self._decide.lacks(rank) is not None
 
     def describe_missing(self) -> str:
-        """Return a text that names the calls that wait, and the ranks that they wait for as far as that is known."""
+        """Return a text that names the pending calls and, where known, the ranks that they wait for."""
         if self._decide is None:
             return ", ".join(f"{name!r} waits for other ranks" for name in self._calls)
         missing = self._decide.missing().items()
@@ -128,7 +128,7 @@ class NamedCallClient:
     def _decide_on(self, decide: Calls, rank: int, message: messages.Asked) -> None:
         match message:
             case messages.Call(name) if not decide.expects(rank, name):
-                raise Unexpected(f"rank {rank} makes the call {name!r} once more")
+                raise Unexpected(f"rank {rank} makes the call {name!r} twice")
             case messages.Call():
                 told = decide.arrive(rank, message)
             case messages.Prepared(number):

@@ -40,7 +40,7 @@ LONGEST_POLL_S = 0.25
 
 @dataclass(eq=False)
 class PendingAgreement:
-    """Agreement that this rank takes part in: its thread waits for `done`, the engine thread sets the result."""
+    """Agreement under way: the training thread waits for `done`, the engine thread sets the result."""
 
     sequence: int
     matter: str
@@ -77,7 +77,7 @@ class GroupControl:
         self._waiters = waiters
         self._clock = clock
         self._comparing = ClockComparison(recorder, functools.partial(self.tell, COORDINATOR))
-        self._pending: PendingAgreement | None = None  # the agreement that this rank is at
+        self._pending: PendingAgreement | None = None  # the agreement under way on this rank
         keys = Keys()
         self._agreements = Agreements(shape, keys)
         self.discarding = Discarding(shape.rank, shape.workers, exchange, self.tell_all)
@@ -92,14 +92,14 @@ class GroupControl:
         self._membership = Membership(shape.rank, shape.processes, silence_s=shape.silence_timeout_s, now=clock())
         self._reported_loss: Loss | None = None  # told to all peers that were connected then
         self._farewells: set[int] = set()
-        self._ended: dict[int, list[int]] = {}  # whose script has ended, with the keys that it still contributes to
+        self._ended: dict[int, list[int]] = {}  # rank whose script has ended -> keys that it still contributes to
         self._said_ended: list[int] | None = None  # keys of the last `Ended` that was sent
         self._goodbye: messages.Goodbye | None = None  # sent when this rank leaves; None while it stays
 
     # Agreements
 
     def arrive(self, pending: PendingAgreement, payload: bytes) -> None:
-        """Tell the coordinator that this rank has come to an agreement, with its payload."""
+        """Tell the coordinator that this rank has arrived at an agreement, with its payload."""
         self._pending = pending
         arrival = messages.Arrive(pending.sequence, pending.matter, payload)
         if self._shape.rank == COORDINATOR:
@@ -110,7 +110,7 @@ class GroupControl:
 
     def _decide(self, rank: int, arrival: messages.Arrive) -> None:
         if not self._agreements.expects(rank, arrival.sequence):
-            raise Unexpected(f"rank {rank} comes to agreement {arrival.sequence} once more")
+            raise Unexpected(f"rank {rank} arrives at agreement {arrival.sequence} twice")
         for waiting, result in self._agreements.arrive(rank, arrival):
             if waiting == self._shape.rank:
                 self._on_result(result)
@@ -205,10 +205,10 @@ class GroupControl:
         self._report_loss(self._membership.lose(Loss(rank, self._shape.rank, reason)))
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        """Take the loss that a peer reports, also of a worker that has left in order: the peer still needed it."""
-        for rank, what in (loss.rank, "to be lost"), (loss.seen_by, "to have seen a loss"):
+        """Take a loss that a peer reports, even of a worker that left in order: the peer still needed it."""
+        for rank, what in (loss.rank, "is lost"), (loss.seen_by, "has seen a loss"):
             if not 0 <= rank < self._shape.processes:
-                raise Unexpected(f"rank {rank} is said {what}, but there is none")
+                raise Unexpected(f"a message says rank {rank} {what}, but there is no such rank")
         self._report_loss(self._membership.lose(loss) or loss)
 
     def check_departed(self) -> None:
@@ -229,7 +229,7 @@ class GroupControl:
     def _check_ended(self) -> None:
         """Fail the group if something waits for a contribution of a worker whose script has ended.
 
-        Otherwise two workers that wait for each other would never leave.  Not checked with every frame: it takes long.
+        Otherwise two workers that wait for each other would never leave.  Too slow to check with every frame.
         """
         if self._waiters.error is None:
             rank = next((rank for rank, keys in self._ended.items() if self._awaits_in_vain(rank, keys)), None)
@@ -237,7 +237,7 @@ class GroupControl:
                 self._miss(rank)
 
     def _awaits_in_vain(self, rank: int, keys: list[int]) -> bool:
-        """Return whether something here waits for a worker that contributes to no other keys than these."""
+        """Return whether something here waits for a worker that still contributes to these keys only."""
         if self._agreements.waits_for(rank) or self.calls.lacks(rank):
             return True
         return self._exchange.lacks(rank, self.calls.keys.union(keys))

@@ -1,7 +1,7 @@
-"""Agreements: all ranks must come to the same point, with the same matter, before any goes on.
+"""Agreements: every rank waits until all ranks have reached the same point, with the same matter.
 
-In: each rank's arrival.  Out: one result for all: what was agreed on, or the first difference between
-ranks.  Runs in the coordinator, in the process of rank 0.
+In: each rank's arrival.  Out: one result for all: what was agreed on, or the first difference between ranks.
+Runs in the coordinator, in the process of rank 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIFFERENCE: Decoder[Difference] = Decoder(Difference, "the agreement on replicas
 
 
 class Keys:
-    """Source of a group's keys, none of which is ever given away twice."""
+    """Source of a group's keys; it never returns a key twice."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -62,9 +62,9 @@ class Agreements:
         }
 
     def expects(self, rank: int, sequence: int) -> bool:
-        """Whether a rank may come to an agreement: not to one that is over, and not twice.
+        """Whether a rank may arrive at an agreement: it is not over, and the rank has not arrived yet.
 
-        After a mismatch every rank may: a late one must be told of it, too.
+        After a mismatch every rank may: late ones must hear of it too.
         """
         is_new = sequence > self._decided and rank not in self._arrivals.get(sequence, ())
         return is_new or self._failed is not None
@@ -86,7 +86,7 @@ class Agreements:
         return [(waiting, result) for waiting in sorted(present)]
 
     def waits_for(self, rank: int) -> str | None:
-        """Return the matter in which others wait for this rank; None if they do not."""
+        """Return the matter of the agreement in which others wait for this rank; None if there is none."""
         for present in self._arrivals.values():
             if rank not in present:
                 return next(iter(present.values())).matter
@@ -135,7 +135,7 @@ def compare_tables(tables: Mapping[int, TableProposal]) -> None:
 
 
 def _find_difference(ours: TableProposal, theirs: TableProposal) -> tuple[str, str]:
-    """Return the first tensor that differs, if it is one, and the difference in words; both empty if there is none."""
+    """Return the first tensor that differs and the difference in words; empty strings where there is none."""
     for mine, other in zip(ours.tensors, theirs.tensors, strict=False):
         if mine != other:
             return mine.name, f"hold different tensors in {ours.label}: {mine} against {other}"
@@ -174,7 +174,7 @@ def find_latest(payloads: Sequence[bytes]) -> bytes:
             raise MismatchError(text, matter="join", ranks=(0, rank))
     last = max(range(len(counts)), key=lambda rank: counts[rank])
     is_even = all(count == counts[last] for count in counts)
-    # Table by table: a rank may have forgotten one that is used no more.
+    # The maximum of each table: a rank may have discarded one that is no longer used.
     return msgspec.msgpack.encode((last, [max(steps) for steps in zip(*counts, strict=True)], is_even))
 
 

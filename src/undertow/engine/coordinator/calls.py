@@ -1,11 +1,10 @@
 """Calls that all ranks make under the same name, in any order and several at once.
 
-In: each rank's call, and the ranks that have run out of input.  Out: messages for all ranks: prepare these
-keys, begin, or the reason why a call is not possible.  Runs in the coordinator, in the process of rank 0.
+In: each rank's call, and the ranks that have run out of input.  Out: messages for all ranks: prepare these keys, begin,
+or the reason why a call is not possible.  Runs in the coordinator, in the process of rank 0.
 
-Unlike after an agreement, ranks that differ in a call go on: only that call ends, on all of them.
-All ranks are told of beginnings in the same order,
-so two calls on the same keys never mix.
+A mismatch ends only the call that it is about; after a mismatch in an agreement nothing goes on.
+All ranks begin calls in the same order, so two calls on the same keys never mix.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _KeySet:
 
 
 class KeySets:
-    """Sets of keys of one group, which later calls of the same form use again.  Not thread-safe.
+    """Sets of keys of one group, reused by later calls of the same form.  Not thread-safe.
 
     Sets are dropped when too many keys are free: a program whose calls all differ in size would otherwise leave a set
     behind for each of them.
@@ -42,9 +41,8 @@ class KeySets:
     def __init__(self) -> None:
         self._made = 0  # sets so far; their numbers are never used again
         self._sets: dict[int, _KeySet] = {}
-        # form -> sets that are free, the one that was used longest ago first; none is empty
-        self._free: dict[Hashable, deque[int]] = {}
-        self._idle: dict[int, None] = {}  # all of these, the one that was used longest ago first
+        self._free: dict[Hashable, deque[int]] = {}  # form -> its free sets, least recently used first; never empty
+        self._idle: dict[int, None] = {}  # all free sets, least recently used first
         self._free_keys = 0
 
     def take(self, form: Hashable) -> int | None:
@@ -57,7 +55,7 @@ class KeySets:
         return number
 
     def make(self, form: Hashable, count: int) -> int:
-        """Return the number of a new set, which is in use at once."""
+        """Return the number of a new set, which is in use from the start."""
         number, self._made = self._made, self._made + 1
         self._sets[number] = _KeySet(form, count)
         return number
@@ -74,14 +72,14 @@ class KeySets:
         dropped = []
         while self._free_keys > MOST_FREE_KEYS:
             number = next(iter(self._idle))
-            self._free[self._sets[number].form].popleft()  # used longest ago of all, so also of its form
+            self._free[self._sets[number].form].popleft()  # least recently used of all sets, so also of its form
             self._remove(number)
             del self._sets[number]
             dropped.append(number)
         return dropped
 
     def _remove(self, number: int) -> None:
-        """Remove a set from the free ones; it is out of its form's queue already."""
+        """Stop counting a set as free; the caller has taken it from its form's queue."""
         found = self._sets[number]
         del self._idle[number]
         self._free_keys -= found.count
@@ -102,7 +100,7 @@ class Calls:
         self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> first call, ranks that do not know it
 
     def expects(self, rank: int, name: str) -> bool:
-        """Whether a rank may make a call: not twice."""
+        """Whether a rank may make this call: it must not have made it already."""
         return rank not in self._open.get(name, ())
 
     def arrive(self, rank: int, call: Call) -> list[Message]:
@@ -111,7 +109,7 @@ class Calls:
         return self._settle(call.name)
 
     def run_out(self, rank: int) -> list[Message]:
-        """Go on with calls without a rank, which has no more input, until no rank has any."""
+        """Stop waiting for a rank that has run out of input, until all ranks have."""
         if rank in self._out:
             return []
         self._out.append(rank)
@@ -122,7 +120,7 @@ class Calls:
         return told
 
     def prepared(self, rank: int, number: int) -> list[Message]:
-        """Note that a rank knows these keys.  No rank may push before all do."""
+        """Note that a rank has learned these keys.  No rank may push before all have."""
         if number not in self._preparing:
             return []
         name, missing = self._preparing[number]
@@ -151,7 +149,7 @@ class Calls:
         return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
 
     def missing(self) -> dict[str, list[int]]:
-        """Return the ranks that have not made it, for each call that waits."""
+        """Return, for each pending call, the ranks that have not made it."""
         here = {name: {*present, *self._out} for name, present in self._open.items()}
         everyone = range(self._shape.workers)
         return {name: [self._name(rank) for rank in everyone if rank not in ranks] for name, ranks in here.items()}

@@ -1,10 +1,10 @@
 """The rendezvous server: a small TCP server where the processes of a job find each other.
 
-In: connections, each of which first proves that it knows the token and then joins
-one rendezvous.  Out: one reply per connection, after which it is closed.
-One thread runs one selector loop, and no connection may hold it up: nothing in
-the loop blocks, strangers have a deadline and a bounded number of places, and
-nothing is parsed before the handshake is done.  `wire.streams` has the format of the messages after it.
+In: connections, each of which first proves that it knows the token and then joins one rendezvous.
+Out: one reply per connection, after which it is closed.
+One thread runs one selector loop, and no connection may hold it up: nothing in the loop blocks, strangers have a
+deadline and their number is bounded, and nothing is parsed before the handshake.  `wire.streams` has the format of the
+messages that follow it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_STRANGERS = 128
 # How long a participant may take to send its request, or to read its reply.
 TRANSFER_TIMEOUT_S = 30.0
 LONGEST_SLEEP_S = 3600.0  # the system takes no timeout of more than 24 days
-# Small packets pass also where a switch drops those that the interfaces allow (jumbo frames): the hosts meet, and
-# what comes after can say so.
+# Small packets pass even where a switch drops jumbo frames that the interfaces allow: so the hosts find each other, and
+# a later check can name the cause.
 SEGMENT_BYTES = 1200
 
 log = logging.getLogger("undertow.rendezvous")
@@ -42,7 +42,7 @@ _requests: Decoder[Join] = Decoder(Join, "a request")
 
 @dataclass(eq=False)
 class _Connection:
-    """Connection: a stranger until its handshake has shown that it knows the token."""
+    """Connection of a process, which is a stranger until the handshake proves that it knows the token."""
 
     sock: socket.socket
     handshake: Handshake
@@ -54,7 +54,7 @@ class _Connection:
 
 
 class RendezvousServer:
-    """Server of any number of rendezvous.  `start` and `close` belong to one thread."""
+    """Server for any number of rendezvous.  Call `start` and `close` in the same thread."""
 
     def __init__(
         self, host: str, port: int, token: bytes, *, on_complete: Callable[[str], None] = lambda name: None
@@ -73,7 +73,7 @@ class RendezvousServer:
         self._thread = threading.Thread(target=self._run, name="undertow-rendezvous", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer; connections made before this wait in the backlog."""
+        """Begin to answer; earlier connections have waited in the backlog."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._thread.start()
@@ -166,7 +166,7 @@ class RendezvousServer:
             if connection.handshake.done:
                 connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
         elif connection.seated or connection.answered:
-            raise Refused("it goes on talking after its request")
+            raise Refused("it sent more than one request")
         else:
             connection.received.feed(data)
             self._seat_if_complete(connection)

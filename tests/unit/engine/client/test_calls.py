@@ -140,7 +140,7 @@ def test_keys_are_free_again_when_the_call_is_over_here() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     first, second = Rank(0), Rank(1)
     first.client.handle_message(1, messages.Call("x", GATHER))
-    with pytest.raises(Unexpected, match="makes the call 'x' once more"):
+    with pytest.raises(Unexpected, match="makes the call 'x' twice"):
         first.client.handle_message(1, messages.Call("x", GATHER))
     with pytest.raises(Unexpected, match="wrong rank for the coordinator"):
         first.client.handle_message(1, Begin("x", 0))

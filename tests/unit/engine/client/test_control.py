@@ -156,7 +156,7 @@ def test_the_result_of_the_coordinator_is_heard(bench: Bench) -> None:
 
 def test_a_rank_that_comes_twice_is_not_heard_the_second_time(coordinator: Bench) -> None:
     coordinator.control.handle_message(2, BARRIER)
-    with pytest.raises(Unexpected, match="rank 2 comes to agreement 1 once more"):
+    with pytest.raises(Unexpected, match="rank 2 arrives at agreement 1 twice"):
         coordinator.control.handle_message(2, BARRIER)
 
 
@@ -223,9 +223,9 @@ def test_a_loss_seen_by_another_rank_says_who_saw_it(bench: Bench) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 3, 99])
 def test_the_loss_of_a_rank_that_does_not_exist_is_refused(bench: Bench, rank: int) -> None:
-    with pytest.raises(Unexpected, match=f"rank {rank} is said to be lost, but there is none"):
+    with pytest.raises(Unexpected, match=f"a message says rank {rank} is lost, but there is no such rank"):
         bench.control.handle_message(0, messages.Lost(Loss(rank, 0, "so I say")))
-    with pytest.raises(Unexpected, match=f"rank {rank} is said to have seen a loss, but there is none"):
+    with pytest.raises(Unexpected, match=f"a message says rank {rank} has seen a loss, but there is no such rank"):
         bench.control.handle_message(0, messages.Lost(Loss(2, rank, "so I say")))
     assert bench.waiters.error is None
 
