@@ -62,10 +62,12 @@ class Agreements:
         }
 
     def expects(self, rank: int, sequence: int) -> bool:
-        """Whether a rank may arrive at an agreement: it is not over, and the rank has not arrived yet.
+        """Whether a rank may arrive at an agreement: it is not over, and the rank, a worker's, has not arrived yet.
 
-        After a mismatch every rank may: late ones must hear of it too.
+        After a mismatch every worker may: late ones must hear of it too.
         """
+        if rank >= self._shape.workers:
+            return False
         is_new = sequence > self._decided and rank not in self._arrivals.get(sequence, ())
         return is_new or self._failed is not None
 
@@ -87,6 +89,8 @@ class Agreements:
 
     def waits_for(self, rank: int) -> str | None:
         """Return the matter of the agreement in which others wait for this rank; None if there is none."""
+        if rank >= self._shape.workers:
+            return None
         for present in self._arrivals.values():
             if rank not in present:
                 return next(iter(present.values())).matter

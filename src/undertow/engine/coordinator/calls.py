@@ -100,8 +100,8 @@ class Calls:
         self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> first call, ranks that do not know it
 
     def expects(self, rank: int, name: str) -> bool:
-        """Whether a rank may make this call: it must not have made it already."""
-        return rank not in self._open.get(name, ())
+        """Whether a rank may make this call: it is a worker's and has not made it already."""
+        return rank < self._shape.workers and rank not in self._open.get(name, ())
 
     def arrive(self, rank: int, call: Call) -> list[Message]:
         """Take a rank's call; return the messages for all ranks."""
@@ -110,7 +110,7 @@ class Calls:
 
     def run_out(self, rank: int) -> list[Message]:
         """Stop waiting for a rank that has run out of input, until all ranks have."""
-        if rank in self._out:
+        if rank in self._out or rank >= self._shape.workers:
             return []
         self._out.append(rank)
         told = [message for name in list(self._open) for message in self._settle(name)]
@@ -138,7 +138,9 @@ class Calls:
         self._sets.give(number)
 
     def lacks(self, rank: int) -> str | None:
-        """Return the name of a call that others have made and this rank has not."""
+        """Return the name of a call that others have made and this rank, a worker's, has not."""
+        if rank >= self._shape.workers:
+            return None
         for name, present in self._open.items():
             if rank not in present and rank not in self._out:
                 return name

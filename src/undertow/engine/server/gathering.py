@@ -45,6 +45,8 @@ class Gathering:
         """Raise `Unexpected` unless this worker may contribute this many bytes to that round now."""
         if size_bytes > MOST_BYTES:
             raise Unexpected(f"a contribution of {size_bytes} bytes to key {key}")
+        if rank >= self._workers:
+            raise Unexpected(f"a contribution of rank {rank}, a server, to key {key}")
         if not 0 < step - self._done[key] <= 2:
             raise Unexpected(f"round {step} of key {key} from rank {rank}: {self._done[key]} rounds are done")
         if rank in self._open.get((key, step), ()):
@@ -75,6 +77,6 @@ class Gathering:
             if key in spared:
                 continue
             for rank in departed:
-                if rank not in heard:
+                if rank < self._workers and rank not in heard:
                     return rank
         return None

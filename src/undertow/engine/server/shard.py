@@ -78,6 +78,11 @@ class Shard:
 
     def expects(self, rank: int, key: int, step: int) -> KeySpec:
         """Return the key's spec; raise `Unexpected` unless this worker may contribute to that round now."""
+        if rank >= self._workers:
+            raise Unexpected(f"a contribution of rank {rank}, a server, to key {key}")
+        return self._check_round(rank, key, step)
+
+    def _check_round(self, rank: int, key: int, step: int) -> KeySpec:
         spec = self.spec(key)
         # A worker starts a round only when it has the answer of the one before.
         if step != self._done[key] + 1:
@@ -107,8 +112,8 @@ class Shard:
         return self._finish_if_complete(key)
 
     def publish(self, rank: int, key: int, step: int, array: Array | None, *, present: int) -> list[Answer]:
-        """Take what the local worker alone contributes to a round, and answer all workers with it."""
-        self.expects(rank, key, step)
+        """Take what this process alone contributes to a round, and answer all workers with it."""
+        self._check_round(rank, key, step)
         self._done[key] = step
         return [Answer(other, key, step, present, 0, array) for other in range(self._workers)]
 
@@ -155,7 +160,7 @@ class Shard:
             if key in spared:
                 continue
             for rank in departed:
-                if not opened.round.has(rank) and rank not in self._away(key):
+                if rank < self._workers and not opened.round.has(rank) and rank not in self._away(key):
                     return rank
         return None
 

@@ -269,3 +269,11 @@ def test_a_matter_that_the_coordinator_does_not_know_is_named_to_all() -> None:
 def test_ranks_with_different_numbers_of_tables_cannot_join() -> None:
     result = result_of(Arrive(1, "join", pack([3, 4])), Arrive(1, "join", pack([3])))
     assert words_of(result) == "rank 0 has 2 tables of tensors, rank 1 has 1"
+
+
+def test_no_agreement_waits_for_a_server() -> None:
+    made = Agreements(make_shape(3, dedicated_servers=1), Keys())
+    assert made.arrive(0, Arrive(1, "barrier", b"")) == []
+    assert (made.waits_for(1), made.waits_for(2)) == ("barrier", None)
+    assert (made.expects(1, 1), made.expects(2, 1)) == (True, False)
+    assert made.arrive(1, Arrive(1, "barrier", b"")) == [(rank, AgreementResult(1, b"")) for rank in (0, 1)]

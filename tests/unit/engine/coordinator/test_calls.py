@@ -281,3 +281,16 @@ def test_a_call_with_more_slices_than_any_has_is_declined_and_the_next_one_begin
 def test_keys_beyond_what_a_frame_holds_are_refused() -> None:
     with pytest.raises(Garbled, match="is not possible"):
         lay_out(summed(elements=10**6), Cut((1 << 32) - 2, 1024), make_shape(2))
+
+
+def test_no_call_waits_for_a_server() -> None:
+    made = Calls(make_shape(3, dedicated_servers=1), Keys())
+    assert make(made, "x", summed(), 0) == []
+    assert (made.lacks(1), made.lacks(2)) == ("x", None)
+    assert (made.expects(1, "x"), made.expects(2, "x")) == (True, False)
+    assert made.missing() == {"x": [1]}
+    [told] = make(made, "x", summed(), 1)
+    assert isinstance(told, Prepare)
+    assert made.run_out(2) == []
+    assert made.run_out(0) == []
+    assert made.run_out(1) == [AllOut(1)]

@@ -66,3 +66,12 @@ def test_who_is_missing_and_who_blocks_is_known() -> None:
 def test_other_keys_are_not_known() -> None:
     assert KEY in make_gathering().keys
     assert KEY + 1 not in make_gathering().keys
+
+
+def test_a_server_is_no_worker() -> None:
+    gathering = make_gathering(3)
+    gathering.contribute(0, KEY, 1, piece(0))
+    with pytest.raises(Unexpected, match=f"a contribution of rank 3, a server, to key {KEY}"):
+        gathering.contribute(3, KEY, 1, piece(3))
+    assert gathering.blocked_by([3, 4]) is None
+    assert gathering.blocked_by([4, 2]) == 2

@@ -225,3 +225,12 @@ def test_owned_memory_is_released_through_the_shard() -> None:
         store.contribute(rank, KEY, 1, arrays[rank], present=1, wants=True)
     assert id(arrays[0]) not in released
     assert len(released) == len(set(released))
+
+
+def test_a_server_is_no_worker() -> None:
+    store = shard(3)
+    give(store, 0)
+    with pytest.raises(Unexpected, match=f"a contribution of rank 3, a server, to key {KEY}"):
+        give(store, 3)
+    assert store.blocked_by([3, 4]) is None
+    assert store.blocked_by([4, 2]) == 2
