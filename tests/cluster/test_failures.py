@@ -210,10 +210,10 @@ def reach_only_the_first(rank: int) -> None:
     if rank == 2:
         dial = formation._dial
 
-        def meet_a_firewall(transport: Any, peer: int, *card: Any, **options: Any) -> None:
+        def meet_a_firewall(group: Any, transport: Any, peer: int, *contact: Any, **options: Any) -> None:
             if peer == 1:
                 raise undertow.PeerLost("rank 1 was met but cannot be reached")
-            dial(transport, peer, *card, **options)
+            dial(group, transport, peer, *contact, **options)
 
         formation._dial = meet_a_firewall
     undertow.init()
