@@ -1,14 +1,14 @@
-"""The key-value store itself, for other frameworks: numpy in, numpy out.  Real numbers only.
+"""The key-value store, for other frameworks: numpy in, numpy out.  Real numbers only.
 
     kv = undertow.kvstore.create()
     kv.init("w", value)                     # on all workers; the value is rank 0's
     kv.push("w", gradient)                  # the value becomes the sum over all workers
-    kv.pull("w", out=array)                 # the value
-    kv.pushpull("w", gradient, out=array)   # both at once, which is faster
+    kv.pull("w", out=array)                 # copies the value to `array`
+    kv.pushpull("w", gradient, out=array)   # both in one round, which is faster
 
-Every call returns a handle at once; `handle.wait()` or `kv.wait()` waits.  Do not touch the arrays before that.  Lower
-priority numbers are sent first.
-A worker's shard ends with the worker: call `undertow.barrier()` before, if others may still pull.
+`push`, `pull` and `pushpull` return a handle immediately; `handle.wait()` or `kv.wait()` waits for the result.  Do not
+read or write the arrays before that.  Lower priority numbers are sent first.
+A worker's shard ends with the worker: if others may still pull, call `undertow.barrier()` before it exits.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Handle:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done, and `wait` has nothing left to copy."""
+        """Whether the operation is done and `wait` has nothing left to copy."""
         return self.is_done and self._after is None
 
     def wait(self) -> None:
-        """Return when the operation is complete; raise what went wrong, such as `PeerLost`."""
+        """Wait until the operation is complete; raises its error, such as `PeerLost`."""
         self._group.wait_for(self._ticket, "the store")
         if self._after is not None:
             after, self._after = self._after, None
@@ -102,7 +102,7 @@ class KVStore:
         return self._start(key, value, out, priority)
 
     def wait(self) -> None:
-        """Wait for all operations that were started so far."""
+        """Wait for all operations started so far."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.wait()
@@ -148,7 +148,7 @@ def _flat_source(value: Array, spec: TensorSpec) -> Array:
 
 
 def _flat_target(out: Array, spec: TensorSpec) -> Array:
-    """Return the memory for a result: that of `out` if it is contiguous."""
+    """Return flat memory for a result: that of `out` itself if it is contiguous."""
     _check_fits(out, spec)
     if not out.flags.writeable:
         raise ConfigError(f"the array for key {spec.name!r} is read-only: give one that can be written to")
@@ -163,7 +163,7 @@ def _check_fits(array: Array, spec: TensorSpec) -> None:
 
 
 def _copy_later(target: Array | None, out: Array | None) -> Callable[[], None] | None:
-    """Return what copies the result to `out`; None if it lands there directly."""
+    """Return a function that copies the result to `out`; None if the result is received there."""
     if target is None or out is None or np.shares_memory(out, target):
         return None
     return functools.partial(np.copyto, out, target.reshape(out.shape))

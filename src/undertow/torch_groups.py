@@ -1,6 +1,6 @@
 """Rendezvous through torch: its process group, or the store that torchrun starts.
 
-Does not import torch to find out whether there is one: a script without torch stays without it.
+Never imports torch to find out whether there is a process group: a script that does not use torch must not load it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every frontend needs and no framework owns: tables, states of passes, order of use, syncers, plan switches."""
+"""Synchronisation that every frontend shares: tables, pass states, order of use, syncers, plan switches."""

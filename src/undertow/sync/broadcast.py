@@ -1,7 +1,8 @@
-"""Bytes between ranks, in rounds like any other: one rank's arrays for all ranks, and the bytes of every rank for all.
+"""Broadcast and all-gather of bytes, as rounds of the engine.
 
-In: flat byte arrays in host memory, such as the first weights, or buffers before each forward; this rank's bytes.
-Out: the source rank's bytes in all arrays; the bytes of all ranks, in rank order.
+`ArrayBroadcast`  In: flat byte arrays in host memory, such as the initial weights, or buffers before each forward.
+                  Out: the source rank's bytes in the arrays of all ranks.
+`ByteGather`      In: this rank's bytes.  Out: the bytes of all ranks, in rank order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from undertow.sync.table import Table, gather_segments, scatter_segments
 
 
 class ArrayBroadcast:
-    """A broadcast of arrays of the same sizes, as often as needed."""
+    """A repeatable broadcast of arrays whose sizes do not change."""
 
     def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec]) -> None:
         self.table = Table(group, label, specs, Op.COPY)
@@ -30,14 +31,15 @@ class ArrayBroadcast:
         self._running = Ticket(0)
 
     def wait(self) -> None:
-        """Wait until the other ranks have taken what this rank sent last."""
+        """Wait until the other ranks have received this rank's last broadcast."""
         self._group.wait_for(self._running, self._label)
 
     def run(self, arrays: Sequence[Array], *, source: int | None = 0) -> bool:
-        """Copy the source rank's bytes into the arrays of all others; return whether these have changed.
+        """Copy the source rank's bytes into the arrays of all other ranks.
 
-        With `source=None` every rank offers its own, and the lowest rank that takes part wins.
-        The source itself does not wait until the others have them: see `wait`.
+        With `source=None` every rank offers its bytes, and those of the lowest participating rank are used.  The source
+        does not wait until the others have received them: see `wait`.  Returns whether this rank's arrays were
+        overwritten.
         """
         offers = source is None or source == self._group.rank
         takes = source != self._group.rank
@@ -65,7 +67,7 @@ class ArrayBroadcast:
 
 
 class ByteGather:
-    """A gathering of bytes that can be repeated; all ranks make and use it alike."""
+    """A repeatable all-gather of bytes; all ranks create and use it in the same order."""
 
     def __init__(self, group: Group, label: str) -> None:
         self._group = group
@@ -75,7 +77,7 @@ class ByteGather:
 
     @property
     def is_sent(self) -> bool:
-        """Whether this rank has sent its bytes and not received those of all yet."""
+        """Whether this rank has sent its bytes but not yet received those of all ranks."""
         return self._sent is not None
 
     def send(self, body: bytes) -> None:
@@ -85,7 +87,7 @@ class ByteGather:
         self._group.contribute([self._sent])
 
     def receive(self, reason: str) -> list[bytes]:
-        """Wait for the bytes of all ranks; the reason is for traces."""
+        """Return the bytes of all ranks, when they have arrived; `reason` appears in traces."""
         assert self._sent is not None
         self._group.wait_for(self._ticket, reason)
         sent, self._sent = self._sent, None
@@ -95,6 +97,6 @@ class ByteGather:
 
 
 def release_gathered(group: Group, contributions: Sequence[Contribution]) -> None:
-    """Give back the memory of what other ranks have contributed to these rounds."""
+    """Return the memory of other ranks' contributions to these rounds to the engine."""
     for contribution in contributions:
         group.release([each for rank, each in enumerate(contribution.gathered) if rank != group.rank])

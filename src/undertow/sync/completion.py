@@ -1,6 +1,6 @@
-"""The one event that says: the results of a syncer are here, in this pass.
+"""Completion of a syncer in one pass: all its results have arrived.
 
-In: answers, in whichever thread they come.  Out: training threads wake, gates find the members that can be landed.
+In: answers, from any thread.  Out: waiting training threads are notified; gates find the members that can be landed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from undertow.engine.client.waiting import Ticket
 class Completion(Ticket):
     """The results of some members of a table in one pass: pending, then complete for good.
 
-    A syncer hands `answer` to its contributions, a training thread waits for the completion, and a gate takes it from
-    `arrivals`, where it is once it is complete.  The contract of `answer`:
+    A syncer passes `answer` to its contributions as their callback.  A training thread waits for the completion; a gate
+    takes it from `arrivals`, to which it is appended once complete.  The contract of `answer`:
 
-    - It is called in the thread that brings the result: the engine's, or one of torch's where torch's own process
-      group makes the sum.  One completion has one such thread; two completions may be answered by two at once.
-    - It never waits and takes no lock of the training thread's: appending to a deque and popping from it are atomic.
-    - With the last answer `is_done` becomes true first, then waiting threads wake, then the completion arrives.
+    - It is called in the thread that receives the result: the engine thread, or a thread of torch where torch's process
+      group computes the sum.  One completion has one such thread; two completions may be answered concurrently.
+    - It never waits and takes no lock that the training thread holds: deque appends and pops are atomic.
+    - With the last answer, `is_done` first becomes true, then waiting threads are notified, then the completion is
+      appended to `arrivals`.
     """
 
     def __init__(self, answers: int, members: Sequence[int], arrivals: Arrivals | None = None) -> None:
@@ -29,5 +30,5 @@ class Completion(Ticket):
         self.members = members
 
 
-# The completions of one table that no gate has taken yet, in the order in which they came.
+# Completions of one table that no gate has taken yet, in order of arrival.
 Arrivals = deque[Completion]

@@ -1,6 +1,6 @@
-"""Stages 3 and 8 for the schemes `factors` and `rows`: every worker computes the mean from the factors of all.
+"""Stages 3 and 8 of the schemes `factors` and `rows`: every worker computes the mean from all workers' factors.
 
-In: this worker's factors.  Out: chunks of bytes to every other worker; then the mean, made from those of all
+In: this worker's factors.  Out: chunks of bytes to every other worker; then the mean, computed from the chunks of all
 (Poseidon's sufficient factor broadcasting).
 """
 
@@ -23,11 +23,11 @@ from undertow.sync.slot import FactorSlot, Field, WorkerFactors
 
 
 class FactoredSyncer:
-    """The common part of syncers for a gradient that leaves as factors."""
+    """The common part of syncers that send a gradient as factors."""
 
     def __init__(self, group: Group, index: int, slot: FactorSlot[Any, Any]) -> None:
         self.members = (index,)
-        self.wholes = 0  # passes in which something came another way than through the layer
+        self.wholes = 0  # passes in which part of the gradient did not come through the layer
         self._group = group
         self._slot = slot
         self._passes = 0
@@ -43,7 +43,7 @@ class FactoredSyncer:
 
     def _take(self) -> WorkerFactors[Any]:
         factors = self._slot.take_factors()
-        # In the first pass a whole gradient may be left from before, when nothing asked for factors.
+        # In the first pass a whole gradient may be left over from before the layer handed over factors.
         self.wholes += factors.whole is not None and self._passes > 1
         return factors
 
@@ -55,7 +55,7 @@ class FactorsSyncer(FactoredSyncer):
         super().__init__(group, index, slot)
         self.answers = len(slices)
         self.samples = False  # whether the next results are sampled for `digest`
-        self.digest: int | None = None  # of a result, to be compared with that of other ranks
+        self.digest: int | None = None  # of the sampled result, for comparison with other ranks
         self._keys = [item.spec.key for item in slices]
         self._contributions: list[Contribution] = []
 
@@ -87,6 +87,6 @@ def read(
     shape: Sequence[int],
     dtype: np.dtype[Any],
 ) -> WorkerFactors[Array]:
-    """Return what one rank has contributed, chunk by chunk."""
+    """Return the factors that one rank contributed in chunks."""
     chunks = [contribution.gathered[rank] for contribution in contributions]
     return unpack([chunk.array for chunk in chunks], chunks[0].present, fields, shape, dtype)

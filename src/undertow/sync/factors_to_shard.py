@@ -1,8 +1,9 @@
-"""Stages 3, 6 and 8 for the scheme `factors-to-shard`: each shard computes some rows of the mean from all factors.
+"""Stages 3, 6 and 8 of the scheme `factors-to-shard`: each shard computes some rows of the mean from all factors.
 
-In: this worker's factors.  Out: the first factor (activations), and columns of the second (deltas), to each shard;
-there their product, beside the training; then the rows of all shards in the gradient (after Adam, OSDI 2014).
-Rows of a whole gradient travel along with the factors, so nothing is lost.
+In: this worker's factors.  Out: the first factor (activations) to all shards, and to each shard its columns of the
+second (deltas); the helper thread of a shard multiplies them; then the gradient, from the rows of all shards (after
+Adam, OSDI 2014).
+Rows of a whole gradient are sent along with the factors, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class _ShardRows(NamedTuple):
 
     rank: int
     rows: range
-    keys: list[int]  # of the activations, in chunks, which all shards get; then of its own columns of the deltas
-    slices: list[Slice]  # of its rows
+    keys: list[int]  # first those of the activations' chunks, which all shards get; last that of its deltas' columns
+    slices: list[Slice]  # that carry its rows of the result
 
 
 class FactorsToShardSyncer(FactoredSyncer):
@@ -38,7 +39,7 @@ class FactorsToShardSyncer(FactoredSyncer):
         super().__init__(group, index, slot)
         group.start_helper()
         self._height, self._depth = slot.shape
-        # Each worker begins with another shard, so that none is the target of all at once.
+        # Each worker starts with a different shard, so that no shard is the target of all at once.
         shards = _find_shards(slices, self._height, group.shape.owners)
         self._shards = sorted(shards, key=lambda shard: group.shape.distance(shard.rank))
         self.answers = sum(len(shard.slices) for shard in self._shards)
@@ -52,7 +53,7 @@ class FactorsToShardSyncer(FactoredSyncer):
     def send(self, index: int, hint: Any) -> None:
         factors = self._take()
         self._result = self._slot.allocate(self._height * self._depth)
-        # First of all: a shard that has the factors of all workers answers unasked.
+        # Before any factors are sent: a shard answers without a request once it has the factors of all workers.
         for shard in self._shards:
             if shard.rank != self._group.rank:
                 self._await_rows(shard)
@@ -79,14 +80,14 @@ class FactorsToShardSyncer(FactoredSyncer):
         copies = [payload.is_ready for payload in (activations, columns) if payload.is_ready is not None]
         self._group.contribute(contributions, all_ready(copies))
 
-    def _await_rows(self, shard: _ShardRows, made: Array | None = None) -> None:
-        """Let a shard's rows come; those of this rank's own shard are `made`."""
+    def _await_rows(self, shard: _ShardRows, computed: Array | None = None) -> None:
+        """Join the rounds of a shard's rows, contributing `computed` if the shard is this rank's own."""
         target = self._slot.as_array(self._result)
         contributions = []
         for item in shard.slices:
             offset, elements = item.ranges[0].offset, item.spec.elements
             start = offset - shard.rows.start * self._depth
-            sent = None if made is None else made[start : start + elements]
+            sent = None if computed is None else computed[start : start + elements]
             wanted, present = target[offset : offset + elements], int(sent is not None)
             contributions.append(
                 Contribution(item.spec.key, sent, wanted, present, self._ticket.answer, self._priority)
@@ -95,10 +96,10 @@ class FactorsToShardSyncer(FactoredSyncer):
         self._group.contribute(contributions)
 
     def compute_beside(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
-        """Let the helper thread compute the rows of this rank's shard, whose factors are here."""
-        self._group.aside(lambda: self._make_rows(shard, contributions))
+        """Let the helper thread compute the rows of this rank's shard: all its factors have arrived."""
+        self._group.aside(lambda: self._compute_rows(shard, contributions))
 
-    def _make_rows(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+    def _compute_rows(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
         shape, dtype, workers = (len(shard.rows), self._depth), self._slot.dtype, range(self._group.size)
         first, others = [Field(self._depth)], [Field(len(shard.rows))]
         activations = [read(contributions[:-1], rank, first, shape, dtype) for rank in workers]
@@ -116,7 +117,7 @@ class FactorsToShardSyncer(FactoredSyncer):
 
 
 class _OwnFactors:
-    """The factors of all workers for this rank's own shard, which come key by key."""
+    """The factors of all workers for this rank's own shard, which arrive key by key."""
 
     def __init__(self, syncer: FactorsToShardSyncer, shard: _ShardRows) -> None:
         self.contributions: list[Contribution] = []
@@ -128,7 +129,7 @@ class _OwnFactors:
         """Count one key; called in the engine thread."""
         self._left -= 1
         if not self._left:
-            contributions, self.contributions = self.contributions, []  # which lead back here
+            contributions, self.contributions = self.contributions, []  # breaks a reference cycle
             self._syncer.compute_beside(self._shard, contributions)
 
 
@@ -143,4 +144,4 @@ def _find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) ->
 
 
 def _ignore(contribution: Contribution) -> None:
-    """Ignore that another shard has all factors."""
+    """Do nothing when another shard has all factors: its rows are the result."""

@@ -1,8 +1,8 @@
-"""Stages 1 to 3 and 8: gradients leave when they exist and come back as their mean.
+"""Stages 1 to 3 and 8: sends each gradient as soon as it is final, and puts the mean in its place.
 
-In: "this gradient is ready", "backward has ended".
-Out: contributions to the group while backward still runs; afterwards every slot holds the mean over all workers.  A
-tensor without a gradient contributes nothing, so graphs may differ from step to step and from rank to rank.
+In: calls that say that a gradient is ready, or that backward has ended.
+Out: contributions to the group while backward still runs; afterwards every slot holds the mean over all workers.
+A tensor without a gradient contributes nothing, so graphs may differ from step to step and from rank to rank.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FACTORED = (FactorsSyncer, FactorsToShardSyncer)
 
 
 class GradientTable:
-    """The gradients of some tensors, synchronised together in one pass after the other.
+    """Gradients of some tensors, synchronised together once per pass.
 
-    Slots come in the order in which their gradients are expected.  Frontends whose plans may name other schemes than
-    `dense` override the methods under "Choices of a plan".
+    Slots are listed in the order in which their gradients are expected.  Frontends whose plans may use schemes other
+    than `dense` override the methods under "Choices of a plan".
     """
 
-    # What a framework's user should do about a gradient that becomes ready twice in one pass.
+    # The advice in the error about a gradient that becomes ready twice in one pass.
     REMEDY: ClassVar[str] = ""
 
     def __init__(
@@ -46,10 +46,10 @@ class GradientTable:
         op: Op = Op.MEAN,
     ) -> None:
         self.table = Table(group, label, specs, op)
-        self.priorities = [0] * len(slots)  # the lowest leaves first; set by whatever knows the order of use
+        self.priorities = [0] * len(slots)  # lowest first; the frontend sets them in the order of use
         self._group = group
         self._slots = slots
-        self._factored: Mapping[int, FactorSlot[Any, Any]] = {}  # of the tensors that leave as factors
+        self._factored: Mapping[int, FactorSlot[Any, Any]] = {}  # slots of the tensors that are sent as factors
         self._first = self._current = self._in_pass = self._lay_out(self.table.first)
         self._sent = [False] * len(slots)
         self._completions = [Completion(0, ())] * len(slots)
@@ -67,7 +67,7 @@ class GradientTable:
         return None
 
     def can_allreduce(self, index: int) -> bool:
-        """Whether the framework has a process group that sums this gradient as exactly as shards do."""
+        """Whether the framework's process group sums this gradient as exactly as shards do."""
         return False
 
     def make_allreduce_syncers(self, members: Sequence[int]) -> Sequence[Syncer]:
@@ -76,11 +76,11 @@ class GradientTable:
 
     @property
     def allreduce_bytes_per_s(self) -> float | None:
-        """The rate of that process group in the last passes; None if it is not used."""
+        """The rate of the framework's process group in the last passes; None if it is not used."""
         return None
 
     def change_layout(self, factored: Mapping[int, FactorSlot[Any, Any]], allreduced: Sequence[int] = ()) -> None:
-        """Use the layout that the table made last from the next pass on; nothing is in flight now."""
+        """Switch to the table's prepared layout, starting with the next pass; nothing may be in flight now."""
         self.table.change()
         self._factored = factored
         self._current = self._lay_out(self.table.current, allreduced)
@@ -99,17 +99,17 @@ class GradientTable:
         return [by_index.get(index) for index in range(len(self._slots))]
 
     def takes_factors(self, index: int, *, now: bool) -> bool:
-        """Whether the pass that runs `now`, or the next one, takes factors instead of this gradient."""
+        """Whether factors are sent instead of this gradient, in the running pass (`now`) or in the next one."""
         return isinstance((self._in_pass if now else self._current)[index], _FACTORED)
 
     def sample_results(self) -> None:
-        """Sample the results of this pass that are computed by this rank: see `find_digests`."""
+        """Sample the results that this rank computes in this pass: see `find_digests`."""
         for syncer in self._current:
             if isinstance(syncer, FactorsSyncer):
                 syncer.samples, syncer.digest = True, None
 
     def find_digests(self) -> dict[str, int]:
-        """Return the digests of sampled results by name: ranks whose digests differ drift apart."""
+        """Return the digests of sampled results, by name.  If they differ between ranks, replicas have drifted."""
         digests = {}
         for index, syncer in enumerate(self._current):
             if isinstance(syncer, FactorsSyncer):
@@ -119,7 +119,7 @@ class GradientTable:
         return digests
 
     def find_wholes(self) -> list[str]:
-        """Return the names of factored tensors of which some gradient came another way than through the layer."""
+        """Return the names of factored tensors part of whose gradient did not come through the layer."""
         return [
             self.name(index)
             for index, syncer in enumerate(self._current)
@@ -129,9 +129,9 @@ class GradientTable:
     # One pass
 
     def begin(self, arrivals: Arrivals | None = None, *, as_at_first: bool = False) -> None:
-        """Begin a pass: every slice takes part in one round, and each completion goes to `arrivals`.
+        """Begin a pass: every slice takes part in one round, and each completion is appended to `arrivals`.
 
-        `as_at_first` uses the first layout, which all ranks know, whatever plans they have seen.
+        `as_at_first` uses the first layout, which every rank knows, whichever plans it has seen.
         """
         self._in_pass = self._first if as_at_first else self._current
         self._sent = [False] * len(self._slots)
@@ -142,7 +142,7 @@ class GradientTable:
                 self._completions[index] = completion
 
     def send(self, index: int, hint: Any = None) -> None:
-        """Contribute a gradient as it is: it is final, or missing.  The hint is for its slot."""
+        """Contribute a gradient that is final, or missing.  The hint is passed to its slot."""
         self.check_unsent(index)
         self._slots[index].check()
         self._sent[index] = True
@@ -154,7 +154,7 @@ class GradientTable:
             process_recorder.record(events.Hooked(since_s, process_recorder.clock(), self.name(index)))
 
     def check_unsent(self, index: int) -> None:
-        """Raise `UndertowError` if this gradient has left, since more was added to it."""
+        """Raise `UndertowError` if this gradient was already sent: more has been added to it."""
         if self._sent[index]:
             raise UndertowError(
                 f"the gradient of {self.name(index)!r} became ready twice in one backward pass, after it was sent. "
@@ -162,26 +162,29 @@ class GradientTable:
             )
 
     def send_rest(self) -> None:
-        """Contribute what has not been contributed yet: backward has ended."""
+        """Contribute all remaining gradients: backward has ended."""
         for index, sent in enumerate(self._sent):
             if not sent:
                 self.send(index)
 
     def wait(self) -> None:
-        """Wait until all results are here."""
+        """Wait until all results have arrived."""
         for index, completion in enumerate(self._completions):
             self._group.wait_for(completion, events.AT_THE_END, tensor=self.name(index))
 
     def wait_for(self, index: int) -> None:
-        """Wait until this result is here."""
+        """Wait until this result has arrived."""
         self._group.wait_for(self._completions[index], events.AT_THE_GATE, tensor=self.name(index))
 
     def is_here(self, index: int) -> bool:
-        """Whether this result has come."""
+        """Whether this result has arrived."""
         return self._completions[index].is_done
 
     def land(self) -> bool:
-        """Put all results, which are here, in their slots.  Return whether a worker took no part for lack of input."""
+        """Put all results, which have arrived, in their slots.
+
+        Returns whether a worker that ran out of input took no part.
+        """
         since_s = process_recorder.clock() if process_recorder.is_on else 0.0
         for index in range(len(self._slots)):
             self.land_one(index)
@@ -192,7 +195,7 @@ class GradientTable:
         return any(completion.absent for completion in self._completions)
 
     def land_one(self, index: int) -> None:
-        """Put a result that is here in its slot, unless it was received there."""
+        """Put a result that has arrived in its slot, unless it was received there."""
         syncer = self._in_pass[index]
         if syncer is not None:
             syncer.land(index)

@@ -1,7 +1,7 @@
-"""Measures what links, host processors and a framework's device can do, when a group trains its first model.
+"""Measures links, host processors and the training device when a group trains its first model.
 
-In: a group.  Out: a `Cluster` as this rank sees it.  All ranks come here together; it takes well under a second, and
-less on fast links: transfers grow until one of them takes long enough to be believed.
+In: a group.  Out: a `Cluster` as this rank sees it.  All ranks measure together.  It takes well under a second, and
+less on fast links: transfers grow until one takes long enough to be reliable.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _known: weakref.WeakKeyDictionary[Group, Cluster] = weakref.WeakKeyDictionary()
 
 
 class Device(Protocol):
-    """The training device of a frontend, and its own process group of the same workers if there is one."""
+    """The training device of a frontend, and the framework's process group of the same workers if there is one."""
 
     def measure_products(self) -> float:
-        """Return the matrix products that it computes, in FLOP/s."""
+        """Return the device's rate of matrix products, in FLOP/s."""
 
     @property
     def has_process_group(self) -> bool: ...
 
     def measure_allreduce(self, size_bytes: int) -> float:
-        """Return the bytes per second that each worker sends while the process group sums this many bytes."""
+        """Return the rate in B/s at which each worker sends while the process group sums this many bytes."""
 
 
 def measure_cluster(group: Group, device: Device, *, again: bool = False) -> Cluster:
-    """Return what was measured before, unless it is to be measured again."""
+    """Return the group's measurements, taken on the first call or `again`."""
     is_new = device.has_process_group and group in _known and _known[group].allreduce_bytes_per_s is None
     if group not in _known or is_new or again:
         links = _Links(group)
@@ -66,7 +66,7 @@ def measure_cluster(group: Group, device: Device, *, again: bool = False) -> Clu
 
 
 class _Links:
-    """Tables that all ranks sum at the same time to measure their links."""
+    """Tables that all ranks sum simultaneously to measure their links."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -77,13 +77,13 @@ class _Links:
         self._small = Table(group, "how long that takes", [small], Op.SUM).first
 
     def measure_latency(self) -> float:
-        """Return the latency one way, the engine's own share included."""
+        """Return the one-way latency, including the engine's share."""
         return min(self._run(self._small, np.zeros(1)) for _ in range(2 * REPEATS)) / 2
 
     def measure_rate(self, latency_s: float) -> tuple[int, float]:
-        """Return the size of the last sum, the same on all ranks, and what a link carried each way meanwhile.
+        """Return the size of the last sum, the same on all ranks, and its rate in B/s per direction of a link.
 
-        Every worker sends to every other one.
+        Every worker sends to all others.
         """
         size_bytes, bytes_per_s = 0, 1e9
         for probe in self._probes:
@@ -116,19 +116,19 @@ def count_sent(size_bytes: int, workers: int) -> float:
 
 
 def measure_shard_products() -> float:
-    """Return the matrix products of a host's processors, where shards compute them, in FLOP/s."""
+    """Return the rate of matrix products on the host's processors, where shards compute them, in FLOP/s."""
     matrix = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
     return 2 * PRODUCT_SIZE**3 / measure_fastest(lambda: matrix @ matrix)
 
 
 def measure_adds() -> float:
-    """Return the bytes per second at which a host's processor adds arrays."""
+    """Return the rate at which a host's processor adds arrays, in B/s."""
     total, term = np.zeros(ADD_ELEMENTS, np.float32), np.zeros(ADD_ELEMENTS, np.float32)
     return total.nbytes / measure_fastest(lambda: np.add(total, term, out=total))
 
 
 def measure_fastest(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several runs, after one to warm up."""
+    """Return the duration of the fastest of several runs in seconds, after one warm-up run."""
     durations_s = []
     for _ in range(REPEATS + 1):
         since_s = time.perf_counter()

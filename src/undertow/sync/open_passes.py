@@ -1,7 +1,7 @@
-"""The backward passes that are open at the same time, each of another wrapper.
+"""The backward passes that are open at the same time, at most one per wrapper.
 
-In: a wrapper's pass begins; it ends.  Out: which of two passes over the same tensors comes second, and which passes
-end together.
+In: the beginning and the end of each wrapper's pass.  Out: which of two passes over the same tensors came second, and
+which passes end together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 
 class PassOwner(Protocol):
-    """Owner of one wrapper's passes, of which one is open at a time."""
+    """Owner of one wrapper's passes, at most one of which is open at a time."""
 
     @property
     def members(self) -> AbstractSet[Hashable]:
@@ -26,24 +26,24 @@ Owner = TypeVar("Owner", bound=PassOwner)
 class OpenPass(NamedTuple):
     """An open pass of one owner."""
 
-    backward: int  # the framework's number of the backward that it is
+    backward: int  # the framework's number of its backward
     is_late: bool
 
 
 class OpenPasses(Generic[Owner]):
     """The open passes of one process, in the order in which they began.
 
-    Owners are referred to weakly, and their members not at all: a pass that an exception breaks off never ends, and a
-    model that is discarded then would stay for good.
+    Refers weakly to owners, and not at all to their members: a pass that is interrupted by an exception never ends, and
+    would keep a discarded model in memory.
     """
 
     def __init__(self) -> None:
         self._passes: WeakKeyDictionary[Owner, OpenPass] = WeakKeyDictionary()
 
     def add(self, owner: Owner, backward: int) -> bool:
-        """Begin a pass.  Return whether it is late: an open pass sends some of the same gradients.
+        """Begin a pass; return whether it is late, that is, whether an open pass sends some of the same gradients.
 
-        A late pass sends when its backward has ended, after the earlier one has put its results in place.
+        A late pass sends its gradients after its backward has ended and the earlier pass has landed its results.
         """
         is_late = any(not owner.members.isdisjoint(other.members) for other in list(self._passes))
         self._passes[owner] = OpenPass(backward, is_late)
@@ -53,11 +53,11 @@ class OpenPasses(Generic[Owner]):
         del self._passes[owner]
 
     def find_together(self, owner: Owner) -> list[Owner]:
-        """Return the passes that end together with this one, itself included: those of the same backward.
+        """Return the owners whose passes end together with this one, including itself: those of the same backward.
 
-        All of them send before one waits, because another rank may have met them in another order.  All results are
-        here before one lands, because gradients may share memory with others that are still to be sent.  A late pass
-        ends alone.
+        All of them send before any waits, because other ranks may have begun them in a different order.  All results
+        must have arrived before any lands, because gradients may share memory with others that are still to be sent.  A
+        late pass ends alone.
         """
         own = self._passes[owner]
         if own.is_late:

@@ -1,8 +1,8 @@
-"""The order in which a forward pass uses tensors: what is needed first travels first.
+"""The order in which a forward pass uses tensors: gradients that are needed first are sent first.
 
-In: "these tensors are used now", by whatever identifies one in its framework.  Out: each one's position in the order of
-first use.  Until a tensor has been used its position is that in which the model holds it.  A graph that changes from
-step to step is followed: the latest forward pass is the best guess of the next.
+In: the tensors that a forward pass is about to use, as any hashable identity.  Out: their positions in the order of
+first use.  A tensor that has not been used yet has its position in the model.  Graphs may change from step to step: the
+latest forward pass predicts the next.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from undertow.plan.slice_plan import prioritise
 
-# The priority of what a forward pass waits for: before any gradient.
+# The priority of transfers that a forward pass waits for: before any gradient.
 URGENT = -1
-# The backward passes of all models of this process.
+# Numbers the backward passes of all models of this process.
 _passes = itertools.count(1)
 
 
 class UseOrder:
-    """The order in which one model's tensors are used.  For the training thread only."""
+    """The order in which one model uses its tensors.  For the training thread only."""
 
     def __init__(self, tensors: Iterable[Hashable]) -> None:
         self._positions = {tensor: position for position, tensor in enumerate(tensors)}
@@ -34,11 +34,11 @@ class UseOrder:
                 self._used.add(tensor)
 
     def end_pass(self) -> None:
-        """End the forward pass: tensors used from now on belong to the next one."""
+        """End the forward pass: tensors used after this call belong to the next one."""
         self._used.clear()
 
     def begin_backward(self) -> None:
-        """Begin a backward pass, whose gradients are less urgent than those of all passes before it."""
+        """Begin a backward pass, whose gradients are less urgent than those of all earlier passes."""
         self.end_pass()
         self._pass = next(_passes)
 
@@ -47,6 +47,6 @@ class UseOrder:
         return [prioritise(self._pass, position) for position in self.positions(tensors)]
 
     def positions(self, tensors: Sequence[Hashable]) -> list[int]:
-        """Return the position of each tensor, the earliest lowest; tensors that were never seen come last."""
+        """Return the position of each tensor in the order of use; unknown tensors come last."""
         last = len(self._positions)
         return [self._positions.get(tensor, last) for tensor in tensors]

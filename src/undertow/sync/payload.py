@@ -1,7 +1,7 @@
-"""The bytes of one worker's factors.
+"""The byte format of one worker's factors.
 
-In: sizes.  Out: where each tensor lies in a payload, and out of a payload arrays that share its memory.
-The factors come first, in their order, then the whole gradient if there is one; each begins at a multiple of 16 bytes.
+In: sizes, or a payload.  Out: the offset of each tensor, or arrays that share the payload's memory.
+The factors come first, in order, then the whole gradient if there is one; each starts at a multiple of 16 bytes.
 The descriptor says how to read them:
 
     bit 0       the worker has a gradient
@@ -31,20 +31,20 @@ NO_GRADIENT = Payload(None, 0)
 
 
 def describe(rows: int, dtype: DType | None, *, has_whole: bool) -> int:
-    """Return the descriptor of a payload; a type of None means that there are no factors."""
+    """Return the descriptor of a payload; a `dtype` of None means that there are no factors."""
     factors = 0 if dtype is None else dtype << 8 | rows << 16
     return _PRESENT | _WHOLE * has_whole | factors
 
 
 def find_starts(sizes: Sequence[int]) -> list[int]:
-    """Return where tensors of these sizes in bytes begin, and where the payload ends."""
+    """Return the offsets of tensors of these sizes in bytes, and the size of the payload."""
     return list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
 
 
 def unpack(
     chunks: Sequence[Array | None], descriptor: int, fields: Sequence[Field], shape: Sequence[int], dtype: np.dtype[Any]
 ) -> WorkerFactors[Array]:
-    """Return what another worker packed; the arrays share the chunk's memory if there is one chunk."""
+    """Return the factors that a worker packed; the arrays share the chunk's memory if there is only one."""
     if not descriptor & _PRESENT:
         return NO_FACTORS
     forms: list[tuple[tuple[int, ...], np.dtype[Any]]] = []

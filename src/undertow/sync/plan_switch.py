@@ -1,6 +1,6 @@
-"""From one plan to the next: slices that are cut anew, and layers that hand over factors from then on.
+"""Switches a model from one plan to the next: cuts new slices, and makes layers hand over factors.
 
-In: schemes and a slice size, the same on all ranks.  Out: first everything is prepared, then, one pass later, used.
+In: schemes and a slice size, the same on all ranks.  Out: a layout that is prepared in one pass and used in the next.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class PlanSwitch:
         self._group = group
         self._next: SlicePlan | None = None
         self._layouts: list[_NextLayout] = []
-        self._layer_changes: list[Callable[[], None]] = []  # made when the next forward pass begins
+        self._layer_changes: list[Callable[[], None]] = []  # applied when the next forward pass begins
 
     @property
     def is_prepared(self) -> bool:
         return self._next is not None
 
     def prepare(self, slice_plan: SlicePlan, tables: Sequence[GradientTable]) -> None:
-        """Make the new slices known, and let the next forward pass hand over the factors that they need."""
+        """Make the new slices known, and let layers hand over their factors from the next forward pass."""
         self._next = slice_plan
         self._layouts = [self._prepare_table(slice_plan, table) for table in tables]
 
@@ -62,16 +62,16 @@ class PlanSwitch:
     def change_layers(self) -> None:
         """Change layers at the beginning of a forward pass.
 
-        Not earlier: checkpoints compute in backward what they computed in forward.
+        Not earlier: activation checkpointing repeats the forward during backward, with the layers of that forward.
         """
         for change in self._layer_changes:
             change()
         self._layer_changes = []
 
     def change(self) -> SlicePlan:
-        """Use what was prepared.
+        """Use the prepared layouts; return the slice plan in force.
 
-        Where a layer hands over factors that are not wanted any more, its own backward computes the gradient.
+        A layer whose factors are no longer needed computes its gradient in its own backward.
         """
         assert self._next is not None
         for gradients, factored, allreduced in self._layouts:

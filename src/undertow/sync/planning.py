@@ -1,10 +1,10 @@
 """Plans a model's schemes and slice size while it trains: the same on all ranks, changed between passes.
 
-In: what a frontend's probe measures on this rank.  Out: tables that are cut anew, and layers that hand over factors, on
-all ranks in the same pass.
-No worker waits for it.  Every few passes the ranks report to each other, in a round like any other.  One pass later,
-when all reports have long been there, each rank makes the same plan of them and makes the new slices known to its
-engine; in the pass after that they are used.
+In: measurements of the frontend's probe on this rank.  Out: new layouts of the tables, and layers that hand over
+factors, on all ranks in the same pass.
+No worker waits for planning.  Every few passes the ranks exchange reports in an ordinary round.  One pass later, when
+all reports have arrived, each rank computes the same plan from them and registers the new slices with its engine; they
+are used in the pass after that.
 """
 
 from __future__ import annotations
@@ -39,66 +39,66 @@ from undertow.tracing.recorder import process_recorder
 log = logging.getLogger("undertow")
 _report_decoder: Decoder[RankReport] = Decoder(RankReport, "the measurements of another rank")
 
-# The passes at the start in which inputs are compared even if an accelerator has to be waited for.
+# The first passes, in which inputs are compared even if that means waiting for an accelerator.
 YOUNG_PASSES = (ENOUGH + 2) * PASSES
-# A slice size within this factor of the wished one is left as it is.
+# A slice size within this factor of the best one is kept.
 GOOD_ENOUGH = 1.6
-# With fewer of the smallest slices than this, a model is not worth a plan.
+# A model with fewer of the smallest slices than this is not worth planning.
 WORTH_SLICES = 4
 MOST_NAMED = 3  # gradients in a warning; more are counted
 
 SAME_INPUTS = (
-    "all %d workers train on the same inputs, step after step: nothing is gained over one worker. Give each worker its "
+    "all %d workers train on the same inputs in every step, which gains nothing over one worker. Give each worker its "
     "own part of the data: loader = undertow.torch.distribute(loader), or a torch.utils.data.DistributedSampler"
 )
 
 
 class ModelProbe(Protocol):
-    """Measurements of one model by its frontend, for the planner.  Names are those of the tables' tensors."""
+    """The frontend's measurements of one model, for the planner.  Names are those of the tables' tensors."""
 
     @property
     def has_process_group(self) -> bool:
         """Whether the framework has a process group of the same workers."""
 
     def find_layers(self, gradients: GradientTable) -> Mapping[str, str]:
-        """Let layers of this table's tensors hand over factors; return why similar ones cannot, by name."""
+        """Find layers of this table that can hand over factors; return why similar ones cannot, by tensor name."""
 
     def measure_cluster(self, *, again: bool = False) -> Cluster:
-        """Measure links and devices, together with all ranks; see `links.measure_cluster`."""
+        """Measure links and devices together with all other ranks; see `links.measure_cluster`."""
 
     def start_survey(self) -> None:
         """Measure the times of all layers in the next passes."""
 
     def start_forward(self) -> bool:
-        """Begin a forward pass; return whether it is measured, so that nothing else must be in flight."""
+        """Begin a forward pass; return whether it is measured, so that nothing else may be in flight."""
 
     def start_backward(self) -> None:
-        """Begin a backward pass that is planned."""
+        """Begin a planned backward pass."""
 
     def skip_backward(self) -> None:
         """Begin a backward pass that is not planned."""
 
     def end_backward(self) -> None:
-        """End a backward pass that is planned: all gradients are computed."""
+        """End a planned backward pass: all gradients are computed."""
 
     def take_profile(self) -> Profile | None:
         """Return the profile of a survey that has ended since the last call."""
 
     def take_rows(self) -> dict[str, float]:
-        """Return K, the rows of each factored tensor, of an average pass since the last call."""
+        """Return K, the rows of each factored tensor in an average pass since the last call."""
 
     def find_obstacles(self) -> dict[str, str]:
-        """Return why tensors cannot leave as factors any more, by name."""
+        """Return why tensors can no longer be sent as factors, by name."""
 
     def describe_arithmetic(self) -> str:
         """Return what the bits of a matrix product depend on."""
 
 
 class Planning:
-    """The plan of one model.  The policy is the name of one, or a plan that was given."""
+    """The planning of one model.  `policy` is the name of a policy, or a given plan."""
 
     def __init__(self, group: Group, policy: str | Plan, probe: ModelProbe) -> None:
-        self.active: ActivePlan | None = None  # since there is a plan
+        self.active: ActivePlan | None = None  # None until there is a plan
         self._group = group
         self._policy = policy
         self._probe = probe
@@ -109,19 +109,19 @@ class Planning:
             self._replanner = Replanner(policy)
         self._reports = ByteGather(group, f"the reports for the plan {_name(policy)!r}")
         self._switch = PlanSwitch(group)
-        self._slice_plan: SlicePlan | None = None  # None: as at the start
+        self._slice_plan: SlicePlan | None = None  # None: the first layout
         self._tables: list[GradientTable] = []
         self._passes = 0
-        self._has_newcomers = False  # for which a plan that was given is not in force yet
-        self._wants_cluster = self._replanner is not None  # to be measured and reported, once there is a profile
+        self._has_newcomers = False  # tables to which the given plan has not been applied yet
+        self._wants_cluster = self._replanner is not None  # measure and report it once there is a profile
         self._rates_seen = 0
-        self._inputs: int | None = None  # a digest of the last forward's
+        self._inputs: int | None = None  # the digest of the last forward's inputs
         self._same_inputs = SameInputs()
 
-    # What the frontend says
+    # Calls of the frontend
 
     def adopt(self, gradients: GradientTable) -> None:
-        """Plan these, too, from now on."""
+        """Add a table to the plan."""
         self._tables.append(gradients)
         if isinstance(self._policy, Plan):
             self._has_newcomers = True
@@ -130,19 +130,19 @@ class Planning:
             return
         obstacles = self._probe.find_layers(gradients)
         if self._group.rank == 0:
-            _warn_of(obstacles)
+            _warn_of_obstacles(obstacles)
         if self._replanner is not None and len(gradients):
             self._probe.measure_cluster()
             self._probe.start_survey()
 
     def start_forward(self) -> bool:
-        """Begin a forward pass that will be synchronised; return whether nothing must be in flight in it."""
+        """Begin a forward pass that will be synchronised; return whether nothing may be in flight during it."""
         self._switch.change_layers()
         return self._probe.start_forward()
 
     @property
     def wants_inputs(self) -> bool:
-        """Whether the pass of this forward brings a report."""
+        """Whether this rank reports in the pass of this forward."""
         return self._passes % PASSES == PASSES - 1
 
     @property
@@ -155,7 +155,7 @@ class Planning:
         self._inputs = digest
 
     def begin(self, *, has_gates: bool) -> None:
-        """Begin a backward pass; nothing of the last one is in flight."""
+        """Begin a backward pass; nothing of the previous one is in flight."""
         self._probe.start_backward()
         self._passes += 1
         if self._switch.is_prepared:
@@ -164,7 +164,7 @@ class Planning:
             bodies = self._reports.receive("the reports for the plan")
             self._consider([_report_decoder.decode(body) for body in bodies])
         elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
-            self._tell(has_gates=has_gates)
+            self._send_report(has_gates=has_gates)
         if self._passes % PASSES == PASSES - 1:
             for gradients in self._tables:
                 gradients.sample_results()
@@ -179,10 +179,10 @@ class Planning:
 
     # Reports
 
-    def _tell(self, *, has_gates: bool) -> None:
+    def _send_report(self, *, has_gates: bool) -> None:
         cluster, profile = None, self._probe.take_profile()
         if self._wants_cluster and (profile is not None or self.active is not None):
-            # Measured when the first gradients were adopted; another time, for a link that has changed, now.
+            # First measured when the first table was adopted, and again here if a link has changed.
             cluster = self._probe.measure_cluster(again=self.active is not None)
             self._wants_cluster = False
             if process_recorder.is_on:
@@ -227,7 +227,7 @@ class Planning:
             process_recorder.record(
                 events.Planned(process_recorder.clock(), active.plan, active.profile, active.cluster)
             )
-            if active.cluster is not None:  # as the plan sees the links, which may have shown something else since
+            if active.cluster is not None:  # the rate that the plan assumes, which may differ from the latest one
                 process_recorder.record(events.Linked(process_recorder.clock(), active.cluster.bytes_per_s))
         plan, slice_bytes = active.plan, self._choose_bytes(reports)
         if plan.other_schemes != before or slice_bytes != self._slice_bytes or self._has_newcomers:
@@ -242,18 +242,18 @@ class Planning:
         self._switch.prepare(slice_plan, self._tables)
 
     def _choose_bytes(self, reports: Sequence[RankReport]) -> int:
-        """Return the slice size that all links together ask for, or the current one if that is near enough."""
+        """Return the best slice size for all links together, or the current one if it is close enough."""
         rate = _find_mean_rate(reports)
         current = self._slice_bytes
         if rate is None:
-            return current  # nothing ever had to wait: any size will do
-        wished = self._group.shape.sizes.choose(self._model_bytes, shards=self._group.shape.shards, bytes_per_s=rate)
-        return wished if max(wished, current) > GOOD_ENOUGH * min(wished, current) else current
+            return current  # nothing ever had to wait, so any size will do
+        best = self._group.shape.sizes.choose(self._model_bytes, shards=self._group.shape.shards, bytes_per_s=rate)
+        return best if max(best, current) > GOOD_ENOUGH * min(best, current) else current
 
     # Figures
 
     def _find_rate(self) -> float | None:
-        """Return the rate of the link since the last report; None if nothing had to wait."""
+        """Return the rate of the link since the last report; None if nothing had to wait for it."""
         rate, seen_before = self._group.rate, self._rates_seen
         self._rates_seen = rate.seen
         return rate.bytes_per_s if self._rates_seen != seen_before else None
@@ -288,18 +288,18 @@ def _find_mean_rate(reports: Sequence[RankReport]) -> float | None:
 
 
 def is_small(size_bytes: int, sizes: Sizes) -> bool:
-    """Whether a model is not worth a plan."""
+    """Whether a model is too small to be worth planning."""
     return size_bytes < WORTH_SLICES * sizes.smallest
 
 
-def _warn_of(obstacles: Mapping[str, str]) -> None:
-    """Log one line for each reason, however many gradients it applies to."""
+def _warn_of_obstacles(obstacles: Mapping[str, str]) -> None:
+    """Log one line per reason, however many gradients it applies to."""
     for reason in dict.fromkeys(obstacles.values()):
         names = [name for name, other in obstacles.items() if other == reason]
-        what = "gradient of %s travels" if len(names) == 1 else "gradients of %s travel"
-        log.warning(f"the {what} whole: %s", name_some(names, MOST_NAMED), reason)
+        what = "gradient of %s is" if len(names) == 1 else "gradients of %s are"
+        log.warning(f"the {what} sent whole: %s", name_some(names, MOST_NAMED), reason)
 
 
 def _name(policy: str | Plan) -> str:
-    """Return a name that is equal on all ranks if their plans are."""
+    """Return a name that is the same on all ranks if and only if their plans are."""
     return policy if isinstance(policy, str) else f"{policy.policy} {zlib.crc32(policy.to_json()):08x}"

@@ -1,11 +1,10 @@
-"""Where a framework keeps one tensor's gradient: what a syncer may ask of it.
+"""The interface between syncers and a framework: access to one tensor's gradient.
 
 A frontend implements `GradientSlot` for every tensor, and `FactorSlot` for those whose layers can hand over factors.
 Everything else about synchronisation is in this package.
 
-All methods are called in the training thread, where the framework records nothing for differentiation, unless it is
-said otherwise.  `Memory` is the framework's flat host memory (for torch a tensor, pinned if the slot is on a device),
-`Tensor` its own kind of tensor.
+Unless stated otherwise, methods are called in the training thread with the framework's autograd disabled.  `Memory` is
+the framework's flat host memory (for torch a tensor, pinned if the slot is on a device), `Tensor` its tensor type.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Memory = TypeVar("Memory")
 Tensor = TypeVar("Tensor")
 Value = TypeVar("Value")
 
-# Tells whether a copy from a device has ended.
+# Returns whether a copy from a device is complete.
 IsReady = Callable[[], bool]
 
 
@@ -29,11 +28,11 @@ class InPlace(NamedTuple):
     """A gradient's own memory, from which it can be sent."""
 
     array: Array
-    can_receive: bool  # nothing else uses this memory: the result may come there
+    can_receive: bool  # nothing else uses this memory, so the result may be received there
 
 
 class GradientSlot(Protocol[Memory]):
-    """The gradient of one tensor, in its framework."""
+    """The gradient of one tensor, as its framework holds it."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +41,7 @@ class GradientSlot(Protocol[Memory]):
     def has_gradient(self) -> bool: ...
 
     def check(self) -> None:
-        """Raise `ConfigError` if the gradient has another shape or type than all ranks have agreed on."""
+        """Raise `ConfigError` if the gradient's shape or type is not the one that all ranks agreed on."""
 
     def expose(self, hint: Any) -> InPlace | None:
         """Return the gradient's own memory if it can be sent from there.
@@ -51,7 +50,7 @@ class GradientSlot(Protocol[Memory]):
         """
 
     def allocate(self, elements: int) -> Memory:
-        """Return flat host memory for this many elements of the type that travels."""
+        """Return flat host memory for this many elements of the type that is sent."""
 
     def segment(self, memory: Memory, start: int, elements: int) -> Memory:
         """Return the part of allocated memory that holds this gradient, for `copy_out` and `copy_in`."""
@@ -60,24 +59,24 @@ class GradientSlot(Protocol[Memory]):
         """Return allocated memory as a flat array."""
 
     def copy_out(self, segment: Memory) -> IsReady | None:
-        """Copy the gradient, or zeros, to the host; None if the copy has ended."""
+        """Copy the gradient, or zeros, to the host; return None if the copy is already complete."""
 
     def copy_in(self, segment: Memory) -> None:
-        """Make the result in host memory the gradient."""
+        """Set the gradient to the result in host memory."""
 
 
 class Field(NamedTuple):
-    """The form of one factor: elements per row, and their type where it is not that of the payload's values."""
+    """The format of one factor: elements per row, and their type if it is not that of the payload's values."""
 
     width: int
     dtype: np.dtype[Any] | None = None
 
 
 class WorkerFactors(NamedTuple, Generic[Value]):
-    """A gradient as far as one worker knows it.  All factors have equally many rows.
+    """One worker's share of a gradient.  All factors have the same number of rows.
 
-    The rows belong to those of a layer's input, or to the rows of an embedding that were touched.  `whole` is what
-    came another way than through the layer: a weight that is used twice, a gradient that was there before the pass.
+    A row belongs to one row of the layer's input, or to one touched row of an embedding.  `whole` is the part of the
+    gradient that did not come through the layer: a second use of the weight, or a gradient from before the pass.
     """
 
     factors: tuple[Value, ...] = ()
@@ -89,7 +88,7 @@ NO_FACTORS: WorkerFactors[Any] = WorkerFactors(is_present=False)
 
 
 class Payload(NamedTuple):
-    """The bytes of one worker's factors, and the number that says how to read them: see `payload`."""
+    """The bytes of one worker's factors, and the descriptor of their format: see `payload`."""
 
     array: Array | None
     descriptor: int
@@ -109,40 +108,40 @@ class FactorSlot(Protocol[Memory, Tensor]):
     def fields(self) -> Sequence[Field]: ...
 
     def attach(self) -> None:
-        """Let the layer hand over factors from the next forward pass on."""
+        """Make the layer hand over factors, beginning with the next forward pass."""
 
     def detach(self) -> None:
-        """Let the layer make gradients from the next forward pass on."""
+        """Make the layer compute gradients, beginning with the next forward pass."""
 
     def take_factors(self) -> WorkerFactors[Tensor]:
-        """Return all that this worker knows of the gradient now, and forget it."""
+        """Remove and return this worker's share of the gradient."""
 
     def pack(self, factors: WorkerFactors[Tensor]) -> Payload:
-        """Return a copy as bytes: the layer may write to its tensors while they travel."""
+        """Return a copy as bytes: the layer may overwrite its tensors while they are sent."""
 
     def split_rows(self, factors: WorkerFactors[Tensor], rows: range) -> WorkerFactors[Tensor]:
-        """Return what makes these rows of the gradient, but for the first factor, which all rows need."""
+        """Return the factors of these rows of the gradient, without the first factor, which all rows share."""
 
     def combine(self, workers: Sequence[WorkerFactors[Array]]) -> Tensor | None:
-        """Return the mean gradient of all workers, in rank order; None if none has one."""
+        """Return the mean gradient of all workers, who are in rank order; None if none has a gradient."""
 
     def multiply(
         self, first: Sequence[WorkerFactors[Array]], others: Sequence[WorkerFactors[Array]], rows: range
     ) -> Array:
-        """Return these rows of the mean gradient, flat, from the first factors and those of the rows.
+        """Return these rows of the mean gradient, flat, from the first factors and the factors of the rows.
 
-        Called in a thread beside engine and training.
+        Called in the helper thread, neither in the engine thread nor in the training thread.
         """
 
     def sample(self, gradient: Tensor) -> bytes:
-        """Return a few elements that differ if the product was made in another way."""
+        """Return a few elements, which differ between ranks that computed the product differently."""
 
     def replace(self, gradient: Tensor) -> None:
-        """Make this the gradient."""
+        """Set the gradient."""
 
     def allocate(self, elements: int) -> Memory: ...
 
     def as_array(self, memory: Memory) -> Array: ...
 
     def replace_from(self, memory: Memory) -> None:
-        """Make allocated memory, which holds all rows, the gradient."""
+        """Set the gradient to allocated memory that holds all rows."""

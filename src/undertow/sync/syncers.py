@@ -1,7 +1,7 @@
-"""Stages 3 and 8: syncers, each of which moves some tensors of a table with one scheme (Poseidon's word).
+"""Stages 3 and 8: syncers (Poseidon's word), each of which synchronises some tensors of a table with one scheme.
 
-In: gradients that are final.  Out: contributions to the group, and the mean in its slot.
-A syncer belongs to one layout of a table and is used in one pass after the other.
+In: final gradients.  Out: contributions to the group, and the mean in its slot.
+A syncer belongs to one layout of a table and is reused in every pass.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from undertow.sync.slot import GradientSlot, IsReady
 
 
 class Syncer(Protocol):
-    """A mover of the gradients of `members`, pass after pass: Poseidon's Move, Send and Receive."""
+    """Synchroniser of the gradients of `members`: Poseidon's Move, Send and Receive."""
 
     @property
     def members(self) -> Sequence[int]:
-        """The tensors whose results come together."""
+        """The tensors whose results arrive together."""
 
     @property
     def answers(self) -> int:
-        """The number of answers that a pass brings."""
+        """The number of answers per pass."""
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
-        """Begin a pass, whose answers all go to the ticket; the priorities are those of all tensors of the table."""
+        """Begin a pass; all its answers go to the ticket.  `priorities` covers all tensors of the table."""
 
     def send(self, index: int, hint: Any) -> None:
-        """Send a gradient, which is final or missing; see `GradientTable.send` for the hint."""
+        """Send a gradient that is final or missing; see `GradientTable.send` for the hint."""
 
     def uses_memory_of(self, index: int) -> bool:
-        """Whether the gradient's own memory is sent, and so held here, too."""
+        """Whether the gradient is sent from its own memory, to which the syncer then holds a reference."""
 
     def land(self, index: int) -> None:
-        """Put a result that has come in its slot, unless it was received there."""
+        """Put a result that has arrived in its slot, unless it was received there."""
 
 
 class DenseSyncer:
-    """A gradient in slices of its own, sent from its own memory and received there where that is possible."""
+    """Syncer of a gradient with slices of its own, which are sent from and received in its memory if possible."""
 
     def __init__(self, group: Group, index: int, slot: GradientSlot[Any], slices: Sequence[Slice]) -> None:
         self.members = (index,)
@@ -53,7 +53,7 @@ class DenseSyncer:
         self._elements = sum(item.spec.elements for item in slices)
         self._ticket = Ticket(0)
         self._priorities: Sequence[int] = ()
-        self._host: Any = None  # where the result lands if not in the gradient itself
+        self._host: Any = None  # where the result is received if not in the gradient itself
         self._first: Contribution | None = None
         self._is_in_place = False
 
@@ -93,7 +93,7 @@ class DenseSyncer:
 
 
 class FusedSyncer:
-    """Several tiny gradients in one slice, which leaves when the last of them is ready."""
+    """Syncer of several tiny gradients in one slice, which is sent when the last of them is ready."""
 
     answers = 1
 
@@ -114,7 +114,7 @@ class FusedSyncer:
         self._contribution: Contribution | None = None
         self._present = 0
         self._left = 0
-        self._copies: list[IsReady] = []  # copies from a device that may still be under way
+        self._copies: list[IsReady] = []  # copies from a device that may not be complete
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
         self._ticket, self._priorities = ticket, priorities
@@ -151,5 +151,5 @@ class FusedSyncer:
 
 
 def all_ready(copies: Sequence[IsReady]) -> IsReady | None:
-    """Return what tells whether all these copies have ended; None if there are none."""
+    """Return a function that tells whether all these copies are complete; None if there are none."""
     return (lambda: all(is_ready() for is_ready in copies)) if copies else None

@@ -1,7 +1,7 @@
 """A table: tensors that are synchronised together, and the slices that carry them.
 
 In: the names, shapes and types of the tensors, the same on all ranks.
-Out: for each tensor either its own slices, or its segment of a fused one.  Tables can be sliced again.
+Out: for each tensor its own slices, or its segment of a fused slice.  A table can be sliced again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TensorPlace:
 
 
 class TableKeys:
-    """The keys of one table, which are discarded when nothing refers to this object any more."""
+    """The keys of one table, which are discarded when the last reference to this object is gone."""
 
     def __init__(self, group: Group, keys: range) -> None:
         if keys:
@@ -51,14 +51,14 @@ class Layout:
 
 
 class Table:
-    """Tensors that are registered with all ranks when the table is made; raises `MismatchError` if ranks differ.
+    """Tensors that are registered with all ranks when the table is created; raises `MismatchError` if ranks differ.
 
-    The first layout stays for good, beside the one in use.
+    The first layout always stays valid, beside the one in use.
     """
 
     def __init__(self, group: Group, label: str, specs: Sequence[TensorSpec], op: Op) -> None:
         self.specs = list(specs)
-        # Three sets: while one of two is in use, another layout can be made known to all with the other.
+        # Three sets: one for the first layout, and two more so that a layout can be prepared while another is in use.
         self._keys = count_keys(self.specs, group.shape.sizes.least, group.shape.shards)
         slices = group.register(label, self.specs, op=op, keys=3 * self._keys)
         count = max(3 * self._keys, len(slices)) if slices else 0
@@ -76,7 +76,7 @@ class Table:
         return sum(spec.size_bytes for spec in self.specs)
 
     def recut(self, slice_bytes: int, chunkings: Mapping[int, Chunking] | None = None) -> Layout:
-        """Make another layout known, for `change`; all ranks do so before the same pass."""
+        """Prepare another layout, for `change`; all ranks do so before the same pass."""
         self._recuts += 1
         first_key = self._first_key + self._keys * (1 + self._recuts % 2)
         placement = Placement(self._group.shape.owners, start=self._first_key)
@@ -86,23 +86,23 @@ class Table:
         return self._next
 
     def change(self) -> None:
-        """Use the layout that `recut` made, one pass later.
+        """Use the layout that `recut` prepared, one pass later.
 
-        By then all ranks know it: a rank that gets here has the results of the pass before, to which every rank
-        contributed after it had learned the layout.
+        By then all ranks know it: this rank has received the results of the previous pass, to which every rank
+        contributed after it had prepared the layout.
         """
         assert self._next is not None
         self.current, self._next = self._next, None
 
 
 def gather_segments(item: Slice, arrays: Sequence[Array]) -> Array:
-    """Return the slice's elements: a view where they belong to one tensor, a copy where the slice is fused."""
+    """Return the slice's elements: a view if they belong to one tensor, a copy if the slice is fused."""
     segments = [arrays[part.tensor][part.offset : part.offset + part.elements] for part in item.ranges]
     return np.concatenate(segments) if item.is_fused else segments[0]
 
 
 def scatter_segments(item: Slice, memory: Array, arrays: Sequence[Array]) -> None:
-    """Copy the elements of a fused slice back into its tensors; of others nothing is to be done."""
+    """Copy the elements of a fused slice back into its tensors; other slices are views already."""
     if item.is_fused:
         for part in item.ranges:
             arrays[part.tensor][part.offset : part.offset + part.elements] = memory[part.at : part.at + part.elements]

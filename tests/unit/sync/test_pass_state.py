@@ -37,7 +37,7 @@ def test_each_fact_in_each_state(before: PassState, event: PassEvent, after: Pas
         tracker.advance(event)
         assert tracker.state is after
         return
-    with pytest.raises(UndertowError, match=f"were {before.name}, where {event.name} is impossible"):
+    with pytest.raises(UndertowError, match=f"{event.name} is impossible while backward passes are {before.name}"):
         tracker.advance(event)
     assert tracker.state is before
 
@@ -60,7 +60,7 @@ def test_an_impossible_fact_tells_what_came_before() -> None:
     assert message.endswith(
         "before that came LOCAL + FORWARD_LOCAL, LOCAL + FORWARD_LOCAL, LOCAL + FORWARD_LOCAL, LOCAL + FORWARD_LOCAL, "
         "LOCAL + FORWARD_LOCAL, LOCAL + FORWARD_SYNCHRONISED, ARMED + OUTPUT_REACHED, FOLLOWING_ARMED + "
-        "GRADIENT_FOUND. This is a bug of undertow: report it with this message"
+        "GRADIENT_FOUND. This is a bug in undertow: please report it with this message"
     )
     with pytest.raises(UndertowError, match="before that came nothing"):
         PassTracker().advance(PassEvent.BACKWARD_OVER)
