@@ -114,7 +114,11 @@ def test_mistakes_are_refused_on_every_rank_with_the_names_of_the_parameters() -
     assert told == same
     for words, (name, what) in zip(
         told,
-        [("body.weight", "wrapper around"), ("head.bias", "called past its wrapper"), ("body.down", "added after")],
+        [
+            ("body.weight", "wrapper around"),
+            ("head.bias", "called directly instead of its wrapper"),
+            ("body.down", "added after"),
+        ],
         strict=True,
     ):
         assert name in words

@@ -15,7 +15,7 @@ from undertow.plan.replanner import PASSES
 from undertow.plan.scheme import Scheme
 from undertow.torch.factors import devices
 
-REASON = "on meta factors and factors-to-shard are not exact yet; on the CPU they are"
+REASON = "factors and factors-to-shard are not exact on meta yet, only on the CPU"
 
 
 def move(net: nn.Module, names: Sequence[str]) -> None:
@@ -61,5 +61,5 @@ def train(rank: int) -> list[str]:
 
 def test_a_model_on_another_device_is_planned_as_dense_and_says_why() -> None:
     said, *others = run_workers(2, train, environment=LIMITS)
-    assert said == [f"the gradients of '0.weight', '2.weight' and '3.weight' travel whole: {REASON}"]
+    assert said == [f"the gradients of '0.weight', '2.weight' and '3.weight' are sent whole: {REASON}"]
     assert others == [[]]

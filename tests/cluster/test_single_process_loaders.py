@@ -277,7 +277,7 @@ def fetch_ahead(rank: int, ahead: bool) -> bool:
         for batch in batches:
             waiting.append(batch)
             model(waiting.pop(0)[0]).sum().backward()
-    return "so the batch before a smaller last one gets the smaller one's weight" in said.getvalue()
+    return "so the batch before a smaller last batch gets the weight of the smaller one" in said.getvalue()
 
 
 def test_who_fetches_ahead_is_told_about_uneven_batches() -> None:

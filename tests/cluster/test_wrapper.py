@@ -226,7 +226,7 @@ def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> No
 
 @on_workers(1)
 def test_a_script_is_told_how_to_keep_torchs_own_wrapper(rank: int) -> None:
-    with pytest.raises(undertow.ConfigError, match=r"mixed_precision .* keeps that with --ddp off"):
+    with pytest.raises(undertow.ConfigError, match=r"mixed_precision .* use --ddp off"):
         DistributedDataParallel(make_module(), mixed_precision=object())
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass reads and returns: the parameters of each module, and the tensors in its output."""
+"""Parameters that the forward pass of each module reads, and tensors in its output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Parameter]]]:
-    """Yield modules with parameters in them, and the parameters that their own forward reads in training.
+    """Yield modules that contain parameters, each with the parameters that its own forward reads in training.
 
-    These are its own ones, or all below it where hooks inside are not called.
+    These are the module's own parameters; for a module whose inner hooks are not called, all parameters below it.
     """
     seen: set[torch.nn.Module] = set()
     waiting = [module]
@@ -28,12 +28,12 @@ def find_readers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, lis
 
 
 def is_opaque(module: torch.nn.Module) -> bool:
-    """Whether a module is compiled, so that no hook inside of it should be called."""
+    """Whether a module is compiled, so that no hook inside it should be called."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def find_tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in a module's output; containers of unknown types are not looked into."""
+    """Yield all tensors in a module's output; containers of unknown types are not searched."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, (list, tuple, set)):

@@ -1,4 +1,4 @@
-"""Hooks before a module's forward that go neither into copies nor into files, nor into compiled graphs."""
+"""Forward pre-hooks that are left out of copies, of files and of compiled graphs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Result = TypeVar("Result")
 
 
 def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Run this function eagerly, also where it is called by compiled code.
+    """Run this function eagerly, even when compiled code calls it.
 
-    `torch.compiler.disable` imports the compiler, which takes two seconds.  So it is used once a script has imported
-    the compiler; before that nothing is compiled.
+    `torch.compiler.disable` imports the compiler, which takes two seconds.  So it is only used after the script has
+    imported the compiler; before that nothing is compiled.
     """
     disabled: list[Callable[Given, Result]] = []
 
@@ -34,10 +34,10 @@ def never_compiled(function: Callable[Given, Result]) -> Callable[Given, Result]
 
 
 def never_looked_into(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Keep the compiler from looking at the arguments of this function where compiled code causes its call.
+    """Keep the compiler from inspecting the arguments of this function when compiled code causes its call.
 
-    To look at a tensor the compiler makes a storage object, which torch keeps: the tensor no longer owns its memory
-    alone.  What the function calls is compiled all the same.
+    To inspect a tensor, the compiler creates a storage object, which torch keeps: the tensor is then no longer the only
+    owner of its memory.  The functions that this one calls are still compiled.
     """
     frames: Any = torch._C._dynamo.eval_frame
     code = function.__code__
@@ -56,7 +56,7 @@ class ForwardHook:
         return do_nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A file may be read where undertow is not installed.  This takes any arguments and does nothing.
+        # A file may be read where undertow is not installed.  `__exit__` takes any arguments and does nothing.
         return getattr, (nullcontext(), "__exit__")
 
 

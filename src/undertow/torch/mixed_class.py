@@ -1,4 +1,4 @@
-"""Objects of the user's that behave otherwise for a while: their own class with a mixin, under its own name."""
+"""Temporary mixins for the user's objects: an object gets a subclass of its own class, with that class's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @functools.cache
 def mix_class(mixin: Any, own: Any) -> Any:
-    """Return an object's own class with a mixin in front of it."""
+    """Return a subclass of the mixin and of an object's own class, in this order."""
     body = {"__module__": own.__module__, "__qualname__": own.__qualname__}
     return types.new_class(own.__name__, (mixin, own), exec_body=lambda space: space.update(body))
 
@@ -20,9 +20,9 @@ def own_class(mixed: Any) -> Any:
 
 
 def reduce_to_own_class(reduced: Any, mixed: Any) -> Any:
-    """Return a reduction of protocol 0, for copies and files, that makes an object of the own class.
+    """Return a reduction of pickle protocol 0, for copies and files, that creates an object of the own class.
 
-    The oldest protocol names the class as an argument; later ones insist on the object's own.
+    Protocol 0 passes the class as an argument; later protocols require the object's actual class.
     """
     make, (_, *arguments), *rest = reduced
     return make, (own_class(mixed), *arguments), *rest

@@ -1,4 +1,4 @@
-"""Groups of workers that are formed through torch's process groups and stores.
+"""Formation of groups through torch's process groups and stores.
 
 In: a `torch.distributed` store or process group, which the script or torchrun provides.  Out: a formed group.
 The store is not authenticated, so the job's token passes through it in the clear.
@@ -33,7 +33,7 @@ log = logging.getLogger("undertow")
 
 
 def group_for(process_group: Any = None) -> Group:
-    """Return the group over these ranks; form it through the process group's store if necessary."""
+    """Return the group of these ranks; forms it through the process group's store if necessary."""
     if process.is_formed_for_script() and dist.is_available() and dist.is_initialized():
         process.give_way("init_process_group")
     if process_group is None and process.is_initialized():
@@ -63,7 +63,7 @@ def _form_recorded(process_group: Any) -> ConnectedGroup:
 
 
 def form_world(name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
-    """Form the group of all workers, through torchrun's store or that of the default process group."""
+    """Form the group of all workers through torchrun's store, or the default process group's."""
     if dist.is_initialized():
         return _form_process_group(dist.group.WORLD, loop, settings)
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -72,8 +72,8 @@ def form_world(name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
         is_master=False,
         timeout=timedelta(seconds=settings.start_timeout_s),
     )
-    # torchrun keeps its store when it restarts the workers: they must not find what the previous attempt has left in
-    # it, perhaps from some ranks only.
+    # torchrun keeps its store when it restarts the workers: they must not find keys of the previous attempt, which only
+    # some ranks may have written.
     attempt = read_environment().get("TORCHELASTIC_RESTART_COUNT", "0")
     return _form(store, f"{name}-attempt-{attempt}", settings, loop)
 
@@ -86,7 +86,7 @@ def _form_process_group(process_group: Any, loop: Loop, settings: Settings) -> C
 
 
 def _form(store: Any, name: str, settings: Settings, loop: Loop, names: Sequence[int] = ()) -> ConnectedGroup:
-    # Each rank arrives once per generation, so that a later group over the same store finds no old keys.
+    # Each rank arrives once per generation, so that a later group on the same store finds no old keys.
     generation = store.add(f"undertow/{name}/arrivals/{settings.rank}", 1)
     prefix = f"undertow/{name}/{generation}"
 
@@ -108,7 +108,7 @@ def _choose_address(meet: Any, host: str | None) -> str:
     own = route_to(host or "192.0.2.1")
     owns = [decode_text(data, "the address of another worker") for data in meet("addresses", own.encode())]
     if own.startswith("127.") or own == "::1":
-        # On the store's own host its name may resolve to loopback: route to a peer on another host.
+        # On the store's host, its name may resolve to loopback: route to a peer on another host instead.
         return next((route_to(peer) for peer in owns if not peer.startswith("127.")), own)
     return own
 

@@ -1,4 +1,4 @@
-"""The proof that all replicas are bit-identical: all ranks compare digests of every tensor.
+"""Verification that all replicas are bit-identical: all ranks compare digests of every tensor.
 
 In: a module.  Out: one digest for all ranks, or `DriftError` naming the first tensor.
 """
@@ -21,16 +21,16 @@ from undertow.torch.process_groups import group_for
 
 
 def verify_replicas(module: torch.nn.Module, process_group: Any = None) -> str:
-    """Compare parameters and buffers of all ranks, bit by bit.
+    """Compare the parameters and buffers of all ranks, bit by bit.
 
-    All ranks must call it.  Returns a digest of all tensors, in hexadecimal, which is the same on all ranks.
+    All ranks must call this function.  Returns a digest of all tensors, in hexadecimal, the same on all ranks.
     """
     tensors = [(name, tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)]
     return compare_tensors(tensors, group_for(process_group))
 
 
 def compare_tensors(named: Iterable[tuple[str, torch.Tensor]], group: Group) -> str:
-    """Compare these tensors of all ranks, bit by bit.  Returns a digest of them all, in hexadecimal."""
+    """Compare these tensors on all ranks, bit by bit.  Returns a digest of all of them, in hexadecimal."""
     digests = [(name, _digest(tensor)) for name, tensor in named]
     reply = group.agree("digest", msgspec.msgpack.encode(digests))
     if reply:

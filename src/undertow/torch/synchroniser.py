@@ -1,4 +1,4 @@
-"""The machinery of one wrapped module: its tables, its passes, its group.
+"""Synchronisation of one wrapped module: owns its tables, its passes and its planning.
 
 In: a wrapper.  Out: gradients, weights and buffers that are the same on all ranks.
 """
@@ -59,7 +59,7 @@ class Wrapper(Protocol):
 class Synchroniser:
     """The tables, passes and planning of one wrapped module.
 
-    Making one registers the module's tensors with all ranks; raises `MismatchError` if they differ.
+    The constructor registers the module's tensors with all ranks; raises `MismatchError` if they differ.
     """
 
     def __init__(self, wrapper: Wrapper) -> None:
@@ -84,12 +84,12 @@ class Synchroniser:
             planning=self.planning,
             turn=None if self.turn_hooks is None else self.turn_hooks.turn,
         )
-        self._states: dict[bool, Broadcast] = {}  # without and with the buffers
+        self._states: dict[bool, Broadcast] = {}  # by whether they include the buffers
         self._buffers: Broadcast | None = None
         self._own_buffers: Sequence[tuple[str, torch.Tensor]] = self._named_buffers()
-        self._has_warned = False  # of gradients that stay with the tensors of a functional call
+        self._has_warned = False  # about gradients that stay with the tensors of a functional_call
         self._adopt()
-        # Now, when all ranks are here: in a join one of them may never come to a forward.
+        # Now, while all ranks take part: in a join, one of them may never run a forward.
         if wrapper.forward_sync_buffers:
             self._buffers = self._make_broadcast("buffers", self._own_buffers)
 
@@ -100,7 +100,7 @@ class Synchroniser:
         return None
 
     def _make_planning(self, policy: str | Plan) -> TorchPlanning | Profiling | None:
-        """Return what decides how gradients travel, if there is anything to decide."""
+        """Return what chooses the schemes, or only profiles; None if there is nothing to choose."""
         if self.group.shape.profile:
             return Profiling(self._module, Path(self.group.shape.profile))
         size_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._frozen)
@@ -112,12 +112,12 @@ class Synchroniser:
         return TorchPlanning(self.group, self._module, policy, self._process_group, clock)
 
     def see_inputs(self, *inputs: Any) -> None:
-        """Tell the planning of a forward's inputs, which should differ between ranks."""
+        """Pass a digest of a forward's inputs, which should differ between ranks, to the planning."""
         if isinstance(self.planning, TorchPlanning) and self.planning.wants_inputs:
             self.planning.see_inputs(digest_inputs(*inputs, waits=self.planning.is_young))
 
     def overlap(self) -> Overlap | None:
-        """Let the next forward pass overlap with gradients in flight; return None if there is only one worker."""
+        """Let forward passes overlap with gradients in flight; return None if there is only one worker."""
         if self.group.size == 1:
             return None
         overlap = Overlap(self._module, prioritises=self.group.shape.priority is not Priority.OFF)
@@ -125,7 +125,7 @@ class Synchroniser:
         return overlap
 
     def adopt_unfrozen(self) -> None:
-        """Let parameters take part that require a gradient by now; frozen ones cost nothing."""
+        """Synchronise parameters that have been unfrozen; frozen ones cost nothing."""
         if any(parameter.requires_grad for _, parameter in self._frozen):
             self._adopt()
 
@@ -134,7 +134,7 @@ class Synchroniser:
         if isinstance(self.planning, TorchPlanning):
             self.planning.check_devices(dict(ready))
         self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
-        # Gradients come in about the reverse order of the forward pass.
+        # Backward computes gradients in roughly the reverse order of the forward pass.
         gradients = Gradients(
             self.group,
             f"the parameters of {self._label}",
@@ -146,7 +146,7 @@ class Synchroniser:
         self.passes.watch(gradients)
 
     def check_unchanged(self) -> None:
-        """Raise `ConfigError` if a parameter is not the one that was wrapped: its gradients would not be averaged.
+        """Raise `ConfigError` if a wrapped parameter was replaced: its gradients would not be averaged.
 
         Tensors that replace a parameter for one call (`torch.func.functional_call`) are accepted.
         """
@@ -183,14 +183,14 @@ class Synchroniser:
             )
 
     def copy_state(self, *, source: int = 0, with_buffers: bool) -> None:
-        """Copy the source rank's parameters to all ranks, and its buffers too if wanted."""
+        """Copy the source rank's parameters to all ranks, optionally with its buffers."""
         named: list[tuple[str, torch.Tensor]] = [*self._parameters(), *(self._named_buffers() if with_buffers else [])]
         if with_buffers not in self._states:
             self._states[with_buffers] = self._make_broadcast("parameters and buffers", named)
         self._states[with_buffers].run(named, source=source)
 
     def copy_buffers(self, *, from_lowest: bool) -> None:
-        """Copy rank 0's buffers to all ranks, or those of the lowest rank that still has input."""
+        """Copy buffers to all ranks, from rank 0 or from the lowest rank that still has input."""
         self._own_buffers = find_own(self._named_buffers(), self._own_buffers)
         if self._buffers is None:
             self._buffers = self._make_broadcast("buffers", self._own_buffers)
@@ -198,14 +198,14 @@ class Synchroniser:
 
     @property
     def follows_buffers(self) -> bool:
-        """Whether buffers have been the same on all ranks so far."""
+        """Whether buffers have been synchronised so far."""
         return self._buffers is not None
 
     def _make_broadcast(self, what: str, named: Sequence[tuple[str, torch.Tensor]]) -> Broadcast:
         return Broadcast(self.group, f"the {what} of {self._label}", named)
 
     def slices(self) -> list[Sequence[Slice]]:
-        """Return the slices, by table, that go through one round per step where ranks may run out of input."""
+        """Return the slices, by table, that take part in one round per step when ranks may run out of input."""
         tables = [gradients.table for gradients in self._gradients]
         return [table.first.slices for table in (*tables, *([self._buffers.table] if self._buffers else []))]
 
@@ -213,22 +213,22 @@ class Synchroniser:
         return [(name, p) for name, p in self._module.named_parameters() if name not in self._ignored]
 
     def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        # Looked up every time: a module may assign its buffers anew.
+        # Looked up every time: a module may reassign its buffers.
         return [(name, buffer) for name, buffer in self._module.named_buffers() if name not in self._ignored]
 
 
 class _Wrapped(NamedTuple):
-    """A parameter as it was wrapped, and the dictionary that it is kept in: so its replacement is noticed quickly."""
+    """A parameter as it was wrapped, and the dictionary that holds it, so that a replacement is detected quickly."""
 
     name: str
     holder: dict[str, torch.nn.Parameter | None]
-    leaf: str  # its key there
+    leaf: str  # its key in `holder`
     parameter: torch.nn.Parameter
     dtype: torch.dtype
 
 
 def _find_wrapped(module: torch.nn.Module, ignored: Container[str]) -> list[_Wrapped]:
-    """Raise `ConfigError` if other tensors replace parameters now: ranks share the parameters."""
+    """Return the module's parameters; raises `ConfigError` if other tensors replace any of them at the moment."""
     wrapped = []
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, torch.nn.Parameter):
@@ -243,7 +243,7 @@ def _find_wrapped(module: torch.nn.Module, ignored: Container[str]) -> list[_Wra
 
 
 def _find_sparse(module: torch.nn.Module) -> set[torch.Tensor]:
-    """Return the parameters whose gradients are sparse on every rank, also where a rank produced none."""
+    """Return the parameters whose gradients are sparse on every rank, even on a rank that produced none."""
     lookups = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return {owner.weight for owner in module.modules() if isinstance(owner, lookups) and owner.sparse}
 

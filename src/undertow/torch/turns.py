@@ -1,8 +1,8 @@
-"""Crossover in a training process: it computes only while its job has the turn.
+"""Crossover in a training process, which computes only while its job has the turn.
 
 In: a wrapped module whose job shares its device.  Out: the turn is taken before the first layer computes, handed over
-between two layers if another job goes first, and given back at the end of backward.  A wait for the network in between
-gives it back as well.
+between two layers if another job has precedence, and given back at the end of backward.  Waiting for the network also
+gives it back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.torch.forwards import find_readers, find_tensors
 from undertow.torch.gradient.device import find_free_bytes, name_device, synchronise
 from undertow.torch.hooks import EagerHook, never_compiled
 
-# A job that trains will need a gradient and two moments for every parameter, which is there already.
+# Beyond its parameters, which are allocated already, training needs a gradient and two moments for each of them.
 GROWTH = 3
 
 
@@ -41,7 +41,7 @@ class TurnHooks:
         try:
             outputs = module(*inputs, **kwargs)
         except BaseException:
-            self._give()  # a script that catches the exception may do anything next: others need not wait for it
+            self._give()  # other jobs must not wait for whatever a script that catches the exception does next
             raise
         self.end_forward(outputs)
         return outputs
@@ -49,10 +49,10 @@ class TurnHooks:
     @never_compiled
     def end_forward(self, outputs: Any) -> None:
         """Keep the turn for the backward pass, if one can follow; else give it back."""
-        leading_on = [tensor for tensor in find_tensors(outputs) if tensor.grad_fn is not None]
-        for tensor in leading_on:
+        differentiable = [tensor for tensor in find_tensors(outputs) if tensor.grad_fn is not None]
+        for tensor in differentiable:
             tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
-        if not leading_on:
+        if not differentiable:
             self.turn.give()
 
     def _begin_backward(self, gradient: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ class TurnHooks:
 
 
 class _BackwardEnd:
-    """The callback that gives the turn back.  If backward fails, autograd discards it without a call."""
+    """The callback that gives the turn back.  If backward fails, autograd deletes it without calling it."""
 
     def __init__(self, turn: TurnClient) -> None:
         self._turn: TurnClient | None = turn
@@ -75,7 +75,7 @@ class _BackwardEnd:
 
 
 def share_device(group: Group, module: torch.nn.Module) -> TurnHooks | None:
-    """Take turns if the job does.  Raises `ConfigError` if the arbiter does not admit the job."""
+    """Return hooks that take turns, if the job shares its device; raises `ConfigError` if the arbiter refuses it."""
     parameters = list(module.parameters())
     if group.shape.sharing is None or not parameters:
         return None
@@ -94,7 +94,7 @@ def share_device(group: Group, module: torch.nn.Module) -> TurnHooks | None:
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """Take the turn for every optimizer's step: it computes on the device, too."""
+    """Take the turn for every optimizer's step, which also computes on the device."""
 
     def begin(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
         if (turn := _find_turn(optimizer)) is not None:

@@ -1,7 +1,7 @@
 """Claims of wrappers on the parameters of their modules.
 
-In: wrapped modules, "this gradient was synchronised", "this gradient came on this rank alone".
-Out: for each parameter, what its wrappers have done so far; `step_check` decides by it before an optimizer steps.
+In: wrapped modules, and notes that a gradient was synchronised or was accumulated on this rank only.
+Out: for each parameter, what its wrappers have done so far, which `step_check` examines before an optimizer steps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class ClaimedParameter:
-    """A parameter, as the wrappers around it know it."""
+    """A parameter, and the claims of wrappers on it."""
 
     __slots__ = ("claims", "is_synchronised", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.claims: list[Claim] = []  # several, if wrappers share the parameter; the newest is the last
-        self.is_synchronised = False  # a gradient of it took part in a synchronised pass
+        self.claims: list[Claim] = []  # several if wrappers share the parameter; the newest is last
+        self.is_synchronised = False  # one of its gradients took part in a synchronised pass
 
     @property
     def is_alive(self) -> bool:
@@ -38,21 +38,21 @@ class ClaimedParameter:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether its wrapper is gone, and has never synchronised anything."""
+        """Whether its wrapper was deleted without ever synchronising anything."""
         return not (self.is_alive or self.is_excused or any(claim.has_synchronised for claim in self.claims))
 
 
 class Claim:
-    """A wrapper's claim on the parameters of its module; lives as long as the module, not as long as the wrapper."""
+    """A wrapper's claim on the parameters of its module.  It lives as long as the module, not the wrapper."""
 
     def __init__(self, module: torch.nn.Module, ignored: Iterable[str]) -> None:
         self.is_alive = True  # the wrapper exists
-        self.is_shared = True  # by several workers
-        self.is_local = False  # a forward under `no_sync` has asked for gradients of this rank only
+        self.is_shared = True  # several workers train the module
+        self.is_local = False  # a forward under `no_sync` has requested gradients of this rank only
         self.is_warned = False
-        self.has_synchronised = False  # the gradient of any parameter
-        self.is_called = False  # by a forward that wants synchronisation, since the last check of an optimizer
-        self.last_call = 0  # the number of the check that saw it
+        self.has_synchronised = False  # a gradient of any of its parameters
+        self.is_called = False  # since the last check of an optimizer, with synchronisation
+        self.last_call = 0  # the number of the check that followed the last call
         self.ignored = frozenset(ignored)
         registry.modules[module] = self
         for name, parameter in module.named_parameters():
@@ -61,7 +61,7 @@ class Claim:
         registry.changes += 1
 
     def claim(self, parameter: torch.Tensor, name: str) -> ClaimedParameter:
-        """Claim this parameter, together with other wrappers that exist."""
+        """Claim this parameter, together with other existing wrappers."""
         claimed = registry.parameters.get(parameter)
         if claimed is None or not claimed.is_alive:
             claimed = registry.parameters[parameter] = ClaimedParameter(name)
@@ -70,15 +70,15 @@ class Claim:
         return claimed  # type: ignore[no-any-return]
 
     def follow(self, passes: object) -> None:
-        """Note that these passes are the wrapper's: when they are deleted, it is."""
+        """Tie the claim to the wrapper's passes, which are deleted together with the wrapper."""
         weakref.finalize(passes, self._lose).atexit = False
 
     def note_forward(self) -> None:
         """Note a call of the wrapper whose gradients will be synchronised."""
-        self.is_called = True  # not a number, with which compiled code would be compiled again at each call
+        self.is_called = True  # not a counter, which would make the compiler recompile at each call
 
     def release(self) -> None:
-        """Note that the wrapper leaves its parameters alone on purpose."""
+        """Note that the wrapper intentionally leaves its parameters unsynchronised."""
         self.is_local = True
 
     def _lose(self) -> None:
@@ -90,10 +90,10 @@ class _Registry:
     """A registry of all claims in this process."""
 
     def __init__(self) -> None:
-        self.modules: Any = WeakIdKeyDictionary()  # wrapped modules, each with its newest claim
-        self.parameters: Any = WeakIdKeyDictionary()  # their parameters, each with its `ClaimedParameter`
-        self.strays: Any = WeakIdKeyDictionary()  # parameters whose gradient contains something not synchronised
-        self.changes = 0  # of the claims
+        self.modules: Any = WeakIdKeyDictionary()  # the newest claim of each wrapped module
+        self.parameters: Any = WeakIdKeyDictionary()  # the `ClaimedParameter` of each of their parameters
+        self.strays: Any = WeakIdKeyDictionary()  # parameters whose gradient is partly not synchronised
+        self.changes = 0  # how often claims have changed
 
     def clear(self) -> None:
         for known in (self.modules, self.parameters, self.strays):
@@ -109,7 +109,7 @@ def note_synchronised(claimed: ClaimedParameter, claim: Claim) -> None:
 
 
 def note_stray(parameter: torch.Tensor, claimed: ClaimedParameter) -> None:
-    """Note that a gradient was accumulated on this rank only, and no forward of a wrapper asked for that."""
+    """Note that a gradient was accumulated on this rank only, although no forward of a wrapper requested that."""
     if not claimed.is_excused and not claimed.claims[-1].is_warned:
         registry.strays[parameter] = True
 
@@ -123,12 +123,12 @@ def forget_strays(parameters: Iterable[torch.Tensor]) -> None:
 
 def exempt(module: torch.nn.Module) -> None:
     """Exempt a module that is wrapped for a group of one worker, where there is nothing to average."""
-    made = Claim(module, ())
-    made.release()
-    made.is_shared = False
-    made.is_alive = False  # a later wrapper for several workers makes its own claims
+    claim = Claim(module, ())
+    claim.release()
+    claim.is_shared = False
+    claim.is_alive = False  # a later wrapper for several workers makes its own claims
 
 
 def claimed_parameters() -> list[torch.Tensor]:
-    """Return the parameters of all modules that were wrapped for several workers, even if the wrappers are gone."""
+    """Return the parameters of all modules wrapped for several workers, including those of deleted wrappers."""
     return [parameter for parameter, claimed in list(registry.parameters.items()) if claimed.is_shared]

@@ -1,11 +1,11 @@
-"""Finds out whether gradients are averaged by other means than undertow's wrapper.
+"""Finds out whether gradients are averaged by means other than undertow's wrapper.
 
 In: a parameter or an optimizer, and an earlier count of collectives.  Out: whether something else certainly, or
 possibly, averages its gradients.
 
 Certainly: torch's own DistributedDataParallel holds the parameter, or the optimizer is Horovod's.  Possibly: the script
-has called collectives (of torch.distributed, by Horovod's names, on the key-value store), or has loaded a library whose
-calls cannot be counted.
+has called collectives (of torch.distributed, of Horovod's interface, or of the key-value store), or has loaded a
+library whose calls cannot be counted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.optim import Optimizer
 
 from undertow.runtime.process import count_own_calls
 
-_own = 0  # collectives of torch.distributed that undertow has called itself
+_own = 0  # number of torch.distributed collectives that undertow itself has called
 
 
 def note_own_collective() -> None:
-    """Note that undertow itself calls a collective of torch.distributed, which is no sign of other means."""
+    """Note that undertow itself calls a collective of torch.distributed, so that it does not count."""
     global _own
     _own += 1
 
 
 def count_collectives() -> int | None:
-    """Return the number of collectives that the script has called so far; None if unknown."""
+    """Return the number of collectives that the script has called; None if unknown."""
     if not (dist.is_available() and dist.is_initialized()):
         return count_own_calls()
     try:
@@ -61,7 +61,7 @@ def steps_with_averages(optimizer: Optimizer) -> bool:
 
 
 def find_averaged() -> set[int]:
-    """Return the ids of all parameters in modules that torch's own class wraps.  Slow: looks at every object."""
+    """Return the ids of all parameters of modules that torch's own class wraps.  Slow: inspects every object."""
     wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), TorchDistributedDataParallel)]
     return {id(parameter) for one in wrappers if not _is_ours(type(one)) for parameter in one.parameters()}
 

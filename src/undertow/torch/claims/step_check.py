@@ -3,16 +3,16 @@
 In: the claims of wrappers, and every optimizer that is about to step.
 Out: `ConfigError` from `optimizer.step()`, with the names of the tensors and what to do.
 
-Three mistakes let replicas drift apart silently: the wrapper is discarded and the unwrapped module trained, the inner
-module is called past the wrapper, or parameters are added to a module after it was wrapped.  Legitimate cases are not
-refused: gradients that `no_sync` accumulates, parameters of modules that are not wrapped, and a model that was trained
-together and that one rank goes on training (a warning says so once).  If the script may average gradients by other
-means, a warning replaces the error; if it certainly does, there is no message.
+Three mistakes let replicas drift apart silently: the wrapper is discarded and the unwrapped module is trained; the
+inner module is called directly instead of its wrapper; or parameters are added to a module after it was wrapped.
+Legitimate cases are not refused: gradients that `no_sync` accumulates, parameters of modules that are not wrapped, and
+a jointly trained model that one rank continues to train alone (which is logged once).  If the script may average
+gradients by other means, a warning replaces the error; if it certainly does, there is no message.
 
-A parameter outside of all modules (a weight of the loss) that shares its optimizer with a wrapped module is mentioned
-once: torch's own class does not average it either, but the author of a single-process script expects it.
+A parameter outside all modules (a weight of the loss) that shares its optimizer with a wrapped module causes one
+warning: torch's own class does not average it either, but the author of a single-process script expects it.
 
-Unless something is suspicious, a step costs a comparison of a few integers.
+If nothing is suspicious, a check costs a comparison of a few integers.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _CALL = "Call the model that parallelize or DistributedDataParallel returned"
 class _Moment(NamedTuple):
     """A point in the script's run."""
 
-    collectives: int | None  # that the script has called itself; None: unknown
-    checks: int
+    collectives: int | None  # called by the script itself so far; None if unknown
+    checks: int  # made so far
 
 
 class StepCheck:
-    """The state of the checks of all optimizers, from the first claim until the ranks leave the job."""
+    """The checks of all optimizers, from the first claim until the ranks leave the job."""
 
     def __init__(self) -> None:
         self._cleared: weakref.WeakKeyDictionary[Optimizer, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._excused: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # gradients may be averaged by other means
-        self._mentioned: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # searched for parameters beside a module
-        self._last: weakref.WeakKeyDictionary[Optimizer, _Moment] = weakref.WeakKeyDictionary()  # of each check
+        self._warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # about parameters outside wrapped modules
+        self._last: weakref.WeakKeyDictionary[Optimizer, _Moment] = weakref.WeakKeyDictionary()  # last check of each
         self._latest = _Moment(0, 0)  # of any check, or of the newest claim
         self._checks = 0
         self.stop = register_optimizer_step_pre_hook(_before_step).remove
@@ -64,7 +64,7 @@ class StepCheck:
         self._latest = _Moment(count_collectives(), self._checks)
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise `ConfigError` if this optimizer is about to step with gradients that should have been synchronised."""
+        """Raise `ConfigError` if gradients of this optimizer should have been synchronised and were not."""
         if optimizer in self._excused or steps_with_averages(optimizer):
             return
         self._number_calls()
@@ -78,7 +78,7 @@ class StepCheck:
         self._last[optimizer] = self._latest = _Moment(count_collectives(), self._checks)
 
     def _number_calls(self) -> None:
-        """Give calls of wrappers since the last check the number of this one."""
+        """Count this check, and assign its number to the wrappers that were called since the last one."""
         self._checks += 1
         for claim in registry.modules.values():
             if claim.is_called:
@@ -88,11 +88,11 @@ class StepCheck:
         return self._last.get(optimizer, self._latest)
 
     def _refuse(self, optimizer: Optimizer, found: dict[torch.Tensor, str], happened: str, remedy: str) -> None:
-        """Raise `ConfigError` about these parameters; only warn if other means may average their gradients."""
+        """Raise `ConfigError` about these parameters, or log a warning if other means may average their gradients."""
         averaged = find_averaged()
         names = [name for parameter, name in found.items() if id(parameter) not in averaged]
         if not names:
-            self._excused.add(optimizer)  # searching again at every step would take long
+            self._excused.add(optimizer)  # searching again at every step would be slow
             return
         problem = f"gradients of {name_some(names, SHOWN)} {happened}"
         if not may_average(self._last_check(optimizer).collectives):
@@ -101,7 +101,7 @@ class StepCheck:
         log.warning("%s. Unless the script averages them by other means, the replicas drift apart. %s", problem, remedy)
 
     def _is_trained_together(self, claim: Claim, optimizer: Optimizer) -> bool:
-        """Return whether all ranks make this step, and not one rank that goes on training alone."""
+        """Return whether all ranks make this step, not just one rank that continues to train alone."""
         return not claim.has_synchronised or claim.last_call > self._last_check(optimizer).checks
 
     def _find_orphans(self, optimizer: Optimizer) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ class StepCheck:
                 present,
                 "were never averaged over the workers: the wrapper around their module is gone, and the module itself "
                 "is trained",
-                "Keep what parallelize or DistributedDataParallel returns, and call that: "
+                "Keep the model that parallelize or DistributedDataParallel returns, and call it: "
                 "model, optimizer = parallelize(model, optimizer)",
             )
         return [*found]
@@ -135,16 +135,16 @@ class StepCheck:
                 "are not averaged over the workers: these parameters were added after their module was wrapped",
                 "Add them before parallelize or DistributedDataParallel, or wrap the module again",
             )
-        self._mention_outsiders(optimizer, [parameter for parameter in unknown if parameter not in in_modules])
+        self._warn_of_outsiders(optimizer, [parameter for parameter in unknown if parameter not in in_modules])
         return [*found]
 
-    def _mention_outsiders(self, optimizer: Optimizer, outside: Sequence[torch.Tensor]) -> None:
-        """Warn once about parameters beside a wrapped module: each rank steps them with its own gradient."""
+    def _warn_of_outsiders(self, optimizer: Optimizer, outside: Sequence[torch.Tensor]) -> None:
+        """Warn once about parameters outside a wrapped module: each rank steps them with its own gradient."""
         found = [parameter for parameter in outside if parameter.grad is not None]
         is_beside = any(parameter in registry.parameters for parameter in _parameters_of(optimizer))
-        if not found or optimizer in self._mentioned or not is_beside:
+        if not found or optimizer in self._warned or not is_beside:
             return
-        self._mentioned.add(optimizer)
+        self._warned.add(optimizer)
         if may_average(self._last_check(optimizer).collectives) or {id(p) for p in found} <= find_averaged():
             return
         shapes = ", ".join(str(tuple(parameter.shape)) for parameter in found[:SHOWN])
@@ -171,8 +171,8 @@ class StepCheck:
             self._refuse(
                 optimizer,
                 never,
-                "were never averaged over the workers: they come from the inner module, which was called past its "
-                "wrapper",
+                "were never averaged over the workers: they come from the inner module, which was called directly "
+                "instead of its wrapper",
                 f"{_CALL}, or use its no_sync() if each worker is meant to train alone",
             )
         else:
@@ -184,7 +184,7 @@ _current: StepCheck | None = None
 
 
 def claim(module: torch.nn.Module, ignored: Iterable[str]) -> Claim:
-    """Claim the parameters of a module that several ranks train, and check optimizers from now on."""
+    """Claim the parameters of a module that several ranks train, and start checking optimizers."""
     global _current
     if _current is None:
         _current = StepCheck()
@@ -210,13 +210,13 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict
 
 
 def check(optimizer: Optimizer) -> None:
-    """Check this optimizer now, as before a step."""
+    """Check this optimizer now, as is done before each step."""
     if _current is not None:
         _current.check(optimizer)
 
 
 def _check_after_closure(optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the step's arguments, with a closure that also checks the gradients it has computed."""
+    """Return the step's arguments with a closure that also checks the gradients that it has computed."""
     first = arguments[1] if len(arguments) > 1 else options.get("closure")
     if not callable(first):
         return None
@@ -241,7 +241,7 @@ def _with_gradients(found: dict[torch.Tensor, str]) -> dict[torch.Tensor, str]:
 
 
 def _find_in_modules(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, tuple[str, Claim] | None]:
-    """Find these parameters in wrapped modules; None for those that are legitimately not claimed."""
+    """Find these parameters in wrapped modules; None for those that are legitimately unclaimed."""
     wanted = {id(parameter) for parameter in unknown}
     found: dict[torch.Tensor, tuple[str, Claim] | None] = {}
     for module, claimed in list(registry.modules.items()):
@@ -253,14 +253,14 @@ def _find_in_modules(unknown: Sequence[torch.Tensor]) -> dict[torch.Tensor, tupl
 
 
 def _warn_of_strays(parameters: Sequence[ClaimedParameter]) -> None:
-    """Warn once, and only that: one rank may go on training, and a penalty on weights is the same on all ranks."""
+    """Warn once.  Not an error: one rank may continue alone, and a penalty on weights is the same on all ranks."""
     fresh = [claimed.name for claimed in parameters if not claimed.claims[-1].is_warned]
     for claimed in parameters:
         claimed.claims[-1].is_warned = True
     if fresh:
         log.warning(
             "gradients of %s were added by a backward pass that did not go through the wrapper, and are not averaged: "
-            "unless they are the same on all ranks, or only one rank trains on, the replicas drift apart. %s",
+            "unless they are the same on all ranks, or only one rank continues training, the replicas drift apart. %s",
             name_some(fresh, SHOWN),
             _CALL,
         )

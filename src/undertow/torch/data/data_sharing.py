@@ -1,7 +1,7 @@
-"""The state that loaders and backward passes of one process share: which share of a batch is being computed.
+"""State shared by the loaders and backward passes of one process: the share of a batch that is being computed.
 
 In: shares that a loader hands out.  Out: their weight and size, for the backward pass that follows.
-Subclasses decide when data is shared and how the ranks draw the same order: one for single-process scripts
+Subclasses decide when data is shared and how all ranks draw the same order: one for single-process scripts
 (`script/single_process.py`), one for scripts that call `undertow.torch.distribute` (`distribution.py`).
 """
 
@@ -24,8 +24,8 @@ _states: Decoder[RandomState] = Decoder(RandomState, "the random state of rank 0
 class DataSharing(ABC):
     """The shared data of this process: the share of a batch that it computes, and the order of the data so far."""
 
-    # The script gives its loaders to be shared, also those that do not shuffle, and may call backward on one rank only,
-    # without involving the others.
+    # Whether the script knows of ranks: then it chooses the loaders to share, even those that do not shuffle, and may
+    # call backward on one rank only, without involving the others.
     knows_ranks = False
 
     def __init__(self, *, rank: int, size: int, is_split: bool, numbers: ComputeStream) -> None:
@@ -34,11 +34,11 @@ class DataSharing(ABC):
         self.is_split = is_split
         self.numbers = numbers
         self.weight = 1.0  # of the share that is being computed
-        self.samples: int | None = None  # in that share; 0: its weight is 0; None: no share was handed out
+        self.samples: int | None = None  # in that share; 0 if its weight is 0; None if no share was handed out
         self.batch: int | None = None  # the batch size of that share's loader, if known
-        self.waiting = 0  # shares that were handed out and have had no backward pass
+        self.waiting = 0  # shares that were handed out but have had no backward pass yet
         self.is_mixed = False  # shares of different weights were handed out before one backward pass
-        self.drawing: RandomStream | None = None  # from which a sampler of the script's own draws
+        self.drawing: RandomStream | None = None  # the numbers that the script's own sampler draws
         self._order = 0  # a digest of the batches of this epoch
 
     @property
@@ -48,11 +48,11 @@ class DataSharing(ABC):
 
     @abstractmethod
     def shares(self) -> bool:
-        """Return whether loaders hand out shares now."""
+        """Return whether loaders currently hand out shares."""
 
     @abstractmethod
     def start_sharing(self, description: str) -> None:
-        """Note that a loader is about to hand out shares, or to report their number."""
+        """Note that a loader is about to hand out shares or to report their number."""
 
     @abstractmethod
     def start_epoch(self) -> RandomState:
@@ -60,30 +60,30 @@ class DataSharing(ABC):
 
     @abstractmethod
     def end_epoch(self) -> None:
-        """Check, after all shares have been handed out, that the ranks agree."""
+        """Check that the ranks agree, after all shares have been handed out."""
 
     @abstractmethod
     def announce(self, message: str) -> None:
         """Show a message to the user, once and on one rank."""
 
     def note_whole_length(self) -> None:  # noqa: B027  # optional
-        """Note that the script took the length of a loader that may be shared later."""
+        """Note that the script has read the length of a loader that may be shared later."""
 
     def start_backward(self, outputs: Sequence[Any]) -> None:
-        """Note a backward pass of these outputs, presumably for the share that was handed out last."""
+        """Note a backward pass from these outputs, presumably for the share that was handed out last."""
         self.waiting = max(0, self.waiting - 1)
         if self.is_mixed:
             self.announce(
                 "the script fetches a batch before it has computed the previous one, so the batch before a smaller "
-                "last one gets the smaller one's weight: use drop_last=True to leave the smaller one out"
+                "last batch gets the weight of the smaller one: use drop_last=True to leave the smaller batch out"
             )
 
     def note_order(self, batch: object) -> None:
-        """Add the batch that comes next, on all ranks together, to the digest of this epoch."""
+        """Add the next batch, which is the same on all ranks, to the digest of this epoch."""
         self._order = zlib.crc32(repr(batch).encode(), self._order)
 
     def take_order(self) -> int:
-        """Return the digest of the batches of this epoch, which is over."""
+        """Return the digest of the batches of the epoch that has ended."""
         if not self.waiting:  # otherwise the last share is computed after the loader has ended
             self.weight, self.samples = 1.0, None
         self.waiting = 0
@@ -91,7 +91,7 @@ class DataSharing(ABC):
         return order
 
     def _resume_drawing(self) -> None:
-        """Advance the script's random numbers by what its own sampler has drawn."""
+        """Advance the script's generators past the numbers that its own sampler has drawn."""
         if self.drawing is not None:
             restore(self.drawing.state)
             self.drawing = None

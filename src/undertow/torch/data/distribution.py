@@ -1,9 +1,9 @@
 """`distribute`: lets an ordinary DataLoader hand out this worker's share of every batch.
 
-In: the loader of a script that has joined the other workers itself.  Out: a loader of its class over the same data.
+In: the loader of a script that has joined the other workers itself.  Out: a loader of a subclass over the same data.
 Shares and weights are those of a single-process script: there the methods in `replacements` are patched into torch's
-classes, here they are methods of subclasses.  The script's random numbers stay unchanged: the other ranks draw the
-order from a copy of rank 0's.
+classes, here they are methods of subclasses.  The script's random numbers do not change: the other ranks draw the order
+from a copy of rank 0's generators.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def distribute(loader: Loader) -> Loader:
     (`UNDERTOW_BATCH=split`).  Gradients are weighted by the size of the share, so a smaller last batch is exact.  Under
     `torch.no_grad()` the loader yields all data.
 
-    The given loader stays as it is.  It is returned itself if there is one worker, or if it is distributed already.
+    The given loader is not changed.  It is returned itself if there is only one worker or if it is already distributed.
     Raises `ConfigError` before `undertow.init()`, and for loaders that cannot be shared.
     """
     _check(loader)
@@ -64,14 +64,14 @@ class Distribution(DataSharing):
     knows_ranks = True
 
     def __init__(self, group: Group, *, is_split: bool) -> None:
-        numbers = ComputeStream(0)  # every rank draws from the script's own
+        numbers = ComputeStream(0)  # rank 0's stream is the script's own, from which every rank draws here
         super().__init__(rank=group.rank, size=group.size, is_split=is_split, numbers=numbers)
         self._group: Group | None = group
         self._classes: dict[type, type] = {}
         self._logged: set[str] = set()
         self._backward: Callable[..., None] | None = None  # the replacement
-        self._torchs: Callable[..., None] = torch.autograd.backward
-        self._described = (0, 0)  # the loader whose iterator was made last
+        self._original_backward: Callable[..., None] = torch.autograd.backward
+        self._described = (0, 0)  # the sizes of the loader whose iterator was created last
 
     @property
     def group(self) -> Group | None:
@@ -80,7 +80,7 @@ class Distribution(DataSharing):
     def shares(self) -> bool:
         if self._group is None and (_current is not None or process.is_initialized()):
             raise ConfigError(
-                "this DataLoader was distributed among workers that have left the job since (undertow.shutdown()): "
+                "this DataLoader was distributed among workers that have since left the job (undertow.shutdown()): "
                 "call undertow.torch.distribute() again"
             )
         return self._group is not None
@@ -97,7 +97,7 @@ class Distribution(DataSharing):
             log.log(level, "%s", message)
 
     def start_epoch(self) -> RandomState:
-        """Raise `DriftError` if the loaders of the ranks differ in size: ranks would wait for each other forever."""
+        """Raise `DriftError` if the ranks' loaders differ in size: ranks would wait for each other forever."""
         if self._group is None:
             return capture()
         self._compare(
@@ -109,28 +109,28 @@ class Distribution(DataSharing):
         return copy_from_first(self._group, capture())
 
     def end_epoch(self) -> None:
-        """Raise `DriftError` if the ranks have drawn different orders: samples were left out, others taken twice."""
+        """Raise `DriftError` if the ranks drew different orders: some samples were left out, others taken twice."""
         order = self.take_order()
         if self._group is not None:
             self._compare(
                 "the order of the data",
                 (order,),
-                "Samples were left out, and others taken twice. Give the generator and sampler of a DataLoader the "
+                "Some samples were left out, others taken twice. Give the generator and sampler of a DataLoader the "
                 "same seed on all workers",
             )
 
     def end(self) -> None:
-        """End the sharing, because the workers leave the job; backward passes are torch's own again."""
+        """Stop sharing, because the workers leave the job, and restore torch's own backward."""
         self._group = None
         self.take_order()
         if torch.autograd.backward is self._backward:
-            torch.autograd.backward = self._torchs
+            torch.autograd.backward = self._original_backward
 
     def weigh_backward(self) -> None:
         """Replace `torch.autograd.backward`, so that it weighs this rank's shares."""
         if self._backward is None and self._group is not None:
-            self._torchs = find_backward()
-            self._backward = torch.autograd.backward = run_backward(self._torchs, self)
+            self._original_backward = find_backward()
+            self._backward = torch.autograd.backward = run_backward(self._original_backward, self)
 
     def derive(self, loader: Loader) -> Loader:
         """Return a loader over the same data, with the same sampler, that hands out shares."""
@@ -217,8 +217,8 @@ def _check(loader: object) -> None:
     sampler = find_sampler(loader)
     if any(isinstance(one, DistributedSampler) for one in (sampler, getattr(sampler, "sampler", None))):
         raise ConfigError(
-            "this DataLoader has a DistributedSampler, which gives each worker its share already: use the loader as it "
-            "is, or make one with shuffle=True and distribute that"
+            "this DataLoader has a DistributedSampler, which already gives each worker its share: use the loader as it "
+            "is, or create one with shuffle=True and distribute that one"
         )
 
 

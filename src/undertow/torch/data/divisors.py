@@ -1,6 +1,6 @@
-"""Tells counts from constants among the numbers by which a script scales a sum or a mean.
+"""Distinguishes counts from constants among the numbers by which a script scales a sum or a mean.
 
-In: one term on all ranks.  Out: the number that makes a sum a mean, if any, and warnings about what is uncertain.
+In: one term on all ranks.  Out: the number that makes a sum a mean, if any, and warnings about uncertain cases.
 A count of a rank's share adds up over the ranks; a constant would be the same in one process with the whole batch.
 """
 
@@ -24,7 +24,7 @@ _LEAST = (
 
 
 def is_scaled_by_data(terms: Sequence[Term], samples: Sequence[int]) -> bool:
-    """Return whether a script multiplies a mean by a count, or divides it by a number that depends on the share."""
+    """Return whether a script multiplies a mean by a count, or scales it by a number that depends on the share."""
     scales = _find_scales(terms[0])
     multipliers = [scale for scale in scales if scale.name == "factors"]
     return any(vary([scale(term) for term in terms]) for scale in scales) or any(
@@ -42,7 +42,7 @@ class SumDivisors:
     ) -> None:
         self._terms = terms
         self._samples = samples
-        self._others = others  # all terms, on each rank
+        self._others = others  # all terms of each rank's loss
         self._batch = batch
         self.found = self._find()
         self.doubts = [*self._find_doubts()]
@@ -76,7 +76,7 @@ class SumDivisors:
         if self._varies(scale):
             return all(_is_count(value) for value in self._values(scale))
         if self._counts_samples(scale):
-            # A script may multiply by 0.1, or divide by 2, whatever the number of samples is.
+            # A script may multiply by 0.1, or divide by 2, regardless of the number of samples.
             return scale.name == "divisors" and max(self._samples) > 2
         return self._counts_inputs(scale) and not self._is_batch(scale)
 
@@ -101,7 +101,7 @@ class SumDivisors:
         )
 
     def _may_count(self, scale: _Scale) -> bool:
-        # A number of accumulated steps is smaller than the number of samples; one of targets or elements is not.
+        # The number of accumulation steps is smaller than the number of samples; that of targets or elements is not.
         return scale(self._terms[0]) >= max(self._samples) and not self._is_batch(scale)
 
     def _is_batch(self, scale: _Scale) -> bool:
@@ -122,7 +122,7 @@ def _match(values: Sequence[float], counts: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The position of one number that a term is divided by, or multiplied by the inverse of."""
+    """The position of one number by which a term is divided, or by whose inverse it is multiplied."""
 
     name: str
     index: int

@@ -1,7 +1,7 @@
-"""Reads nodes of autograd graphs of losses.
+"""Reads nodes of the autograd graphs of losses.
 
 In: a node.  Out: its inputs, their shapes, the dimensions that it reduces; whether only parameters are below it.
-Nothing is computed, and the graph stays as it is.
+Nothing is computed, and the graph is not changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PASSING = {
 }
 SCALING = {"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"}
 LINEAR = {*(ADDING | PASSING | SCALING), "MaskedFillBackward0", "WhereBackward0"}  # with one input
-# Element-wise, as far as the first dimension: that of the output is that of the input.
+# Element-wise as far as the first dimension is concerned: input and output have it in common.
 ELEMENTWISE = {
     *(ADDING | PASSING | SCALING),
     *("PowBackward0", "PowBackward1", "AbsBackward0", "ExpBackward0", "LogBackward0", "SqrtBackward0", "TanhBackward0"),
@@ -40,9 +40,9 @@ MIXING = ("CumsumBackward", "SortBackward", "TopkBackward", "MedianBackward", "K
 _PRODUCTS = {"MmBackward0", "BmmBackward0", "MvBackward0", "DotBackward0"}
 _TURNING = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "DiagonalBackward0", "TriuBackward0"}
 _COMPARING = {"MmBackward0", "BmmBackward0", "CdistBackward0"}
-_CHOOSING = ("NllLoss", "LogSoftmax")  # use targets, which are data
+_CHOOSING = ("NllLoss", "LogSoftmax")  # they use targets, which are data
 _LEAF = "torch::autograd::AccumulateGrad"
-FEW = 300  # more nodes than a penalty or a reduction has, and fewer than a model
+FEW = 300  # more nodes than a penalty or a reduction has, and fewer than a model has
 
 
 def children_of(node: Node) -> list[Node]:
@@ -64,7 +64,7 @@ def output_shape(node: Node) -> tuple[int, ...]:
 
 
 def reduced_dims(node: Node) -> list[int]:
-    """Return the dimensions of its input that this node reduces or mixes."""
+    """Return the dimensions of the node's input that it reduces or mixes."""
     count = len(input_shapes(node)[0])
     dims = getattr(node, "_saved_dim", None)
     if dims is None or dims == ():
@@ -78,7 +78,7 @@ def _signed(dim: int) -> int:
 
 
 def compares_rows(node: Node) -> bool:
-    """Return whether this multiplies or compares the rows of a batch with each other."""
+    """Return whether this node multiplies or compares the rows of a batch with each other."""
     if node.name() not in _COMPARING:
         return False
     *outer, rows, columns = output_shape(node)
@@ -88,14 +88,14 @@ def compares_rows(node: Node) -> bool:
 def is_of_parameters(node: Node) -> bool:
     """Return whether this term consists of parameters and constants only.
 
-    A tensor without a gradient of the same shape as a function of parameters is a constant, such as the weights of an
-    earlier task or an identity matrix.  Data would have another shape, or be multiplied by a parameter.
+    A tensor without a gradient counts as a constant if it has the same shape as a function of parameters: the weights
+    of an earlier task, or an identity matrix.  Data would have another shape, or be multiplied by a parameter.
     """
     return all(_is_free_of_data(one) for one in _walk_down(node))
 
 
 def _walk_down(node: Node) -> Iterator[Node | None]:
-    """Yield all nodes from this one down; None instead of a node when there are too many for a penalty."""
+    """Yield this node and all nodes below it; None instead of a node once there are too many for a penalty."""
     seen, open_ = {node}, [node]
     while open_:
         one = open_.pop()
@@ -122,7 +122,7 @@ def _is_free_of_data(node: Node | None) -> bool:
 
 
 def _keeps_shape(node: Node) -> bool:
-    """Return whether inputs without a gradient are numbers, or of the shape of the output."""
+    """Return whether inputs without a gradient are numbers or have the output's shape."""
     if hasattr(node, "_saved_reduction"):
         return True  # torch has broadcast both inputs to one shape
     return all(shape == output_shape(node) for shape in input_shapes(node))

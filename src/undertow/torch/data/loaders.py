@@ -1,8 +1,8 @@
 """Gives each rank its share of an ordinary DataLoader.
 
-In: a loader, when the script iterates over it or takes its length.  Out: what it iterates over on this rank.
+In: a loader, when the script iterates over it or reads its length.  Out: the indices or samples of this rank.
 Shuffling loaders and streams are shared.  Sequential loaders, which are usually for evaluation, stay whole unless the
-script asks for shares.  So does any loader that is iterated over under `torch.no_grad()`: that is not training.
+script requests shares.  So do loaders that are iterated over under `torch.no_grad()`, which is not training.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from undertow.torch.data.data_sharing import DataSharing
 from undertow.torch.data.randomness import RandomState, RandomStream, capture, follow
 from undertow.torch.data.shares import BatchShare, ShareRule, stride
 
-# These samplers draw all they need when the first index is taken.
+# These samplers draw all their random numbers when the first index is taken.
 _DRAWING_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
-_SPLIT = "--batch split (or UNDERTOW_BATCH=split)"  # the variable, because torchrun has no such option
+_SPLIT = "--batch split (or UNDERTOW_BATCH=split)"  # torchrun has no such option, only the variable
 
 
 class SharedIndices:
@@ -61,7 +61,7 @@ class SharedIndices:
         return ShareIterator(self._sharing, self._iterate, self._batch)
 
     def _iterate(self, state: RandomState) -> Iterator[BatchShare]:
-        """Yield the shares; the order is drawn as rank 0 alone would have drawn it."""
+        """Yield the shares, in the order that rank 0 alone would have drawn."""
         stream = follow(state, torch_only=self._draws_at_once)
 
         def draw() -> Iterator[Any]:
@@ -74,9 +74,8 @@ class SharedIndices:
                     return
                 if self._draws_at_once:
                     stream = None
-                elif (
-                    stream is None
-                ):  # a sampler of the script's own has drawn once from the script's numbers, on all ranks
+                elif stream is None:
+                    # The script's own sampler has drawn once from the script's generators, on all ranks.
                     stream = self._sharing.drawing = RandomStream(capture())
                 self._sharing.note_order(batch)
                 yield batch if self._is_batched else [batch]
@@ -96,7 +95,7 @@ class SharedEpoch:
         return self
 
     def hand_out(self, batch: Any) -> None:
-        """Note that the script gets the oldest of the batches that were requested."""
+        """Note that the script receives the oldest requested batch."""
         self.sharing.weight = 1.0
         self.sharing.samples = count_samples(batch)
         self.sharing.waiting += 1
@@ -110,7 +109,7 @@ class SharedEpoch:
 
 
 class ShareIterator(SharedEpoch):
-    """An iterator over this rank's shares of a map-style dataset; it keeps the weights of batches being loaded."""
+    """An iterator over this rank's shares of a map-style dataset.  It keeps the weights of batches being loaded."""
 
     def __init__(
         self, sharing: DataSharing, iterate: Callable[[RandomState], Iterator[BatchShare]], batch: int | None
@@ -119,9 +118,8 @@ class ShareIterator(SharedEpoch):
         self._batch = batch
         self._iterate = iterate
         self._requested: deque[BatchShare] = deque()
-        self._shares: Iterator[BatchShare] | None = (
-            None  # None until the first is taken: a loader makes some iterators in vain
-        )
+        # None until the first share is taken: loaders create some iterators that they never use.
+        self._shares: Iterator[BatchShare] | None = None
         sharing.numbers.start()  # before the first share, because the loader seeds its workers now
 
     def __next__(self) -> Any:
@@ -142,7 +140,7 @@ class ShareIterator(SharedEpoch):
 
 
 class StridedStream(IterableDataset[Any]):
-    """Every n-th sample of a stream, also in each of the loader's worker processes."""
+    """Every n-th sample of a stream, in this process or in each of the loader's worker processes."""
 
     def __init__(self, stream: Any, rank: int, size: int, state: RandomState) -> None:
         self._stream = stream
@@ -154,7 +152,7 @@ class StridedStream(IterableDataset[Any]):
         return stride(self._samples(), rank=self._rank, size=self._size)
 
     def _samples(self) -> Iterator[Any]:
-        # A stream that shuffles must do so alike on all ranks.  In a loader's worker it does: the seeds are the same.
+        # A stream must shuffle identically on all ranks.  In a loader's worker it does, because the seeds are the same.
         numbers = RandomStream(self._state) if get_worker_info() is None else None
         with nullcontext() if numbers is None else numbers.running():
             samples = iter(self._stream)
@@ -170,7 +168,7 @@ class StridedStream(IterableDataset[Any]):
         return len(self._stream) // self._size
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set attributes of the stream itself: a loader's `worker_init_fn` assigns its section of the data so."""
+        """Set attributes of the stream itself, as a `worker_init_fn` does to give each worker its part of the data."""
         if name in ("_stream", "_rank", "_size", "_state"):
             super().__setattr__(name, value)
         else:
@@ -183,7 +181,7 @@ class StridedStream(IterableDataset[Any]):
 
 
 class StreamIterator(SharedEpoch):
-    """An iterator over the indices of a stream, which only give batch sizes; these are the same on all ranks."""
+    """An iterator over the indices of a stream, which only determine batch sizes, the same on all ranks."""
 
     def __init__(self, sharing: DataSharing, batches: Iterator[Any]) -> None:
         super().__init__(sharing)
@@ -194,7 +192,7 @@ class StreamIterator(SharedEpoch):
 
 
 def count_samples(batch: Any) -> int:
-    """Count the samples of a batch by its first tensor; 1 if it has none."""
+    """Return the number of samples in a batch, judged by its first tensor; 1 if it has none."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
@@ -213,7 +211,7 @@ def find_sampler(loader: Any) -> Any:
 
 
 def is_shared(sharing: DataSharing, loader: Any) -> bool:
-    """Return whether this loader is to be shared, which loaders for training are."""
+    """Return whether this loader is for training, so that it is to be shared."""
     is_sequential = isinstance(find_sampler(loader), (SequentialSampler, DistributedSampler))
     is_whole = is_sequential and not sharing.knows_ranks and not is_stream(loader)
     return torch.is_grad_enabled() and not is_whole
@@ -235,13 +233,13 @@ def check_shareable(sharing: DataSharing, loader: Any) -> None:
         )
     if not getattr(loader, "in_order", True):  # new in torch 2.6
         raise ConfigError(
-            "a DataLoader with in_order=False cannot be shared: its batches arrive in an unknown order. "
-            "Leave in_order out"
+            "a DataLoader with in_order=False cannot be shared, because its batches arrive in an unknown order: "
+            "leave in_order out"
         )
 
 
 def share_indices(sharing: DataSharing, loader: Any, inner: Any) -> Any:
-    """Return what the loader takes indices from on this rank."""
+    """Return the loader's source of indices on this rank."""
     if is_stream(loader) or not sharing.shares() or not is_shared(sharing, loader):
         return inner
     check_shareable(sharing, loader)

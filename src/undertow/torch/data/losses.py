@@ -1,7 +1,7 @@
 """Weighs the terms of the ranks' losses, so that averaged gradients are those of the whole batch.
 
-In: the terms that the loss of each rank adds up, and the number of samples in its share.  Out: the weight of each term
-on each rank, the same decision on all ranks, and warnings about what is uncertain.
+In: the terms that each rank's loss adds up, and the number of samples in its share.  Out: the weight of each term on
+each rank, decided identically on all ranks, and warnings about uncertain cases.
 
 The weight of a sum over the batch is the number of ranks, because gradients are averaged.  The weight of a mean is
 proportional to the rank's share of what it averages: targets that are not ignored, their class weights, elements.  A
@@ -29,7 +29,7 @@ class LossWeights:
 
 
 def weigh(reports: Sequence[Report], *, batch: int | None) -> LossWeights:
-    """Weigh all terms.  `batch` is the batch size if batches are split."""
+    """Return the weights of all terms.  `batch` is the batch size if batches are split."""
     counting = [report for report in reports if report.samples]
     terms = len((counting or reports)[0].terms)  # a rank with weight 0 may have other terms
     doubt = _find_doubt(counting)
@@ -43,22 +43,22 @@ def weigh(reports: Sequence[Report], *, batch: int | None) -> LossWeights:
             "a term of the loss is not known to be a sum or a mean over the batch: it is weighted by the number of "
             "samples, which is exact for a mean over the samples"
         )
-        # All sums alike: otherwise known sums would outweigh unknown terms that may be sums as well.
+        # Treat all sums alike: otherwise known sums would outweigh unknown terms that may also be sums.
         weights = [None if one.is_batch_sum else weight for one, weight in zip(ranked, weights, strict=True)]
         return LossWeights(weights, doubts)
     return LossWeights(weights, doubts, has_sums=any(one.is_batch_sum for one in ranked))
 
 
 def _find_doubt(counting: Sequence[Report]) -> str:
-    """Return why no term can be weighed; empty if they can."""
+    """Return why the terms cannot be weighed; empty if they can."""
     forms = {tuple(_form(term) for term in report.terms) for report in counting}
     if len(forms) > 1:
         return "the losses of the ranks have different terms: they are weighted by the number of samples"
     samples = {report.samples for report in counting}
     if len(samples) == 1 and _repeats(*forms, times=samples.pop()):
         return (
-            "the number of terms in the loss is a multiple of the number of samples: the loss is taken for one that is "
-            "computed sample by sample, and weighted by their number"
+            "the number of terms in the loss is a multiple of the number of samples: the loss is assumed to be "
+            "computed sample by sample, and is weighted by the number of samples"
         )
     return ""
 
@@ -73,11 +73,11 @@ def _repeats(form: tuple[object, ...], *, times: int) -> bool:
     return times > 1 and len(form) > 0 and form == form[: len(form) // times] * times
 
 
-_OUTER = -1  # the index of the reduction that the term itself is
+_OUTER = -1  # the index of the term's own reduction
 
 
 def _find_batch(terms: Sequence[Term], samples: Sequence[int]) -> list[int]:
-    """Return the indices of the reductions over the batch, as far as that can be seen.
+    """Return the indices of the reductions over the batch, as far as they can be recognised.
 
     These are the reductions over a dimension as long as the share on every rank, and the one over the first dimension,
     if a batch may have been flattened into it, or if there is no other.

@@ -1,7 +1,7 @@
 """Random numbers: the same on all ranks for weights and the order of the data, different while each computes its share.
 
 In: the states of the generators that a script draws from (torch's, Python's, numpy's).
-Out: rank 0's state on all ranks, or a stream of torch numbers of this rank's own.
+Out: rank 0's state on all ranks, or a separate stream of torch's numbers for this rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from undertow.errors import Garbled
 from undertow.torch.gradient.device import seed_accelerator
 
-# A large step between the seeds of ranks: the script itself may use neighbouring seeds.
+# A large step between the seeds of ranks: the script itself may use consecutive seeds.
 _APART = 0x9E3779B97F4A7C15
 
 
@@ -40,7 +40,7 @@ def capture() -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    """Set all generators; raise `Garbled` if one refuses its state, as when rank 0 has another version of it."""
+    """Set all generators; raises `Garbled` if one rejects its state, as when rank 0 has another version of it."""
     name, keys, position, has_gauss, gauss = state.numpy
     try:
         torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
@@ -51,9 +51,9 @@ def restore(state: RandomState) -> None:
 
 
 def diverge(rank: int) -> None:
-    """Let this rank draw other numbers than all others from now on.  Rank 0 goes on with the script's own.
+    """Let this rank draw different numbers than all other ranks.  Rank 0 continues with the script's own.
 
-    The numbers of each generator follow from its state, so a script with seeds is reproducible.
+    The new seed of each generator is derived from its state, so a script with seeds is reproducible.
     """
     if rank == 0:
         return
@@ -68,7 +68,7 @@ def _choose_seed(state: object, rank: int) -> int:
 
 
 class RandomStream:
-    """A random state that generators have only inside of `running` blocks."""
+    """A random state that the generators have only inside `running` blocks."""
 
     def __init__(self, state: RandomState) -> None:
         self.state = state
@@ -85,7 +85,7 @@ class RandomStream:
 
 
 def follow(state: RandomState, *, torch_only: bool) -> RandomStream | None:
-    """Return a stream that starts from this state; None if the script's own generators have this state.
+    """Return a stream that starts from this state; None if the script's own generators are in this state already.
 
     With `torch_only`, only torch's generator counts.
     """
@@ -100,7 +100,7 @@ class ComputeStream:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._state: torch.Tensor | None = None
-        self._scripts: torch.Tensor | None = None  # the script's own state, while the stream is running
+        self._script_state: torch.Tensor | None = None  # the script's own state while the stream is running
         self._is_running = False
         self._is_over = False
 
@@ -109,7 +109,7 @@ class ComputeStream:
         if self._rank == 0 or self._is_running or self._is_over:
             return
         self._is_running = True
-        self._scripts = torch.get_rng_state()
+        self._script_state = torch.get_rng_state()
         if self._state is None:
             seed = (torch.initial_seed() + self._rank * _APART) % (1 << 63)
             self._state = torch.Generator().manual_seed(seed).get_state()
@@ -123,8 +123,8 @@ class ComputeStream:
             self._state = torch.get_rng_state()
 
     def end(self) -> None:
-        """Return to the script's own numbers for good."""
+        """Return permanently to the script's own numbers."""
         self._is_over = True
-        if self._is_running and self._scripts is not None:
-            torch.set_rng_state(self._scripts)
+        if self._is_running and self._script_state is not None:
+            torch.set_rng_state(self._script_state)
         self._is_running = False

@@ -1,4 +1,4 @@
-"""Replacements for methods of DataLoader, and for `torch.autograd.backward`, where data is shared.
+"""Replacements for methods of DataLoader and for `torch.autograd.backward` while data is shared.
 
 In: the original, and the `DataSharing`.  Out: a function that calls the original and updates the `DataSharing`.
 For single-process scripts they are patched into torch's classes (`script/patches.py`); otherwise they are methods of
@@ -36,7 +36,7 @@ Original = Callable[..., Any]
 
 
 def replacement(call: Callable[..., Any]) -> Callable[[Any, Any], Original]:
-    """Turn `call(original, state, *arguments)` into a function that makes a replacement of `original` for `state`."""
+    """Turn `call(original, state, *arguments)` into a function that creates a replacement of `original` for `state`."""
 
     def make(original: Any, state: Any) -> Original:
         @functools.wraps(original, updated=() if isinstance(original, type) else functools.WRAPPER_UPDATES)
@@ -59,7 +59,7 @@ def iterate(original: Original, sharing: DataSharing, loader: Any) -> Any:
     check_shareable(sharing, loader)
     state = sharing.start_epoch()
     dataset, batch = stride_stream(sharing, loader, state)
-    # Changed only while the iterator is made, and through `vars`: a loader refuses assignments.
+    # Changed only while the iterator is created, and through `vars`, because a loader refuses assignments.
     before = {name: vars(loader)[name] for name in ("dataset", "batch_sampler")}
     vars(loader)["dataset"] = dataset
     if batch is not None:
@@ -83,8 +83,8 @@ def begin_again(
     original(iterator, loader, *arguments, **options)
     if is_stream(loader) and sharing.shares() and is_strided is not is_shared(sharing, loader):
         sharing.announce(
-            "a DataLoader over a stream with persistent_workers keeps what it began with, this rank's share or the "
-            "whole stream: make one DataLoader for training and another for evaluation"
+            "a DataLoader over a stream with persistent_workers keeps what it started with, this rank's share or the "
+            "whole stream: create one DataLoader for training and another for evaluation"
         )
     if is_strided:
         sharing.start_epoch()
@@ -116,11 +116,11 @@ def hand_out(original: Original, sharing: DataSharing, iterator: Any) -> Any:
     else:
         shares.hand_out(batch)
         return batch
-    shares.end()  # outside of the handler: its errors are not caused by StopIteration
+    shares.end()  # outside the handler: its errors are not caused by StopIteration
     raise end
 
 
-# The original of each replacement.  Not an attribute: `functools.wraps` would copy it to other functions.
+# The original of each replacement.  Not an attribute, which `functools.wraps` would copy to other functions.
 _originals: weakref.WeakKeyDictionary[Original, Original] = weakref.WeakKeyDictionary()
 
 
@@ -130,7 +130,7 @@ def run_backward(original: Original, sharing: DataSharing) -> Original:
     @functools.wraps(original)
     @never_compiled
     def backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **options: Any) -> None:
-        # Inside another backward, which is weighed already, as in checkpointing.
+        # A backward nested in another one (checkpointing) is already weighed.
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             original(tensors, grad_tensors, *arguments, **options)
             return
@@ -151,7 +151,7 @@ def find_backward() -> Original:
 
 
 def _weigh(tensors: Sequence[Any], gradients: Any, weight: float) -> list[Any]:
-    """Return the gradients to pass to backward so that all results are scaled by `weight`."""
+    """Return the gradients that make backward scale all its results by `weight`."""
     given = (gradients,) if isinstance(gradients, torch.Tensor) else gradients or (None,) * len(tensors)
     return [_weigh_one(tensor, gradient, weight) for tensor, gradient in zip(tensors, given, strict=True)]
 
@@ -159,5 +159,5 @@ def _weigh(tensors: Sequence[Any], gradients: Any, weight: float) -> list[Any]:
 def _weigh_one(tensor: Any, gradient: torch.Tensor | None, weight: float) -> Any:
     if gradient is not None:
         return gradient * weight
-    # Anything else needs a gradient from the caller; torch says so.
+    # Anything else needs a gradient from the caller; torch raises an error about it.
     return torch.full_like(tensor, weight) if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 else None

@@ -1,4 +1,4 @@
-"""The report of a rank about its loss: the terms that it adds up, in numbers that all ranks can compare."""
+"""A rank's report about its loss: the terms that it adds up, as numbers that all ranks can compare."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MATCHING = 1e-6  # relative; numbers that a script computes in float32 are no cl
 
 
 class ReductionKind(enum.IntEnum):
-    """The kind of a reduction, as far as it is known."""
+    """The kind of a reduction, if it is known."""
 
     SUM = 0  # of `elements` values
     MEAN = 1  # of `elements` values
-    COUNTED = 2  # a mean over `amount`, which the loss function has counted itself
+    COUNTED = 2  # a mean over `amount`, which the loss function itself has counted
     OTHER = 3  # unknown
 
 
 class TermScales(msgspec.Struct, frozen=True):
     """The numbers by which a script scales one term."""
 
-    divisors: tuple[float, ...] = ()  # the last division first
-    factors: tuple[float, ...] = ()  # inverted
-    computed: tuple[bool, ...] = ()  # for each divisor, whether it is a tensor and not a Python number
+    divisors: tuple[float, ...] = ()  # the last division comes first
+    factors: tuple[float, ...] = ()  # the inverse of each factor
+    computed: tuple[bool, ...] = ()  # for each divisor, whether it is a tensor rather than a Python number
 
     def __post_init__(self) -> None:
         if len(self.computed) != len(self.divisors):
@@ -52,11 +52,11 @@ class Term(msgspec.Struct, frozen=True):
     amount: float = 0.0
     scales: TermScales = TermScales()
     reductions: tuple[Reduction, ...] = ()  # below it
-    is_loss: bool = False  # a loss function of torch's, which reduces over the batch
+    is_loss: bool = False  # one of torch's loss functions, which reduce over the batch
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The loss of one rank.  `samples` is 0 on a rank without samples of its own, whose weight is 0."""
+    """The loss of one rank.  `samples` is 0 on a rank that has none of its own, and whose weight is 0."""
 
     samples: Count
     terms: tuple[Term, ...]

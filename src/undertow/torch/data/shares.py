@@ -1,8 +1,8 @@
 """Divides the batches of one process among the ranks.
 
 In: the batches of indices that one process would take, the same on all ranks.
-Out: this rank's share of each, and its weight.  All ranks have equally many shares; no sample is left out or taken
-twice.  The mean of all ranks' gradients, weighted like this, is the gradient of the whole batch.
+Out: this rank's shares, each with its weight.  All ranks have the same number of shares, and no sample is left out or
+taken twice.  With these weights, the mean of all ranks' gradients is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BatchShare:
     """The samples of one batch that this rank computes."""
 
     indices: list[Any]
-    weight: float  # 1 if the shares of all ranks are equally large
+    weight: float  # 1 if the shares of all ranks have the same size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class ShareRule:
     rank: int
     size: int
     is_split: bool
-    drops_last: bool = False  # batches left over at the end that are fewer than the ranks
+    drops_last: bool = False  # whether to drop batches at the end if there are fewer than ranks
 
     def count(self, batches: int) -> int:
-        """Return how many shares each rank has of this number of batches."""
+        """Return the number of shares of each rank for this number of batches."""
         if self.is_split:
             return batches
         return batches // self.size if self.drops_last else -(-batches // self.size)
@@ -48,19 +48,19 @@ class ShareRule:
     def _weigh(self, lists: Sequence[list[Any]]) -> BatchShare:
         own = lists[self.rank]
         weight = self.size * len(own) / sum(map(len, lists))
-        # A rank without a sample computes one with weight 0, so that it takes part in the step.
+        # A rank without samples computes one with weight 0, so that it takes part in the step.
         return BatchShare(own, weight) if own else BatchShare(lists[0][:1], 0.0)
 
 
 def cut_evenly(indices: Sequence[Any], count: int) -> list[list[Any]]:
-    """Cut into `count` contiguous lists; the first ones are longer by one if the number of indices is no multiple."""
+    """Cut into `count` contiguous lists whose lengths differ by at most one, longer ones first."""
     least, more = divmod(len(indices), count)
     ends = [*itertools.accumulate(least + (number < more) for number in range(count))]
     return [list(indices[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
 
 def stride(samples: Iterable[Any], *, rank: int, size: int) -> Iterator[Any]:
-    """Yield every `size`-th sample of a stream, as long as there is one for each rank."""
+    """Yield every `size`-th sample of a stream, as long as there is one for every rank."""
     source = iter(samples)
     while len(group := list(itertools.islice(source, size))) == size:
         yield group[rank]

@@ -1,14 +1,14 @@
 """Finds the terms that a loss adds up in its autograd graph.
 
-In: the tensors that are passed to backward.  Out: the nodes whose gradients must be weighed, with what `losses` needs
-to know about each.  Nothing is computed, and the graph stays as it is.
+In: the tensors that are passed to backward.  Out: the nodes whose gradients must be weighed, with the facts about each
+that `losses` needs.  Nothing is computed, and the graph is not changed.
 
-The search follows additions, signs, views and scalings from the loss down.  Where it ends is a term: a loss function of
-torch's, or a sum or mean of the script's own.  Terms of parameters only, such as weight decay, are the same on all
-ranks and left out.
+The search follows additions, signs, views and scalings from the loss down.  A node where it ends is a term: one of
+torch's loss functions, or a sum or mean of the script's own.  Terms that contain only parameters, such as weight decay,
+are the same on all ranks and are left out.
 
-A term comes with the reductions, and operations that mix rows, below it, as far as operations between them are
-element-wise: only all ranks together know which dimension is the batch.
+A term lists the reductions, and the operations that mix rows, below it, as far as the operations in between are
+element-wise: only all ranks together can tell which dimension is the batch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from undertow.torch.data.graphs import (
 from undertow.torch.data.reports import Reduction, ReductionKind, Term, TermScales
 
 _COUNTING = {"NllLossBackward0", "NllLoss2DBackward0"}
-_MEAN, _SUM = 1, 2  # what torch calls its reductions
-_MOST_REDUCTIONS = 16  # of a term, which keeps the message to all ranks small
+_MEAN, _SUM = 1, 2  # torch's numbers for reductions
+_MOST_REDUCTIONS = 16  # per term, which keeps the message to all ranks small
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _walk(root: Node) -> Iterator[tuple[Node, Term]]:
 
 
 def _joins_numbers(node: Node) -> bool:
-    """Return whether this node sums or averages scalars, each of which is a term."""
+    """Return whether this node sums or averages scalars, each of which is a term of its own."""
     name = node.name()
     if name.startswith(STACKING):
         return not any(input_shapes(node))
@@ -112,13 +112,13 @@ def _add_scale(scales: TermScales, scale: torch.Tensor | float, *, is_divisor: b
 
 
 def _is_computed(scale: torch.Tensor | float) -> bool:
-    """Return whether the script divides by a tensor: unlike a Python number, it takes part in type promotion."""
+    """Return whether the script divides by a tensor, which, unlike a Python number, takes part in type promotion."""
     least = torch.int8 if isinstance(scale, torch.Tensor) and not scale.is_floating_point() else torch.float16
     return isinstance(scale, torch.Tensor) and torch.result_type(scale, torch.empty((), dtype=least)) != least
 
 
 def _read_scale(node: Node) -> torch.Tensor | float | None:
-    """Return what this node divides or multiplies by; None if that is not a constant for autograd."""
+    """Return the number by which this node divides or multiplies; None if it is not a constant for autograd."""
     saved = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
     numbers = [one for one in saved if one is not None]
     is_inverse = node.name() == "DivBackward0" and node.next_functions[0][0] is None
@@ -150,7 +150,7 @@ def _describe(node: Node, scales: TermScales) -> Term:
 
 
 def _find_reductions(node: Node, *, is_linear: bool) -> tuple[Reduction, ...]:
-    """Return every reduction below this node, each once.  `is_linear`: the node is a sum or mean of its input."""
+    """Return the distinct reductions below this node.  `is_linear`: the node is a sum or mean of its input."""
     found: dict[Reduction, None] = {}
     for below, linear in _descend(node, is_linear):
         reduction = _describe_reduction(below, linear)
@@ -160,7 +160,7 @@ def _find_reductions(node: Node, *, is_linear: bool) -> tuple[Reduction, ...]:
 
 
 def _descend(node: Node, is_linear: bool) -> Iterator[tuple[Node, bool]]:
-    """Yield the nodes below, through element-wise operations; other nodes are yielded, but not entered."""
+    """Yield the nodes below this one, descending only through operations that keep rows apart."""
     open_ = [(child, is_linear) for child in children_of(node)]
     seen = {child for child, _ in open_}
     while open_ and len(seen) < FEW:

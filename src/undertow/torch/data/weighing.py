@@ -1,9 +1,9 @@
 """Weighs the terms of a loss while its backward runs.
 
-In: the tensors that a script passes to backward.  Out: the gradient of each term is scaled as `losses` decides.
-At the start of every backward of a share, each rank sends all others one small report about its loss and waits for
-theirs.  In a script that knows of ranks, a backward that reaches no wrapped module, such as that of a probe on rank 0,
-concerns no other rank, and nothing is exchanged.  All other backwards must be called equally often on all ranks.
+In: the tensors that a script passes to backward.  Out: the gradient of each term, scaled as `losses` decides.
+At the start of every backward of a share, the ranks exchange small reports about their losses.  In a script that knows
+of ranks, a backward that reaches no wrapped module, such as that of a probe on rank 0, concerns no other rank, and
+nothing is exchanged.  All other backwards must be called equally often on all ranks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Gradients = tuple[torch.Tensor | None, ...]
 _reports: Decoder[Report] = Decoder(Report, "the loss of another rank")
 _SUMMED = (
     "the loss is a sum over the batch: it is summed over all workers, as in one process with the larger batch, so "
-    "gradients grow with their number (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
+    "gradients grow with the number of workers (--batch split or UNDERTOW_BATCH=split leaves them as they are)"
 )
 
-_LABEL = "what the losses of all ranks are made of"
+_LABEL = "the losses of all ranks"
 _EQUALLY_OFTEN = (
     "This worker waits in backward for the other workers' reports about their losses: all workers must call backward "
     "equally often for the parameters of a wrapped model. To compute other gradients on one worker only, use "
@@ -50,7 +50,7 @@ class LossWeigher:
 
     @contextmanager
     def weighing(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Weigh each term of a backward of these tensors inside of the block; its caller applies the share's weight."""
+        """Weigh each term of a backward of these tensors inside the block; the caller applies the share's weight."""
         sharing = self._sharing
         if sharing.group is None or sharing.samples is None or sharing.size == 1:
             yield
@@ -69,7 +69,7 @@ class LossWeigher:
             yield
 
     def _decide(self, terms: Sequence[FoundTerm]) -> list[float]:
-        """Return the ratio that scales the gradient of each term; terms beyond the list are not scaled."""
+        """Return the ratios that scale the gradients of the terms; terms beyond the list are not scaled."""
         sharing = self._sharing
         assert sharing.group is not None
         assert sharing.samples is not None
@@ -106,7 +106,7 @@ class _Ratios:
         return self._ratios is None or self._ratio(index) != 1
 
     def before_first(self, gradients: Gradients) -> None:
-        """Decide at the first node of a backward, so that a loss without any term takes part as well."""
+        """Decide at the first node of a backward, so that a loss without any term also takes part."""
         self.find()
 
     def scaling(self, index: int) -> Callable[[Gradients], Gradients | None]:
@@ -122,7 +122,7 @@ class _Ratios:
 
 
 class _ReportExchange:
-    """An exchange of reports between all ranks, which can be repeated."""
+    """A repeatable exchange of reports between all ranks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -143,8 +143,8 @@ def _find(tensors: Sequence[Any]) -> list[FoundTerm]:
     try:
         return find_terms(tensors)
     except RuntimeError:
-        # The graph is freed already; torch will say so.  Not an empty list: after any other failure, such as that of a
-        # hook for saved tensors, the backward may go on, and must not be taken for one whose terms are known.
+        # Usually the graph is already freed, and torch will raise an error.  Not an empty list: after another failure,
+        # such as that of a saved-tensor hook, backward may still run, and its terms must count as unknown.
         return [FoundTerm(None, Term(ReductionKind.OTHER))]
 
 
@@ -157,7 +157,7 @@ def ratio_of(weights: Sequence[float] | None, rank: int, given: float) -> float:
 
 def scaling_by(ratio: float) -> Callable[[Gradients], Gradients]:
     def scale(gradients: Gradients) -> Gradients:
-        # Not times 0: a mean over nothing has no finite gradient.
+        # Not multiplied by 0: a mean over nothing has no finite gradient.
         return tuple(one if one is None else one * ratio if ratio else torch.zeros_like(one) for one in gradients)
 
     return scale

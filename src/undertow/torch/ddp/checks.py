@@ -1,4 +1,4 @@
-"""Checks of what a script passes to `DistributedDataParallel`.
+"""Checks of the arguments of `DistributedDataParallel`.
 
 In: a module and options.  Out: nothing, or an error that says what to do.
 """
@@ -11,8 +11,7 @@ import torch
 
 from undertow.errors import ConfigError
 
-# Accepted without effect: they tune torch's buckets, or describe parameters without a gradient, which undertow finds
-# itself.
+# Accepted without effect: they tune torch's buckets, or declare parameters without a gradient, which undertow detects.
 _WITHOUT_EFFECT = frozenset(
     {
         "bucket_cap_mb",
@@ -44,7 +43,7 @@ class Uninitialized(ConfigError, RuntimeError):
 def unsupported(reason: str) -> ConfigError:
     """Return the error for a feature of torch's wrapper that undertow's lacks."""
     return ConfigError(
-        f"{reason}. A script for torch's own DistributedDataParallel keeps that with --ddp off (UNDERTOW_DDP=off)"
+        f"{reason}. To keep torch's own DistributedDataParallel in a script, use --ddp off (UNDERTOW_DDP=off)"
     )
 
 

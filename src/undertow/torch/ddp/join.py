@@ -1,6 +1,6 @@
-"""Uneven inputs: ranks that run out of data let the others go on without them.
+"""Uneven inputs: ranks that run out of data let the others continue without them.
 
-In: a rank without more input.  Out: rounds that complete without it, and at the end the weights of the rank that
+In: a rank that has run out of input.  Out: rounds that complete without it; at the end, the weights of the rank that
 trained longest on all ranks.
 """
 
@@ -23,7 +23,7 @@ class JoinContext:
         self._has_left = False
 
     def run_out(self) -> None:
-        """Let the others go on without this rank, wait for them, and continue together."""
+        """Let the others continue without this rank, wait for them to finish, and copy the final state."""
         self.leave()
         self.settle()
 
@@ -34,7 +34,7 @@ class JoinContext:
                 self._synchroniser.group.uneven.leave(slices, divide_by_active=self._divide_by_active)
 
     def notice_absent(self) -> None:
-        """Note that a round completed without some rank; raise an error if the user asked for that."""
+        """Note that a round completed without some rank; raises an error if the user requested one."""
         if self._throws:
             self.run_out()
 

@@ -1,8 +1,8 @@
 """`parallelize`: the next forward pass starts while gradients are in flight.
 
-In: a module and its optimizers, and the user's own training loop.  Out: the same, except that `backward()` and `step()`
-return without waiting for the network; each module waits for its own parameters in the next forward pass.  The result
-is that of `DistributedDataParallel`, bit by bit.
+In: a module, its optimizers, and the user's own training loop.  Out: the same objects, but `backward()` and `step()`
+return without waiting for the network; each module waits for its own parameters in the next forward pass.  The results
+are bit-identical to those of `DistributedDataParallel`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ log = logging.getLogger("undertow")
 def parallelize(
     model: torch.nn.Module, *optimizers: Optimizer, separable: bool | None = None, **options: Any
 ) -> tuple[Any, ...]:
-    """Train this model on all workers and hide the network under the computation.
+    """Train this model on all workers, and overlap communication with computation.
 
-    Returns the model in a `DistributedDataParallel`, which takes the further options, and the same optimizers: use both
-    as before.
+    Returns the model wrapped in a `DistributedDataParallel`, which gets the remaining options, and the same optimizers.
+    Use them as before.
 
-    An optimizer that mixes parameters waits for all gradients in its `step()`.  So does one that is not torch's own,
-    unless `separable=True` says that it updates each parameter independently.  With `separable=False` all wait.
+    The `step()` of an optimizer that mixes parameters waits for all gradients.  So does that of an optimizer that is
+    not torch's own, unless `separable=True` says that it updates each parameter independently.  With `separable=False`
+    all of them wait.
     """
     _check(model, optimizers)
     if isinstance(model, DistributedDataParallel) and options:
@@ -60,8 +61,8 @@ def plan_of(model: torch.nn.Module) -> ActivePlan:
         raise ConfigError("plan_of takes the model that DistributedDataParallel or parallelize has returned")
     if model.active_plan is None:
         raise PlanError(
-            "this model has no plan: there is one after the first few steps, for models that are large enough, with "
-            "several workers"
+            "this model has no plan: a plan is made after the first few steps, if the model is large enough and there "
+            "are several workers"
         )
     return model.active_plan
 
@@ -74,7 +75,7 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
     if isinstance(model, TorchDistributedDataParallel) and not isinstance(model, DistributedDataParallel):
         raise ConfigError("this model is synchronised by torch's DistributedDataParallel already: pass its .module")
     if not optimizers:
-        raise ConfigError("parallelize needs the optimizer too: model, optimizer = parallelize(model, optimizer)")
+        raise ConfigError("parallelize also needs the optimizer: model, optimizer = parallelize(model, optimizer)")
     parameters = set(model.parameters())
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
@@ -86,7 +87,7 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
 
 
 def flush(model: torch.nn.Module) -> None:
-    """Return when all gradients of this model have arrived and all updates are made."""
+    """Wait until all gradients of this model have arrived, and make all deferred updates."""
     for parameter in model.parameters():
         gate = find_gate(parameter)
         if gate is not None:

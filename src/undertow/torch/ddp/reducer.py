@@ -1,9 +1,8 @@
-"""Stands in for torch's reducer, which is not used here, where frameworks and scripts expect it.
+"""Replacements for torch's reducer, which undertow does not use, where frameworks and scripts expect it.
 
-In: Lightning's manual optimization, Accelerate's `trigger_sync_in_backward`, and the methods of torch's class that
-configure its reducer.  Out: the next backward synchronises; everything else is refused or has no effect.
-In: a wrapper and its module.  Out: a dict under the names of torch's logging data, without its figures about buckets
-and times, which belong to its reducer.
+`Reducer` is used by Lightning's manual optimization and Accelerate's `trigger_sync_in_backward`: the next backward is
+synchronised.  `ReducerMethods` are the methods of torch's class that configure its reducer: they are refused or have no
+effect.  `describe_wrapper` returns torch's logging data, without the reducer's figures about buckets and times.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from undertow.torch.ddp.checks import unsupported
 from undertow.torch.passes.passes import Passes
 
-NO_DEVICE = -1  # torch's, for modules on the CPU
+NO_DEVICE = -1  # torch's value for modules on the CPU
 
 
 class Reducer:
@@ -27,7 +26,7 @@ class Reducer:
         self._passes = passes
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Let the backward that follows be synchronised, whatever its forward requested."""
+        """Make the next backward a synchronised one, whatever its forward requested."""
         self._passes.request(outputs)
 
     def _rebuild_buckets(self) -> bool:
@@ -38,12 +37,12 @@ class Reducer:
 
 
 class ReducerMethods:
-    """A mixin with the methods of torch's class that configure its reducer: refused, or without effect."""
+    """A mixin with the methods of torch's class that configure its reducer: they are refused or have no effect."""
 
     def register_comm_hook(self, state: object, hook: Any) -> NoReturn:
         raise unsupported(
             "communication hooks belong to torch's reducer, which is not used here: leave the hook out. To send fewer "
-            "bytes without loss let the plan choose (UNDERTOW_PLAN); to synchronise less often use no_sync()"
+            "bytes without loss, let the plan choose (UNDERTOW_PLAN); to synchronise less often, use no_sync()"
         )
 
     def _register_builtin_comm_hook(self, comm_hook_type: object) -> NoReturn:
@@ -64,7 +63,7 @@ class ReducerMethods:
         raise unsupported("the hooks of a wrapped module cannot be removed: train its .module, or use no_sync()")
 
     def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
-        """Do nothing: undertow finds the rows that any worker has touched without it."""
+        """Do nothing: undertow needs no metadata to find the rows that any worker has touched."""
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Do nothing: outputs are never copied."""

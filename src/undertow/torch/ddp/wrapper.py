@@ -2,7 +2,7 @@
 
 In: a module, and the user's own training loop.  Out: after `backward()` every `.grad` is the mean over all workers, and
 all replicas stay bit-identical.
-It subclasses torch's class, so `isinstance` holds, but uses nothing of its reducer.
+It subclasses torch's class so that `isinstance` holds, but does not use its reducer.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _BROADCAST_BUCKET_BYTES = 250 * 1024 * 1024  # torch's value, for code that pass
 class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
     """A wrapper around a module, with which `backward()` leaves the mean gradient of all workers.
 
-    Takes torch's arguments, by position or by name.  `plan` chooses the schemes of gradients: the name of a policy, a
-    plan or the file of one; without it `UNDERTOW_PLAN` does.
+    Takes torch's arguments, by position or by name.  `plan` chooses the schemes of gradients: it is the name of a
+    policy, a plan, or a plan's file.  The default is `UNDERTOW_PLAN`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         Joinable.__init__(self)
         check_options(options)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        # First, as in torch: scripts catch this error also for models that they wrap with device_ids.
+        # First, as in torch: scripts also catch this error for models that they wrap with device_ids.
         check_trainable(module, self.parameters_to_ignore)
         check_module(module, device_ids, output_device)
         self.module = module
@@ -71,7 +71,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         self.find_unused_parameters = bool(options.get("find_unused_parameters"))
         self.static_graph = bool(options.get("static_graph"))
         self.gradient_as_bucket_view = bool(options.get("gradient_as_bucket_view"))
-        # As in torch: the newer argument wins, but does not prevent the first copy.
+        # As in torch: the newer argument takes precedence, but does not prevent the first copy.
         copies_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
         self.forward_sync_buffers = copies_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
@@ -106,7 +106,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
             self._wait_for_updates()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         Join.notify_join_context(self)
-        # A forward without communication does not connect: one rank alone may evaluate a copy.
+        # A forward without communication does not connect: a single rank may evaluate a copy.
         if synchronises or self.will_sync_module_buffers():
             self._prepare(self._connect(), synchronises)
             if synchronises and self._joining is None:
@@ -121,8 +121,8 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
             outputs = self.module(*inputs, **kwargs)
         else:
             outputs = turn_hooks.compute(self.module, inputs, kwargs)
-        # As in torch: the next forward copies buffers if this one trained.  Evaluated again, because Lightning calls
-        # backward inside of a forward, and then announces that none will follow.
+        # As in torch: the next forward copies buffers if this one trained.  Read again, because Lightning calls
+        # backward inside a forward, and then announces that none will follow.
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = synchronises
         if self._synchroniser is not None:
@@ -131,7 +131,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
 
     @never_compiled
     def _wait_for_updates(self) -> None:
-        """Wait for all updates, because modules in a compiled wrapper cannot wait for their own."""
+        """Wait for all updates, because modules in a compiled wrapper cannot wait for their own parameters."""
         if self._overlap is not None:
             self._overlap.gates.wait_for_updates()
 
@@ -167,7 +167,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
 
     @property
     def active_plan(self) -> ActivePlan | None:
-        """The plan in force, once there is one: some steps after the first."""
+        """The plan in force; None until it is made, some steps after the first."""
         planning = self._connect().planning
         return None if planning is None else planning.active
 
@@ -186,7 +186,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let forward passes inside of the block accumulate gradients on this rank only."""
+        """Let forward passes inside the block accumulate gradients on this rank only."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -200,7 +200,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """Train with uneven inputs: ranks that run out let the others go on without them."""
+        """Train with uneven inputs: ranks that run out let the others continue without them."""
         if not enable:
             yield
             return
@@ -228,10 +228,10 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         self._connect().passes.check_closed()
 
     def _connect(self) -> Synchroniser:
-        """Return the synchroniser; make one if there is none, as after a copy or unpickling."""
+        """Return the synchroniser; creates it if there is none, as after copying or unpickling."""
         if self._synchroniser is None:
             self._synchroniser = Synchroniser(self)
-            # As in torch, if there is a process group: some functions of torch crash on None.
+            # Set as in torch if there is a process group: some functions of torch crash on None.
             self.process_group = find_process_group(self.process_group, self._synchroniser.group)
         return self._synchroniser
 
@@ -241,7 +241,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         return self._joining is not None
 
     def end_of_backward(self, absent: bool) -> None:
-        """Note the end of a synchronised backward, in which some rank took no part if `absent`."""
+        """Note the end of a synchronised backward; `absent` means that some rank took no part."""
         if self._joining is not None and absent:
             self._joining.notice_absent()
 
@@ -268,8 +268,8 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
                 "a DistributedDataParallel over a subset of the ranks cannot be copied or pickled: the copy would not "
                 "know its process_group. Copy its .module and wrap that"
             )
-        left_behind = ("_synchroniser", "_overlap", "_joining", "process_group", "_given_group")
-        return {**self.__dict__, **dict.fromkeys(left_behind)}
+        dropped = ("_synchroniser", "_overlap", "_joining", "process_group", "_given_group")
+        return {**self.__dict__, **dict.fromkeys(dropped)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]

@@ -1,10 +1,10 @@
-"""Stage 1 for gradients that leave as factors: a layer hands over its factors instead of its gradient.
+"""Stage 1 for gradients that are sent as factors: a layer hands over its factors instead of its gradient.
 
-In: factors, offered by a layer in its backward (see `linear` and `embeddings`).  Out: everything that this worker knows
-of the gradient, and from what all workers know, their mean.
-A pass that is synchronised takes the factors, and the layer computes no gradient.  A pass that only accumulates
-(`no_sync`) keeps them, and the layer computes its gradient as well, for the user to read; if the next pass finds that
-gradient unchanged, the kept factors travel in its place.
+In: factors, offered by a layer in its backward (see `linear` and `embeddings`).  Out: this worker's share of the
+gradient, and from the shares of all workers their mean.
+A synchronised pass takes the factors, and the layer computes no gradient.  A pass that only accumulates (`no_sync`)
+keeps them, and the layer also computes its gradient, which the user may read.  If that gradient is unchanged when the
+next pass is synchronised, the kept factors are sent in its place.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Wanted(enum.Enum):
-    """The product that a backward pass wants of a layer."""
+    """The result that a backward pass wants from a layer."""
 
     GRADIENT = enum.auto()
-    FACTORS = enum.auto()  # instead of the gradient
+    FACTORS = enum.auto()
     BOTH = enum.auto()
 
 
 class Form(Protocol):
-    """The form of a gradient's factors, and how the gradient is computed from them."""
+    """The format of a gradient's factors, and the computation of the gradient from them."""
 
     kind: LayerKind
 
@@ -42,54 +42,54 @@ class Form(Protocol):
     def fields(self) -> Sequence[Field]: ...
 
     def join(self, factors: Sequence[Factors]) -> Factors:
-        """Return one worker's factors of several calls as those of one."""
+        """Combine one worker's factors of several calls of the layer into one set."""
 
     def split(self, gradient: torch.Tensor) -> Factors | None:
-        """Return the factors of a gradient that autograd computed, if they can be had for nothing."""
+        """Return the factors of a gradient that autograd computed, if they need no computation."""
 
     def make(self, factors: Sequence[Factors], workers: int) -> torch.Tensor:
         """Return the mean gradient from the factors of all workers, in rank order."""
 
 
 class FactorCollector:
-    """The factors of one parameter's gradient.  `wants` tells what the pass that runs now wants."""
+    """The factors of one parameter's gradient.  `wants` returns what the running pass wants."""
 
     def __init__(self, parameter: torch.nn.Parameter, form: Form, wants: Callable[[], Wanted]) -> None:
         self.parameter = parameter
         self.form = form
         self._wants = wants
-        # The factors of one call of the layer each, to be had on the stream that reads them: autograd does not see the
-        # stream of backward, because the gradient is None.
+        # Each function returns the factors of one call of the layer, on the stream that reads them: autograd does not
+        # synchronise streams here, because the gradient is None.
         self._taken: list[Callable[[], Factors]] = []
         self._kept: list[Callable[[], Factors]] = []
-        self._is_alone = False  # nothing else is in the gradient
-        self._made: list[Stamp] = []  # gradients of this backward whose factors are kept
-        self._stamp: Stamp | None = None  # of the gradient that the kept factors make
+        self._is_alone = False  # the gradient contains nothing but results of kept factors
+        self._made: list[Stamp] = []  # stamps of gradients of this backward whose factors are kept
+        self._stamp: Stamp | None = None  # the stamp of the gradient that results from the kept factors
 
-    def ask(self) -> Wanted:
+    def find_wanted(self) -> Wanted:
         """Return what the layer should hand over."""
         if self.parameter._backward_hooks or getattr(self.parameter, "_post_accumulate_grad_hooks", None):
-            return Wanted.GRADIENT  # a hook of the user reads it
+            return Wanted.GRADIENT  # one of the user's hooks reads it
         return self._wants()
 
     def hand_over(self, factors: Factors, compute: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        """Take the factors that backward has computed.  Return the gradient if it is wanted, too."""
-        # A graph of the graph needs the real one.
-        wanted = Wanted.GRADIENT if torch.is_grad_enabled() else self.ask()
+        """Take the factors that backward has computed; return the gradient if it is wanted, too."""
+        # With `create_graph` the gradient itself is needed.
+        wanted = Wanted.GRADIENT if torch.is_grad_enabled() else self.find_wanted()
         if wanted is Wanted.FACTORS:
-            self.give(factors)
+            self.add(factors)
             return None
         gradient = compute()
         if wanted is Wanted.BOTH:
             self.keep(factors, gradient)
         return gradient
 
-    def give(self, factors: Factors) -> None:
-        """Take factors instead of the gradient."""
+    def add(self, factors: Factors) -> None:
+        """Add factors that replace the gradient."""
         self._taken.append(remember_stream(tuple(factor.detach() for factor in factors)))
 
     def keep(self, factors: Factors, gradient: torch.Tensor) -> None:
-        """Keep a copy of the factors of this gradient, which the layer returns as well."""
+        """Keep a copy of the factors of a gradient that the layer also returns."""
         if not self._made:
             self._check_kept()
             held = self.parameter.grad
@@ -103,7 +103,7 @@ class FactorCollector:
         """Note that a pass that is not synchronised has added this to the gradient, once per backward."""
         made, self._made = self._made, []
         gradient = self.parameter.grad
-        # What the layer made is what was added: nothing came another way, and no two were added up before.
+        # The tensor that was added is the layer's one result: nothing bypassed the layer or was summed before.
         is_all = self._is_alone and len(made) == 1 and added is not None and _stamp_of(added) == made[0]
         if is_all and gradient is not None:
             self._stamp = _stamp_of(gradient)
@@ -111,7 +111,7 @@ class FactorCollector:
             self._kept, self._stamp = [], None
 
     def take(self) -> WorkerFactors[torch.Tensor]:
-        """Return all that this worker knows of the gradient now, and forget it."""
+        """Remove and return this worker's share of the gradient."""
         self._check_kept()
         gradient = self.parameter.grad
         whole = None if self._kept else gradient
@@ -124,11 +124,11 @@ class FactorCollector:
             return NO_FACTORS
         if whole is not None:
             dense = whole if whole.layout is torch.strided else whole.to_dense()
-            whole = dense if bool(dense.any()) else None  # None: set to zero, and nothing added to it
+            whole = dense if bool(dense.any()) else None  # a gradient of zeros need not be sent
         return WorkerFactors(self.form.join(factors) if factors else (), whole)
 
     def combine(self, workers: Sequence[WorkerFactors[torch.Tensor]], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the mean gradient from what all workers know; None if none has one."""
+        """Return the mean gradient from the shares of all workers; None if none has a gradient."""
         if not any(one.is_present for one in workers):
             return None
         result = self.form.make([one.factors for one in workers if one.factors], len(workers))
@@ -139,11 +139,11 @@ class FactorCollector:
         return result.to(dtype)
 
     def forget(self) -> None:
-        """Forget all factors: the gradient leaves as a whole."""
+        """Forget all factors: the gradient is sent as a whole."""
         self._taken, self._kept, self._made, self._stamp = [], [], [], None
 
     def _check_kept(self) -> None:
-        """Forget the kept factors if the gradient that they make was changed."""
+        """Forget the kept factors if the gradient that results from them was changed."""
         gradient = self.parameter.grad
         if gradient is None or _stamp_of(gradient) != self._stamp:
             self._kept, self._stamp = [], None
@@ -151,7 +151,7 @@ class FactorCollector:
 
 def _stamp_of(tensor: torch.Tensor) -> Stamp:
     if tensor.layout is not torch.strided:
-        return 0, 0, object()  # equal to none
-    # The memory of a gradient that is gone is used again, and `.data` is changed without a trace.
+        return 0, 0, object()  # equals no other stamp
+    # Address and version are not enough: memory is reused, and changes through `.data` leave the version as it is.
     bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
     return tensor.data_ptr(), tensor._version, int(bits.sum())

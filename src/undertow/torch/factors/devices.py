@@ -1,8 +1,9 @@
-"""The devices on which factors are exact: the CPU only, so far.
+"""The devices on which factors are exact: so far only the CPU.
 
-In: weights.  Out: in words why their factors cannot be used; `ConfigError` where a plan asks for them by name.
-On other devices activations and deltas are copied beside the computation, which may write to their memory meanwhile
-(a residual connection, a static input buffer) or may not have computed them yet (a stream of the user's own).
+In: weights.  Out: the reason why their factors cannot be used; `ConfigError` if a plan asks for them by name.
+On other devices, activations and deltas are copied concurrently with the computation, which may overwrite their memory
+in the meantime (a residual connection, a static input buffer), or may not have computed them yet (on one of the user's
+own streams).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ def find_device(weight: torch.Tensor) -> torch.device:
 
 
 def find_device_obstacle(weight: torch.Tensor) -> str:
-    """Return why the factors of a weight cannot leave the device that it is on; empty if they can."""
+    """Return why the factors of a weight cannot be sent from its device; empty if they can."""
     device = find_device(weight)
     if device.type == "cpu":
         return ""
-    return f"on {device} factors and factors-to-shard are not exact yet; on the CPU they are"
+    return f"factors and factors-to-shard are not exact on {device} yet, only on the CPU"
 
 
 def check_asked(policy: str | Plan, asked: Mapping[str, torch.Tensor]) -> None:
-    """Raise `ConfigError` if some of these parameters, whose factors are asked for, are on another device."""
+    """Raise `ConfigError` if any of these parameters, whose factors are asked for, is not on the CPU."""
     refused = {name: weight for name, weight in asked.items() if find_device_obstacle(weight)}
     if not refused:
         return
     devices = " and ".join(sorted({str(find_device(weight)) for weight in refused.values()}))
     where = f"{name_some(list(refused), MOST_REFUSED)}, which {'is' if len(refused) == 1 else 'are'} on {devices}"
-    reason = "factors and factors-to-shard are exact on the CPU only, so far"
+    reason = "factors and factors-to-shard are so far exact only on the CPU"
     remedy = "the plan 'auto' or 'dense' (the argument plan=, or UNDERTOW_PLAN)"
     if isinstance(policy, Plan):
         raise ConfigError(
-            f"the given plan sends factors of {where}: {reason}. Make the plan again where the model is on that "
-            f"device, or use {remedy}"
+            f"the given plan sends factors of {where}: {reason}. Make a new plan with the model on that device, or use "
+            f"{remedy}"
         )
     raise ConfigError(f"the plan {policy!r} asks for factors of {where}: {reason}. Use {remedy}")

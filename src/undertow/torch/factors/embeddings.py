@@ -1,8 +1,8 @@
 """Stage 1 for embeddings: the rows that a batch has touched, instead of a gradient that is zero elsewhere.
 
-In: an embedding's forward and backward.  Out: the numbers of its touched rows (K) and their gradients
-(K x D).  torch computes just that where an embedding is `sparse`; so inside of the layer it is sparse here, and where
-the gradient itself is wanted it is made dense again.
+In: an embedding's forward and backward.  Out: the numbers of its touched rows (K) and their gradients (K x D).
+Torch computes exactly these for a `sparse` embedding.  So the layer computes a sparse gradient internally, which is
+made dense again where the gradient itself is wanted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Scatter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EmbeddingForm:
-    """The form of an embedding's weight.  `rebuild` makes its gradient from the joined rows if it is given."""
+    """The form of an embedding's weight.  `rebuild`, if given, computes the gradient from the joined rows."""
 
     kind = LayerKind.EMBEDDING
 
     def __init__(self, weight: torch.nn.Parameter, *, is_sparse: bool, rebuild: Scatter | None = None) -> None:
         self._weight = weight
-        self._is_sparse = is_sparse  # the gradient, in the end
+        self._is_sparse = is_sparse  # whether the user expects a sparse gradient
         self._rebuild = rebuild
 
     @property
@@ -38,7 +38,7 @@ class EmbeddingForm:
 
     def join(self, factors: Sequence[Factors]) -> Factors:
         numbers, values = (torch.cat(column) for column in zip(*factors, strict=True))
-        # Each row once: fewer bytes, and its own sum is the same on every rank.
+        # Each row once: fewer bytes, and the sum of a row is the same on every rank.
         size = (self._weight.shape[0], values.shape[1])
         joined = torch.sparse_coo_tensor(numbers.view(1, -1), values, size, check_invariants=False).coalesce()
         return joined.indices().view(-1, 1), joined.values()
@@ -57,7 +57,7 @@ class EmbeddingForm:
             return self._rebuild(numbers, torch.cat([values for _, values in factors]))
         touched, positions = torch.unique(numbers, return_inverse=True)
         sums = torch.zeros(len(touched), size[1], dtype=dtype, device=device)
-        # One worker after the other, as the shards add: each has every row once.
+        # Worker by worker, in the order in which shards add; each worker has every row at most once.
         for where, (_, values) in zip(positions.split(counts), factors, strict=True):
             sums.index_add_(0, where, values.to(device, dtype))
         sums.div_(workers)
@@ -77,7 +77,7 @@ class RowEmbedding(Swapped):
             output: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return output
         weight = _Watched.apply(self.weight, self._undertow_collector)  # type: ignore[no-untyped-call]
-        # Flat: torch fails to leave rows out of those of a single number.
+        # Flat: torch fails to leave out padding rows of a single number.
         rows = functional.embedding(input.reshape(-1), weight, self.padding_idx, sparse=True)
         return rows.view(*input.shape, weight.shape[1])
 
@@ -113,7 +113,7 @@ class RowEmbeddingBag(Swapped):
 
 
 class _Watched(torch.autograd.Function):
-    """The weight unchanged, whose sparse gradient passes here on its way back."""
+    """The identity on the weight, whose backward receives the weight's sparse gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, collector: FactorCollector) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The gradient of one weight as factors: from a layer's tensors to bytes, and from all workers' bytes to the mean."""
+"""Factors of one weight's gradient: converts a layer's tensors to bytes, and all workers' bytes to the mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLED = 256  # elements at the beginning, in the middle and at the end of a gr
 
 
 class TorchFactorSlot:
-    """The slot of a weight whose layer hands over what it computes the gradient from."""
+    """The slot of a weight whose layer hands over the factors of its gradient."""
 
     def __init__(self, slot: TorchSlot, layer: Layer, collector: FactorCollector) -> None:
         self.collector = collector

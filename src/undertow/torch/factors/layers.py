@@ -1,8 +1,8 @@
-"""The layers of a model whose gradients can leave as factors or rows.
+"""The layers of a model whose gradients can be sent as factors or rows.
 
-In: a module.  Out: one `Layer` per weight whose gradient can, and in words why others cannot.
-A module may support this itself: with a `take_factors` or `take_rows` that it calls with its factors, which returns
-whether they were taken, and a `rebuild` that computes the gradient from joined ones.
+In: a module.  Out: one `Layer` per such weight, and the reasons why other weights have none.
+A module may support this itself: with an attribute `take_factors` or `take_rows`, which it calls with its factors and
+which returns whether they were taken, and a `rebuild` that computes the gradient from joined factors.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Layer:
         self.form = form
         self.kind = form.kind
         self.product_s: float | None = getattr(module, "product_s", None)
-        self._mixin = mixin  # None: it hands over its factors by itself, or its gradient is sparse already
+        self._mixin = mixin  # None: the module hands over its factors itself, or its gradient is sparse already
 
     @property
     def obstacle(self) -> str:
-        """Why its factors cannot leave the device that it is on now; empty if they can."""
+        """Why its factors cannot be sent from its current device; empty if they can."""
         return find_device_obstacle(self.weight) if self.kind is LayerKind.LINEAR else ""
 
     def attach(self, collector: FactorCollector) -> None:
-        """Let the layer hand over its factors, where they are wanted, from the next forward pass on."""
+        """Make the layer hand over its factors where they are wanted, beginning with the next forward pass."""
         self.detach()
         if self._mixin is not None:
             swap(self.module, self._mixin, collector)
@@ -50,7 +50,7 @@ class Layer:
             self.module.take_rows = lambda numbers, values: _offer(collector, (numbers.view(-1, 1), values))
 
     def detach(self) -> None:
-        """Let the layer compute its gradient from the next forward pass on."""
+        """Make the layer compute its gradient, beginning with the next forward pass."""
         restore(self.module)
         for name in ("take_factors", "take_rows"):
             if hasattr(self.module, name):
@@ -58,9 +58,9 @@ class Layer:
 
 
 def _offer(collector: FactorCollector, factors: Factors) -> bool:
-    if collector.ask() is not Wanted.FACTORS:
+    if collector.find_wanted() is not Wanted.FACTORS:
         return False
-    collector.give(factors)
+    collector.add(factors)
     return True
 
 
@@ -80,7 +80,7 @@ def find_layers(module: nn.Module, *, on_any_device: bool = False) -> tuple[list
         if len(names) > 1:
             obstacles[weight] = f"it is shared by {' and '.join(names)}"
         elif weight.is_complex() or gradient_dtype(weight) is not weight.dtype:
-            obstacles[weight] = f"its type {weight.dtype} travels as a whole only"
+            obstacles[weight] = f"gradients of type {weight.dtype} are only sent whole"
         elif layer.obstacle and not on_any_device:
             obstacles[weight] = layer.obstacle
         else:
@@ -109,7 +109,7 @@ def make_layer(module: Any) -> Layer | None:
 
 
 def find_kind(module: nn.Module) -> LayerKind:
-    """Return what a module without factors is to the planner."""
+    """Return the planner's kind of a module without factors."""
     if isinstance(module, nn.modules.conv._ConvNd):
         return LayerKind.CONV
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):

@@ -1,8 +1,8 @@
 """Stage 1 for fully connected layers: the two thin matrices whose product is the weight's gradient.
 
-In: a linear layer's forward and backward.  Out: its activations (K x N) and deltas (K x M), instead of
-the gradient M x N, which is then not computed.
-Where they are not wanted, or a compiler, tracer or transform runs the layer, it computes as torch's own does.
+In: a linear layer's forward and backward.  Out: its activations (K x N) and deltas (K x M), instead of the gradient
+(M x N), which is then not computed.
+If they are not wanted, or if a compiler, tracer or transform runs the layer, it computes as torch's own layer does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LinearForm:
-    """The form of a weight M x N.  `rebuild` multiplies the joined factors if it is given, else the device does."""
+    """The form of a weight M x N.  `rebuild`, if given, multiplies the joined factors; otherwise the device does."""
 
     kind = LayerKind.LINEAR
 
@@ -43,7 +43,7 @@ class LinearForm:
         return None
 
     def make(self, factors: Sequence[Factors], workers: int) -> torch.Tensor:
-        # Sums of 16-bit numbers are made in 32 bits, as everywhere.
+        # 16-bit numbers are summed in float32, as everywhere.
         dtype = torch.promote_types(self._weight.dtype, torch.float32)
         result = torch.empty(self._weight.shape, dtype=dtype, device=self._weight.device)
         if not factors:
@@ -63,7 +63,7 @@ class FactoredLinear(Swapped):
     bias: torch.nn.Parameter | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # The module may have been moved since it was planned: its gradient is taken as a whole then.
+        # If the module was moved to another device after it was planned, its gradient is sent as a whole.
         if not is_eager_call(input) or not self.feeds(self.weight) or find_device_obstacle(self.weight):
             unchanged: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return unchanged
@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, collector: FactorCollector
     ) -> torch.Tensor:
-        # What autocast makes of the weight in here, where autograd does not record, is not for others.
+        # Autocast must not cache its copy of the weight: it is made here without autograd, so others cannot use it.
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         try:
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[Any, ...]:
-        # The originals, not copies in autocast's type: a graph of the graph goes on from them.
+        # The originals, not copies in autocast's type: with `create_graph` the graph continues from them.
         input, weight = ctx.saved_tensors
         dtype, input_dtype, weight_dtype, bias_dtype = ctx.dtypes
         height, depth = ctx.shape

@@ -1,7 +1,7 @@
 """Turns ordinary layers into layers that hand over factors, and back.
 
-In: a module of the user's model.  Out: the same object with another class for a while, whose forward computes the
-same.  A copy of it, or one that is loaded from a file, is an ordinary layer.
+In: a module of the user's model.  Out: the same object, temporarily with another class whose forward computes the same.
+A copy of it, or one loaded from a file, is an ordinary layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Swapped:
     _undertow_collector: FactorCollector
 
     def feeds(self, weight: torch.Tensor) -> bool:
-        """Whether the collector is for this weight: another one may have been put in its place."""
+        """Whether the collector is for this weight, which may have been replaced."""
         collector: FactorCollector | None = vars(self).get(_COLLECTOR)
         return collector is not None and weight is collector.parameter and weight.requires_grad
 
@@ -39,7 +39,7 @@ def swap(module: torch.nn.Module, mixin: Any, collector: FactorCollector) -> Non
 
 
 def can_swap(own: Any) -> bool:
-    """Whether a layer's own class can have a mixin: not if it controls its subclasses or its copies itself."""
+    """Whether a layer's own class can have a mixin: not if it customises subclassing or copying."""
     names = {name for kind in own.__mro__[:-1] for name in vars(kind)}
     return names.isdisjoint({"__reduce__", "__reduce_ex__", "__init_subclass__"})
 
@@ -56,7 +56,7 @@ def restore(module: torch.nn.Module) -> None:
 
 
 def is_eager_call(input: Any) -> bool:
-    """Whether autograd alone follows this call: no compiler, tracer, transform or subclass of tensors."""
+    """Whether only autograd records this call: no compiler, tracer, transform or tensor subclass."""
     return (
         torch.is_grad_enabled()
         and type(input) in (torch.Tensor, torch.nn.Parameter)

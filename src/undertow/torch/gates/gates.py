@@ -1,12 +1,12 @@
 """Stage 9, the gate: a parameter with a pending gradient or update makes its readers wait.
 
-In: gradients whose mean has not come, steps that an optimizer defers.  Out: every read of a gradient or a value from
-Python gets the right one: it waits for the mean and makes the step first.
+In: gradients whose mean has not arrived, and optimizer steps that are deferred.  Out: every read of a gradient or a
+value from Python first waits for the mean and performs the deferred step, so it always sees the right one.
 
-The parameter itself is the gate, and so is its gradient, which the user may hold (see `pending_tensors`).  While the
-gradient is pending the parameter's class is a subclass whose `grad` waits.  Once the optimizer's step is deferred it is
-a subclass on which all waits that torch can do with it.  Afterwards it is an ordinary parameter again.  Autograd adds
-to gradients without asking Python, so a hook before its node waits as well.
+The parameter itself is the gate, and so is its gradient, to which the user may hold a reference (see
+`pending_tensors`).  While the gradient is pending, the parameter's class is a subclass whose `grad` waits.  Once the
+optimizer's step is deferred, it is a subclass on which every operation waits.  Afterwards it is an ordinary parameter
+again.  Autograd accumulates gradients without calling Python, so a hook before its node waits as well.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ from undertow.torch.hooks import never_compiled, never_looked_into
 from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
 
-# The deferred step of an optimizer: steps these parameters, whose gradients are in place.
+# An optimizer's deferred step, called with the parameters to update; their gradients are in place.
 Update = Callable[[Sequence[torch.nn.Parameter]], None]
 
 
 class Gate:
-    """The gate of one parameter in one table: closed from the end of backward until the update is made."""
+    """The gate of one parameter in one table: closed from the end of backward until the update."""
 
     def __init__(self, gates: Gates, gradients: Gradients, index: int) -> None:
         self.parameter = gradients.parameters[index]
         self.name = gradients.name(index)
         self.is_closed = False
-        self.is_forgotten = False  # the user has set the gradient to None: only the update still needs it
-        self.update: Update | None = None  # deferred: the value waits, too
+        self.is_forgotten = False  # the user has set the gradient to None; only the update still needs it
+        self.update: Update | None = None  # the deferred step, for which reads of the value wait, too
         self._gates = gates
         self._gradients = gradients
         self._index = index
         self._kind = type(self.parameter)
-        self._gradient: torch.Tensor | None = None  # a gate as well, while it is pending
-        self._hidden: torch.Tensor | None = None  # the gradient's memory, while it is pending
-        self._value: torch.Tensor | None = None  # while the update is deferred
-        self.failure: BaseException | None = None  # of the update, made in part or not at all: reads of the value raise
+        self._gradient: torch.Tensor | None = None  # also a gate while it is pending
+        self._hidden: torch.Tensor | None = None  # the gradient's memory while it is pending
+        self._value: torch.Tensor | None = None  # the parameter's value while the update is deferred
+        self.failure: BaseException | None = None  # why the update failed, wholly or partly: reads of the value raise
 
     @property
     def is_deferred(self) -> bool:
-        """Whether the optimizer has left the parameter's step to this gate."""
+        """Whether the optimizer has deferred the parameter's step to this gate."""
         return self.update is not None
 
     @property
     def is_here(self) -> bool:
-        """Whether the mean gradient has come."""
+        """Whether the mean gradient has arrived."""
         return self._gradients.is_here(self._index)
 
     @property
     def is_exposed(self) -> bool:
-        """Whether the gradient can be read in a way that no gate notices."""
+        """Whether the gradient can be read without passing a gate."""
         return self._gradients.is_held(self._index) or not can_close(self.parameter)
 
     def close(self) -> None:
@@ -83,9 +83,9 @@ class Gate:
         close_gradient(self.parameter, self)
 
     def defer(self, update: Update) -> bool:
-        """Leave this parameter's step to the gate, and make reads of the value wait.
+        """Defer this parameter's step to the gate, and make reads of the value wait.
 
-        Return False if the gate is open by now: then the parameter is to be stepped at once.
+        Returns False if the gate is already open: then the caller must step the parameter now.
         """
         with self._gates.lock:
             if self.is_closed:
@@ -95,10 +95,10 @@ class Gate:
 
     @never_compiled
     def open(self) -> None:
-        """Return when gradient and value are up to date; raises if they never will be."""
+        """Wait until gradient and value are up to date; raises if they never will be."""
         with self._gates.lock:
             if self.is_closed and self.is_deferred:
-                self._gates.make_updates()  # of others, before this thread waits
+                self._gates.make_updates()  # those of other gates, before this thread waits
             if not self.is_closed:
                 return
             self.wait()
@@ -114,13 +114,13 @@ class Gate:
     def wait(self) -> None:
         if self.failure is not None:
             raise UndertowError(
-                f"the optimizer's step of {self.name!r} failed: its value is not to be used, start again from a "
+                f"the optimizer's step of {self.name!r} failed, so its value must not be used: restart from a "
                 "checkpoint"
             ) from self.failure
         self._gradients.wait_for(self._index)
 
     def land(self) -> None:
-        """Put value and mean gradient in place, for threads that pass the gate."""
+        """Put value and mean gradient in place, for threads that may pass the gate."""
         if self._value is not None:
             self.parameter.data, self._value = self._value, None
         if self._gradient is not None and self._hidden is not None:
@@ -131,7 +131,7 @@ class Gate:
             self._gradient = None
 
     def restore(self) -> None:
-        """Open the gate to all: gradient and value are up to date."""
+        """Open the gate for all threads: gradient and value are up to date."""
         self.is_closed, self.update = False, None
         restore(self.parameter, self._kind)
         if self.is_forgotten:
@@ -142,29 +142,29 @@ class Gates:
     """Gates of one wrapped module, by table."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # held while one is opened or closed
+        self.lock = threading.RLock()  # held while a gate is opened or closed
         self._gates: dict[Gradients, list[Gate]] = {}
-        # The completions of each table that no gate has taken; some of their gates may have been opened since.
+        # The completions of each table that no gate has taken yet; some of their gates may be open already.
         self._arrivals: dict[Gradients, Arrivals] = {}
 
     def watch(self, gradients: Gradients, nodes: Iterable[Any]) -> None:
-        """Make a gate of each of these parameters; the nodes are autograd's, which add to their gradients."""
+        """Create a gate for each of these parameters; `nodes` are autograd's, which accumulate their gradients."""
         self._gates[gradients] = [Gate(self, gradients, index) for index in range(len(gradients.parameters))]
         for gate, node in zip(self._gates[gradients], nodes, strict=True):
             node.register_prehook(_guard(gate))
 
     def expect(self, gradients: Gradients) -> Arrivals:
-        """Return the queue for the completions of the next pass, in place of that of the last one."""
+        """Return a new queue for the completions of the next pass."""
         arrivals = self._arrivals[gradients] = Arrivals()
         return arrivals
 
     def wait_for_exposed(self, gradients: Gradients) -> None:
-        """Return when all gradients are here that can be read in a way that no gate notices; backward has ended."""
+        """Wait for all gradients that can be read without passing a gate; backward has ended."""
         for gate in [gate for gate in self._gates[gradients] if gate.is_exposed]:
             gate.wait()
 
     def close(self, gradients: Gradients) -> None:
-        """Put the gradients in place that are here, and close the gates of the others."""
+        """Put the gradients that have arrived in place, and close the gates of the others."""
         with self.lock:
             since_s, landed = process_recorder.clock() if process_recorder.is_on else 0.0, []
             for gate in self._gates[gradients]:
@@ -176,16 +176,16 @@ class Gates:
             _record_applied(since_s, landed)
 
     def wait_for_updates(self) -> None:
-        """Return when all gradients are here and all updates are made."""
+        """Wait until all gradients have arrived, and make all deferred updates."""
         for gates in list(self._gates.values()):
             for gate in gates:
                 if gate.is_closed:
                     gate.open()
 
     def retire(self) -> None:
-        """Let go of tables without a closed gate, because the wrapper is gone; they need no garbage collection then.
+        """Drop tables without a closed gate when the wrapper is deleted, so that they need no garbage collection.
 
-        Called in the thread that lets go of the wrapper, which may be any: it must not wait.
+        Called in whichever thread drops the last reference to the wrapper: it must not wait.
         """
         for gradients, gates in list(self._gates.items()):
             if not any(gate.is_closed for gate in gates):
@@ -193,7 +193,7 @@ class Gates:
                 self._arrivals.pop(gradients, None)
 
     def make_updates(self, *wanted: Gate) -> None:
-        """Make the updates of the wanted gates, and of all deferred ones whose gradients are here, in one step."""
+        """Make the updates of the wanted gates, and all deferred ones whose gradients have arrived, in one step."""
         due: dict[Gate, Update] = {gate: gate.update for gate in wanted if gate.is_closed and gate.update is not None}
         # A copy, because `retire` may remove tables in another thread.
         for gradients, arrivals in list(self._arrivals.items()):
@@ -207,7 +207,7 @@ class Gates:
 
 
 def _make_updates(due: dict[Gate, Update]) -> None:
-    """Land these gradients and step their parameters; other threads see none of them before that."""
+    """Land these gradients and step their parameters, before any other thread can see them."""
     by_update: dict[Update, list[Gate]] = {}
     since_s = process_recorder.clock() if process_recorder.is_on else 0.0
     try:
@@ -235,7 +235,7 @@ def _record_applied(since_s: float, gates: Collection[Gate], *, stepped: bool = 
 
 @contextmanager
 def _aside(*devices: str) -> Iterator[None]:
-    """Return a context in which nothing is recorded, traced, transformed or cast by the forward that opens a gate."""
+    """Return a context that shields an update from the autograd, tracing, transforms and autocast of a forward."""
     tracing = torch._C._get_tracing_state()
     with ExitStack() as stack:
         stack.enter_context(passing())

@@ -1,8 +1,8 @@
-"""Functions of torch that read a tensor's memory without asking the tensor's class.
+"""Guards for functions of torch that read a tensor's memory without consulting the tensor's class.
 
-In: calls of them, while gates may be closed.  Out: they open the gates of their arguments first, and then go on.
-Torch asks a tensor's class before nearly every operation; the functions in these tables are the exceptions.  Nothing
-else is changed about them, and after `undertow.shutdown()` they are torch's own again.
+In: calls of these functions while gates may be closed.  Out: the gates of their arguments are opened first.
+Torch consults a tensor's class (`__torch_function__`) before nearly every operation; the functions in these tables are
+the exceptions.  They are otherwise unchanged, and `undertow.shutdown()` restores the originals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.torch.gates.pending_tensors import PendingTensor, open_unless_pass
 
 _STATIC = ("__new__", "_make_subclass")
 _SPARSE = ("coo", "csr", "csc", "bsr", "bsc", "compressed")
-# By the names of their owners: not every version of torch has all.
+# By the names of their owners; not every version of torch has all of them.
 _GIVEN_TENSORS = (
     ("torch", ("tensor", "as_tensor", "asarray", *(f"sparse_{kind}_tensor" for kind in _SPARSE))),
     ("torch.Tensor", ("__new__", "_make_subclass", "new", "new_tensor", "set_")),
@@ -36,19 +36,19 @@ _GIVEN_TENSORS = (
 )
 _GIVEN_LISTS = (
     ("torch.nested", ("nested_tensor",)),
-    ("torch.autograd", ("_make_grads",)),  # of `backward` and `grad`, for the gradients that they start from
+    ("torch.autograd", ("_make_grads",)),  # called by `backward` and `grad` with the gradients that they start from
 )
-# Set by assignment: `other.data = parameter`.
+# Attributes that are assigned: `other.data = parameter`.
 _ASSIGNED = (("torch.Tensor", ("data",)),)
 ALL = (*_GIVEN_TENSORS, *_GIVEN_LISTS, *_ASSIGNED)
 _undo: list[Callable[[], None]] = []
 
 
 def guard_native_functions() -> None:
-    """Make these functions wait, from now on until shutdown."""
+    """Make these functions wait for gates until shutdown."""
     if _undo:
         return
-    _list_constructors()  # for `torch.device` and `set_default_device`, which know them by identity
+    _list_constructors()  # cached now, because `torch.device` and `set_default_device` identify functions by object
     for owner, name in find_guarded(_GIVEN_TENSORS):
         _undo.append(_replace(owner, name, _guard(getattr(owner, name), _open_tensors)))
     for owner, name in find_guarded(_GIVEN_LISTS):
@@ -59,7 +59,7 @@ def guard_native_functions() -> None:
 
 
 def unguard_native_functions() -> None:
-    """Make them torch's own again."""
+    """Restore torch's own functions."""
     while _undo:
         _undo.pop()()
 
@@ -73,8 +73,8 @@ def find_guarded(table: Iterable[tuple[str, Iterable[str]]] = ALL) -> Iterator[t
 
 
 def _replace(owner: Any, name: str, guarded: Any) -> Callable[[], None]:
-    """Replace the original by the guarded function.  Return what undoes that."""
-    own = vars(owner).get(name)  # None: a class that inherits it
+    """Replace the original by the guarded function.  Returns a function that undoes it."""
+    own = vars(owner).get(name)  # None if the class inherits it
     replacement = staticmethod(guarded) if isinstance(owner, type) and name in _STATIC else guarded
     forget = _introduce_to_torchscript(getattr(owner, name), guarded)
     setattr(owner, name, replacement)
@@ -82,7 +82,7 @@ def _replace(owner: Any, name: str, guarded: Any) -> Callable[[], None]:
     def undo() -> None:
         forget()
         if vars(owner).get(name) is not replacement:
-            return  # a library has replaced it since
+            return  # a library has replaced it in the meantime
         if own is None:
             delattr(owner, name)
         else:
@@ -92,23 +92,23 @@ def _replace(owner: Any, name: str, guarded: Any) -> Callable[[], None]:
 
 
 def _introduce_to_torchscript(original: Any, guarded: Any) -> Callable[[], object]:
-    """Make `torch.jit.script`, which knows functions by their identity, accept it.  Return what undoes that."""
+    """Make `torch.jit.script`, which identifies functions by object, accept this one.  Returns a function to undo."""
     table: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
     if id(original) in table:
         table[id(guarded)] = table[id(original)]
     return lambda: table.pop(id(guarded), None)
 
 
-def _guard(take: Callable[..., Any], open_given: Callable[[Iterable[Any]], None]) -> Callable[..., Any]:
-    @functools.wraps(take)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():  # the compiler knows the original by its name
+def _guard(original: Callable[..., Any], open_given: Callable[[Iterable[Any]], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():  # the compiler recognises the original by its name
             open_given(args)
             if kwargs:
                 open_given(kwargs.values())
-        return take(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    return ask
+    return guarded
 
 
 def _guard_assignment(original: Any) -> property:

@@ -1,8 +1,7 @@
-"""What lets the next forward pass start early: gates, the order of use, and the hooks that need both.
+"""Lets the next forward pass start early, with gates, the order of use, and the hooks that need both.
 
-In: a module whose backward passes are synchronised.  Out: backward returns without waiting,
-slices travel in the order in which the next forward pass needs them, and each module waits for
-its own parameters only.
+In: a module whose backward passes are synchronised.  Out: backward returns without waiting, slices are sent in the
+order in which the next forward pass needs them, and each module waits only for its own parameters.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ class Overlap:
         self._prioritises = prioritises
         self.order = UseOrder(module.parameters())
         for owner, parameters in find_readers(module):
-            # Before hooks of the user, which may read the parameters as well.
+            # Before the user's hooks, which may also read the parameters.
             owner.register_forward_pre_hook(_Use(self, parameters), prepend=True)
 
     def begin(self) -> None:
-        # The last update of parameters that the forward pass did not need may still be pending.
+        # Updates of parameters that the forward pass did not use may still be pending.
         self.gates.wait_for_updates()
         self.order.begin_backward()
 
     def expect(self, gradients: Gradients) -> Arrivals:
-        """Give these gradients, which backward is about to make, their priorities.  Return the queue of completions."""
+        """Set the priorities of gradients that backward is about to compute; return their queue of completions."""
         if self._prioritises:
             gradients.priorities = self.order.prioritise(gradients.parameters)
         return self.gates.expect(gradients)
 
     def end(self, gradients: Sequence[Gradients]) -> None:
-        """End a backward pass: all its gradients have left."""
-        # What backward has computed again belongs to no forward pass.
+        """End a backward pass: all its gradients have been sent."""
+        # Uses that backward recorded while it recomputed belong to no forward pass.
         self.order.end_pass()
         for one in gradients:
             self.gates.close(one)
 
 
 class _Use(ForwardHook):
-    """The hook before a module's forward, which waits for the parameters that it reads, and for no others."""
+    """A forward pre-hook that waits for the parameters that the module reads, and for no others."""
 
     def __init__(self, overlap: Overlap, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._overlap = weakref.ref(overlap)
@@ -66,7 +65,7 @@ class _Use(ForwardHook):
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         overlap = self._overlap()
         if overlap is None or not module.training:
-            # In evaluation some modules take fast paths that read parameters of the modules inside of them.
+            # In evaluation, some modules take fast paths that read the parameters of their submodules.
             open_gates(list(module.parameters()))
             return
         if torch.is_grad_enabled():

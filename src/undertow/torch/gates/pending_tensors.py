@@ -1,8 +1,8 @@
 """The classes of a parameter whose gate is closed, and of its gradient.
 
-In: a read of any kind, from Python.  Out: the gate is opened first, then the read goes on.
-The thread that makes the update passes; all others wait until it is made.  Every tensor keeps its identity, whatever
-holds the object, and is an ordinary one afterwards.
+In: a read of any kind, from Python.  Out: the gate is opened before the read.
+The thread that makes the update passes the gate; all others wait until the update is made.  Every tensor remains the
+same object, whatever refers to it, and is an ordinary tensor afterwards.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from undertow.torch.mixed_class import mix_class
 if TYPE_CHECKING:
     from undertow.torch.gates.gates import Gate
 
-# An attribute of the parameter, and of its gradient, while its gate is closed: gates go together with their model.
+# An attribute of the parameter, and of its gradient, while the gate is closed.  So gates are deleted with their model.
 GATE = "_undertow_gate"
 _this_thread = threading.local()
 
 
 def find_gate(tensor: torch.Tensor) -> Gate | None:
-    """Return the closed gate of this parameter, or of the parameter whose gradient this is, if there is one."""
+    """Return the closed gate of this parameter or gradient, if there is one."""
     found: Any = vars(tensor).get(GATE)
     if not isinstance(found, weakref.ref):
         return found  # type: ignore[no-any-return]
     gate: Gate | None = found()
     if gate is None:
         raise UndertowError(
-            "this gradient was never averaged: its model was discarded before the mean had come. Read it, or call "
-            "undertow.torch.flush(model), while the model exists"
+            "this gradient was never averaged: its model was discarded before the mean arrived. Read the gradient, or "
+            "call undertow.torch.flush(model), while the model exists"
         )
     return gate
 
@@ -48,12 +48,12 @@ def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
 
 
 def can_wait(gradient: torch.Tensor) -> bool:
-    """Whether a gradient can be a gate: it is an ordinary tensor, for a subclass may be read without a notice."""
+    """Whether a gradient can be a gate: only an ordinary tensor can, because reads of a subclass may go unnoticed."""
     return type(gradient) is torch.Tensor and GATE not in vars(gradient)
 
 
 def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> torch.Tensor | None:
-    """Make every read of this gradient wait at the gate.  Return its value, if that is hidden meanwhile."""
+    """Make every read of this gradient wait at the gate.  Returns its value if that is hidden in the meantime."""
     hidden = hide(gradient) if gradient.layout is torch.strided else None
     # A weak reference, because the garbage collector does not see that the parameter refers to its gradient.
     vars(gradient)[GATE] = weakref.ref(gate)
@@ -62,35 +62,35 @@ def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> torch.Tensor | 
 
 
 def close_value(parameter: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
-    """Make reads of a parameter's value wait as well, because its update is deferred.  Return the value."""
+    """Make reads of a parameter's value wait as well, because its update is deferred.  Returns the value."""
     value = hide(parameter)
-    # As always, a graph that was made before the step must not be used after it.
+    # As with any step, a graph recorded before it must not be used after it.
     torch.autograd.graph.increment_version(parameter)
     parameter.__class__ = mix_class(_UpdatePending, kind)
     return value
 
 
 def hide(tensor: torch.Tensor) -> torch.Tensor:
-    """Replace a tensor's value by NaN, and return it: native code that does not ask must not find an old value."""
+    """Replace a tensor's value by NaN and return it: native code, which no gate stops, must not read an old value."""
     value = tensor.data
     tensor.data = value.new_full((), float("nan")).expand(value.shape)
     return value
 
 
 def restore(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
-    """Make it an ordinary parameter or gradient again."""
+    """Turn it back into an ordinary parameter or gradient."""
     tensor.__class__ = kind
     del vars(tensor)[GATE]
 
 
 def can_close(parameter: torch.Tensor) -> bool:
-    """Whether it is an ordinary parameter: a subclass that handles torch's functions itself is never a gate."""
+    """Whether a parameter can be a gate: not if its class handles torch's functions itself."""
     return type(parameter).__torch_function__ is torch.nn.Parameter.__torch_function__
 
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Return a context in which this thread passes all gates, because it makes the update."""
+    """Return a context in which this thread passes all gates, because it makes an update."""
     before = _passes()
     _this_thread.passes = True
     try:
@@ -101,7 +101,7 @@ def passing() -> Iterator[None]:
 
 
 def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Set these gradients to None for the user; deferred updates keep theirs until they are made."""
+    """Set these gradients to None for the user; deferred updates still use theirs."""
     for parameter in parameters:
         gate = find_gate(parameter)
         if gate is not None and gate.is_deferred:
@@ -109,7 +109,7 @@ def forget_gradients(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def open_deferred(parameters: Iterable[torch.Tensor]) -> None:
-    """Open the gates of those parameters whose updates are deferred."""
+    """Open the gates of all parameters with a deferred update."""
     for parameter in parameters:
         gate = find_gate(parameter)
         if gate is not None and gate.is_deferred:
@@ -137,7 +137,7 @@ def _open_gates(values: Any) -> None:
 
 @never_compiled
 def open_unless_passing(parameter: Any) -> None:
-    """Open a parameter's gate, unless this thread makes its update."""
+    """Open a parameter's gate, unless this thread makes an update."""
     gate = find_gate(parameter)
     if gate is not None and not _passes():
         gate.open()
@@ -152,17 +152,17 @@ _torch_grad: Any = torch.Tensor.grad
 
 
 def _open_before(name: str) -> Callable[..., Any]:
-    """Make a method that opens the gate and then calls the tensor's own method of this name."""
+    """Return a method that opens the gate and then calls the tensor's own method of this name."""
 
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         open_unless_passing(self)
         return getattr(self, name)(*args, **kwargs)
 
-    return ask
+    return guarded
 
 
 class _Copied:
-    """A tensor whose copies wait: they must not get the class of a closed gate."""
+    """A tensor whose copies wait, so that they do not get the class of a closed gate."""
 
     __slots__ = ()
 
@@ -171,7 +171,7 @@ class _Copied:
 
 
 class PendingTensor(_Copied):
-    """A tensor on which every operation waits, except for those whose result no update can change."""
+    """A tensor on which every operation waits, except those whose result no update can change."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ class PendingTensor(_Copied):
 
 
 class _Gradient(PendingTensor, torch.Tensor):  # type: ignore[misc]
-    """A gradient whose mean has not come."""
+    """A gradient whose mean has not arrived."""
 
     __module__, __qualname__ = torch.Tensor.__module__, torch.Tensor.__qualname__
 
@@ -199,7 +199,7 @@ _Gradient.__name__ = torch.Tensor.__name__
 
 
 class _GradientPending(_Copied):
-    """A parameter whose mean gradient has not come: reads of the gradient wait, and nothing else."""
+    """A parameter whose mean gradient has not arrived: only reads of the gradient wait."""
 
     __slots__ = ()
 
@@ -218,7 +218,7 @@ class _GradientPending(_Copied):
 
 
 class _UpdatePending(PendingTensor, _GradientPending):
-    """A parameter whose update is deferred: reads of the value wait, too."""
+    """A parameter whose update is deferred: reads of the value also wait."""
 
     __slots__ = ()
 
@@ -238,7 +238,7 @@ class _UpdatePending(PendingTensor, _GradientPending):
     grad = _grad = property(_get_grad, _set_grad, _GradientPending._del_grad)
 
 
-# What an update leaves as it is.  `dim` is left out: `torch.vmap` calls nothing else before it reads a tensor.
+# Attributes that no update changes.  Without `dim`: `torch.vmap` calls nothing else before it reads a tensor.
 _UNCHANGED = frozenset(
     getattr(torch.Tensor, name) if callable(getattr(torch.Tensor, name)) else getattr(torch.Tensor, name).__get__
     for name in (

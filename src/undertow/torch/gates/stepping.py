@@ -1,10 +1,10 @@
-"""Stage 8 in overlap: the user's own optimizer, stepping some of its parameters at a time.
+"""Stage 8 in overlap: the user's own optimizer steps some of its parameters at a time.
 
-In: `optimizer.step()`.  Out: parameters whose gradients are here are stepped at once; the
-others when their gradients come, with the hyper-parameters as they were at `step()`.
-No optimizer is reimplemented: its own step runs, with `param_groups` replaced for a moment by
-copies that hold some of the parameters.  That gives the same bits if the update of a parameter
-reads only that parameter, its gradient and its state: such an optimizer is *separable*.
+In: `optimizer.step()`.  Out: parameters whose gradients have arrived are stepped immediately, the others when their
+gradients arrive, with the hyperparameters as they were at `step()`.
+No optimizer is reimplemented: its own step runs while `param_groups` is temporarily replaced by copies that hold some
+of the parameters.  This gives the same bits if the update of a parameter reads only that parameter, its gradient and
+its state: such an optimizer is *separable*.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _OF_SCALER = ("grad_scale", "found_inf")
 
 
 def find_coupling(optimizer: Optimizer) -> str | None:
-    """Return why its parameters cannot be stepped independently, in words; None if they can."""
+    """Return the reason why its parameters cannot be stepped independently; None if they can."""
     kind = type(optimizer)
     if isinstance(optimizer, DeferringOptimizer):
-        return None  # it was checked before
+        return None  # checked earlier
     if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS steps all parameters together"
     if kind not in SEPARABLE:
@@ -54,9 +54,9 @@ def find_coupling(optimizer: Optimizer) -> str | None:
 
 
 def defer_steps(optimizer: Optimizer, *, verbose: bool) -> None:
-    """Let `step()` of this very object return without waiting for gradients from now on.
+    """Let `step()` of this object return without waiting for gradients.
 
-    With `verbose`, logs when a step has to wait for gradients all the same.
+    With `verbose`, logs when a step has to wait for gradients nevertheless.
     """
     if isinstance(optimizer, DeferringOptimizer):
         return
@@ -64,7 +64,7 @@ def defer_steps(optimizer: Optimizer, *, verbose: bool) -> None:
     patched = vars(optimizer).get("step")
     if patched is not None and not _is_scheduler_patch(patched, kind):
         raise ConfigError(
-            f"the step() of this {kind.__name__} was replaced on the object: call parallelize before that is done"
+            f"the step() of this {kind.__name__} was replaced on the object: call parallelize before it is replaced"
         )
     steps = DeferredSteps(optimizer, kind, verbose=verbose)
     optimizer.__class__ = mix_class(DeferringOptimizer, kind)
@@ -74,47 +74,47 @@ def defer_steps(optimizer: Optimizer, *, verbose: bool) -> None:
 
 
 class DeferredSteps:
-    """The steps of one optimizer, made at once or when gradients come."""
+    """The steps of one optimizer, each made immediately or when gradients arrive."""
 
     def __init__(self, optimizer: Optimizer, kind: type[Optimizer], *, verbose: bool) -> None:
         self._ref = weakref.ref(optimizer)  # weak, because the optimizer holds this object
         self._lock = threading.RLock()  # a thread that reads a parameter may have to make its step
         self._stepping_thread: int | None = None
-        self.stepped_groups: list[dict[str, Any]] = []  # of that thread
+        self.stepped_groups: list[dict[str, Any]] = []  # the groups that this thread sees
         self._is_silent = not verbose
-        # Without torch's hooks around it, which belong to the user's call.
+        # Without torch's hooks, which belong to the user's call.
         self._step = getattr(kind.step, "__wrapped__", kind.step) if hasattr(kind.step, "hooked") else kind.step
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Step what can be stepped now, and defer the rest, with the same options."""
+        """Step the parameters that can be stepped now, and defer the others, with the same options."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if any(getattr(self.optimizer, name, None) is not None for name in _OF_SCALER):
-            # A gradient scaler has told a fused optimizer about this very step: all gradients must be here.
+            # A gradient scaler has passed its state to a fused optimizer for this step only: nothing can be deferred.
             open_gates(self.parameters)
         ready = [self._select_ready(group, options) for group in self.groups]
         self.run(ready, options)
         for group, stepped in zip(self.groups, ready, strict=True):
             if stepped is not group:
-                group.update({**stepped, "params": group["params"]})  # an optimizer may keep something in it
+                group.update({**stepped, "params": group["params"]})  # an optimizer may store values in it
         return loss
 
     @property
     def optimizer(self) -> Optimizer:
         found = self._ref()
-        assert found is not None, "the user or a deferred update holds it"
+        assert found is not None, "the user or a deferred update refers to it"
         return found
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, all of them also while a thread steps some parameters."""
+        """All groups of the optimizer, even while a thread steps some of the parameters."""
         groups: list[dict[str, Any]] = vars(self.optimizer)["param_groups"]
         return groups
 
     def run(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
-        """Let the optimizer step these groups only; meanwhile this thread, and no other, sees no other groups."""
+        """Let the optimizer step these groups only; meanwhile they are the only ones that this thread sees."""
         with self._lock:
             self.stepped_groups, self._stepping_thread = groups, threading.get_ident()
             try:
@@ -124,11 +124,11 @@ class DeferredSteps:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether this thread steps."""
+        """Whether this thread is making a step."""
         return self._stepping_thread == threading.get_ident()
 
     def run_unscaled(self, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
-        """Let the optimizer step these groups without a gradient scaler's attributes, which are for other steps."""
+        """Let the optimizer step these groups without a gradient scaler's attributes, which belong to other steps."""
         own = vars(self.optimizer)
         with self._lock:
             of_scaler = {name: own.pop(name) for name in _OF_SCALER if name in own}
@@ -145,7 +145,7 @@ class DeferredSteps:
         return [parameter for group in self.groups for parameter in group["params"]]
 
     def _defer(self, parameter: torch.nn.Parameter, update: _DeferredUpdate) -> bool:
-        """Leave a parameter to this update; return False if it can or must be stepped now."""
+        """Defer a parameter's step to this update; return False if it can or must be stepped now."""
         gate = find_gate(parameter)
         if gate is None:
             return False
@@ -153,38 +153,38 @@ class DeferredSteps:
         if is_held and not self._is_silent:
             self._is_silent = True
             log.warning(
-                "something else holds the memory of a parameter too (a state_dict, a view or a graph that is kept): "
-                "step() waits for the gradients of such parameters"
+                "something else also refers to the memory of a parameter (a state_dict, a view, or a graph that is "
+                "kept): step() waits for the gradients of such parameters"
             )
-        # An earlier step that is still deferred comes first.
+        # An earlier step that is still deferred must be made first.
         if is_held or gate.is_deferred or gate.is_here:
             gate.open()
         return gate.defer(update)
 
     def _select_ready(self, group: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a group with those parameters that can be stepped now, and defer the others."""
+        """Return a group with the parameters that can be stepped now, and defer the others."""
         update = _DeferredUpdate(self, group, options)
         ready = [parameter for parameter in group["params"] if not self._defer(parameter, update)]
         return group if len(ready) == len(group["params"]) else {**group, "params": ready}
 
 
 class _DeferredUpdate:
-    """The deferred step of one group, with its hyper-parameters as they were at `step()`."""
+    """The deferred step of one group, with its hyperparameters as they were at `step()`."""
 
     def __init__(self, steps: DeferredSteps, group: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._steps = steps
-        self._optimizer = steps.optimizer  # the user may discard it before the update is made
+        self._optimizer = steps.optimizer  # kept alive until the update, even if the user discards it
         self._options = options
         self._group = {name: _copy_value(value) for name, value in group.items() if name != "params"}
 
     def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        # Copied anew: what the step of some parameters changes in the group must not reach the next ones.
+        # A new copy each time: changes that the step makes in the group must not affect the next parameters.
         group = {name: _copy_value(value) for name, value in self._group.items()}
         self._steps.run_unscaled([{**group, "params": list(parameters)}], self._options)
 
 
 def _copy_value(value: Any) -> Any:
-    """Copy a hyper-parameter: a scheduler changes a learning rate that is a tensor in place."""
+    """Copy a hyperparameter: a scheduler changes a learning rate that is a tensor in place."""
     if type(value) is tuple:
         return tuple(_copy_value(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
@@ -195,7 +195,7 @@ def _step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **opti
 
 
 class DeferringOptimizer:
-    """A mixin for an optimizer's own class: the methods that must know of deferred steps."""
+    """A mixin for an optimizer's own class, with the methods that deferred steps concern."""
 
     step: Any = Optimizer.profile_hook_step(_step)  # with torch's own hooks around it, once per step
     step.hooked = True
@@ -228,7 +228,7 @@ class DeferringOptimizer:
     def state(self, value: Any) -> None:
         steps = vars(self).get(_STEPS)
         if steps is not None and not steps.is_stepping:
-            steps.wait_for_updates()  # with the old state
+            steps.wait_for_updates()  # they use the old state
         vars(self)["state"] = value
 
     def __setstate__(self, state: Any) -> None:
@@ -237,18 +237,17 @@ class DeferringOptimizer:
         super().__setstate__(state)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Make copies, also those in files, ordinary optimizers."""
+        """Make copies, including those in files, ordinary optimizers."""
         return reduce_to_own_class(super().__reduce_ex__(0), self)
 
 
 def _is_scheduler_patch(patched: Any, kind: Any) -> bool:
-    """Whether the patch only counts steps: around another patch, or inside of one, it does more."""
+    """Whether the patch only counts steps: one that wraps, or is wrapped by, another patch does more."""
     return hasattr(patched, "_wrapped_by_lr_sched") and getattr(patched, "__wrapped__", None) is kind.step
 
 
 def _renew_scheduler_patch(optimizer: Optimizer) -> None:
-    """Let a scheduler that was made earlier count the steps of the new class: it counts those of the old one."""
-
+    """Let a scheduler that was created earlier count the steps of the new class instead of the old one's."""
     ref = weakref.ref(optimizer)
 
     def step(*arguments: Any, **options: Any) -> Any:

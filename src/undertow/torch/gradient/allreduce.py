@@ -1,8 +1,8 @@
-"""Stages 3 and 8 for the scheme `allreduce`: gradients that torch's own process group sums.
+"""Stages 3 and 8 of the scheme `allreduce`: gradients that torch's own process group sums.
 
-In: gradients that are final.  Out: buckets of them, each in one `all_reduce`, and the mean in place.
-All ranks must call collectives in the same order, in whichever order gradients become ready: a bucket is called when
-it is full and all buckets before it have been called.
+In: final gradients.  Out: buckets of them, each in one `all_reduce`, and the mean in place.
+All ranks must call collectives in the same order, in whichever order gradients become ready: a bucket's collective is
+called when the bucket is full and those of all earlier buckets have been called.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def find_process_group(given: Any, group: Group) -> Any:
 
 
 def can_allreduce(parameter: torch.Tensor) -> bool:
-    """Whether a process group sums its gradients as exactly as shards do."""
+    """Whether a process group sums this parameter's gradients as exactly as shards do."""
     return parameter.dtype in (torch.float32, torch.float64)
 
 
 class AllreduceBuckets:
-    """The buckets of one layout, in the order in which they are called.
+    """The buckets of one layout, in the order of their collectives.
 
-    Torch calls `rate` in threads of its own, for two buckets at once perhaps; the rate is read between passes.
+    Torch calls `rate` in its own threads, possibly for two buckets at once; the rate is read between passes.
     """
 
     def __init__(self, group: Group, process_group: Any, slots: Sequence[TorchSlot], members: Sequence[int]) -> None:
@@ -60,16 +60,16 @@ class AllreduceBuckets:
         buckets = fill_buckets(kinds, find_bucket_sizes(group.shape.sizes))
         self.syncers = [AllreduceSyncer(self, some, slots) for some in buckets]
         self._rates: deque[float] = deque(maxlen=len(self.syncers) * RATED_PASSES)
-        self._free_s = 0.0  # since when no collective runs
+        self._free_s = 0.0  # when the last collective ended
         self._lock = threading.Lock()
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The rate of the process group, each way, in the last passes."""
+        """The rate of the process group in each direction, in the last passes."""
         return statistics.median(self._rates) if self._rates else None
 
     def rate(self, size_bytes: int, called_s: float, done_s: float) -> None:
-        """Rate the sum of one bucket, which began after those that were called before it."""
+        """Record the rate of one bucket's sum, which started after the sums that were called before it."""
         with self._lock:
             since_s, self._free_s = max(called_s, self._free_s), done_s
         self._rates.append(count_sent(size_bytes, self.group.size) / max(1e-6, done_s - since_s))
@@ -82,7 +82,7 @@ class AllreduceBuckets:
 
 
 class AllreduceSyncer:
-    """A bucket: gradients of one type and device, one after the other, and for each whether there is one."""
+    """A bucket: gradients of one type and device in one tensor, followed by a flag for each: 1 if it exists, else 0."""
 
     answers = 1
 
@@ -102,7 +102,7 @@ class AllreduceSyncer:
         self._ticket = Ticket(0)
         self._unsent = set(members)
         self._work: Any = None
-        self._present: list[float] = []  # how many workers had each gradient, once that is known
+        self._present: list[float] = []  # the number of workers that had each gradient; empty until it is known
 
     @property
     def is_full(self) -> bool:
@@ -127,7 +127,7 @@ class AllreduceSyncer:
         if self._work is None:
             note_own_collective()
             self._work = dist.all_reduce(self._memory, group=self._buckets.process_group, async_op=True)
-            self._buckets.group.owed.begin()  # the others need this process until the sum is made
+            self._buckets.group.owed.begin()  # other workers need this process until the sum is complete
             ticket, called_s = self._ticket, time.perf_counter()
             self._work.get_future().add_done_callback(lambda future: self._done(future, ticket, called_s))
 
@@ -136,14 +136,14 @@ class AllreduceSyncer:
 
     def land(self, index: int) -> None:
         if not self._present:
-            self._work.wait()  # on an accelerator, of its stream for the sum
+            self._work.wait()  # on an accelerator, this makes the current stream wait
             self._present = self._flags.tolist()
             self._memory.div_(self._buckets.group.size)
         if self._present[self.members.index(index)]:
             self._slots[index].replace(self._segments[index].clone())
 
     def _done(self, future: Any, ticket: Ticket, called_s: float) -> None:
-        """Answer for the bucket.  Called in a thread of torch's, whichever ended the collective."""
+        """Answer for the bucket.  Called in whichever of torch's threads completed the collective."""
         try:
             future.value()
         except Exception as error:
@@ -153,7 +153,7 @@ class AllreduceSyncer:
             self._buckets.rate(self._memory.nbytes, called_s, done_s)
             if process_recorder.is_on:
                 names = tuple(slot.name for slot in self._slots.values())
-                # The same span on the clock of the record.
+                # The same duration on the recorder's clock.
                 ended_s = process_recorder.clock()
                 process_recorder.record(
                     events.Reduced(ended_s - (done_s - called_s), ended_s, names, self._memory.nbytes)

@@ -1,9 +1,9 @@
-"""Tensors on an accelerator: through pinned host memory, on a stream of their own.
+"""Copies between accelerators and the host, through pinned memory on a separate stream; other facts about devices.
 
-In: a tensor on a device.  Out: its bytes in host memory, and a way to ask whether
-they are there yet; and back.  Device-neutral: `torch.accelerator` came with 2.6, but every
-device's own module has had the same streams and events since before 2.4.
-Nothing here has run on hardware so far: the logic is tested with stand-ins.
+In: a tensor on a device.  Out: its bytes in host memory, and a function that tells whether the copy is complete; and
+back.  Device-neutral: `torch.accelerator` was added in 2.6, but every device's own module has had the same streams and
+events since before 2.4.
+None of this has run on hardware yet: the logic is tested with fakes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class Streams(Protocol):
 
 
 class DeviceCopier:
-    """Copies between one device and the host beside the computation, never before its results exist."""
+    """Copies between one device and the host, concurrent with the computation but never before its results exist."""
 
     def __init__(self, streams: Streams, device: torch.device) -> None:
         self._streams = streams
-        # By name everywhere: the thread that calls may have another device as its current one.
+        # Passed explicitly everywhere: the calling thread may have another current device.
         self._device = device
         self._side = streams.Stream(device)
 
     def out(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], bool]:
-        """Start a copy to the host.  The result tells whether it has ended."""
+        """Start a copy to the host; return a function that tells whether it is complete."""
         self._side.wait_stream(self._streams.current_stream(self._device))
         with self._streams.stream(self._side):
             target.copy_(source, non_blocking=True)
             event = self._streams.Event()
             event.record(self._side)
-        # The allocator must not hand the gradient's memory to anyone before it is read.
+        # The allocator must not reuse the gradient's memory before it is read.
         source.record_stream(self._side)
         is_done: Callable[[], bool] = event.query
         return is_done
 
     def back(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy to the device; whatever the computation does next comes after it."""
+        """Copy to the device, before any work that the computation starts next."""
         current = self._streams.current_stream(self._device)
         self._side.wait_stream(current)
         with self._streams.stream(self._side):
@@ -60,7 +60,7 @@ class DeviceCopier:
 
 
 class HostCopier:
-    """Copies within the host, at once."""
+    """Copies within the host, which complete immediately."""
 
     def out(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)
@@ -79,12 +79,12 @@ def copier_for(device: torch.device) -> Copier:
 def remember_stream(tensors: tuple[torch.Tensor, ...]) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Remember the stream on which these tensors of one device are computed.
 
-    Call the result, which returns them, on the stream that reads them: that stream waits, and their memory is kept
-    until then.
+    Returns a function that returns the tensors.  Call it on the stream that reads them: that stream then waits for
+    them, and their memory is kept until it has read them.
     """
     device = tensors[-1].device
     if device.type == "cpu":
-        return lambda: tensors  # on the host a tensor is complete when it exists
+        return lambda: tensors  # on the host, a tensor that exists is complete
     streams: Streams = torch.get_device_module(device)
     return functools.partial(_follow, streams, device, streams.current_stream(device), tensors)
 
@@ -101,7 +101,7 @@ def _follow(
 
 
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return flat host memory for copies from and to this device, pinned unless it is the host."""
+    """Return flat host memory for copies from and to this device, pinned unless the device is the CPU."""
     return torch.empty(elements, dtype=dtype, pin_memory=device.type != "cpu")
 
 
@@ -120,7 +120,7 @@ def find_processor() -> str:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a file of Linux's; none where there is no such file."""
+    """Return the lines of a file in /proc; none if there is no such file."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:
@@ -128,13 +128,13 @@ def _read_lines(path: str) -> list[str]:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all its work: only then is it right to read a clock."""
+    """Wait until the device has completed all its work, so that reading a clock is meaningful."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def name_device(device: torch.device) -> str:
-    """Return the name by which all processes of this host know the device, whichever devices each of them sees."""
+    """Return a name for the device that is the same in all processes of this host, whichever devices each can see."""
     if device.type == "cpu":
         return _name_cores()
     module = torch.get_device_module(device)
@@ -144,7 +144,7 @@ def name_device(device: torch.device) -> str:
 
 
 def _name_cores() -> str:
-    """Name the cores of this process: it shares them with processes that are bound to the same ones."""
+    """Return a name for this process's cores, which is the same in processes that are bound to the same cores."""
     own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not own or len(own) == os.cpu_count():
         return "cpu"
@@ -158,7 +158,7 @@ def seed_accelerator(seed: int) -> None:
 
 
 def choose_accelerator(local_rank: int) -> None:
-    """Let "cuda" and the like mean this worker's own device from now on, if the host has enough of them."""
+    """Make this worker's own device the current one, which "cuda" without an index means, if there are several."""
     module = torch.get_device_module()
     count = module.device_count() if module is not torch.cpu else 0
     if count > 1:

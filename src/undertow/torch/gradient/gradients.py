@@ -1,4 +1,4 @@
-"""Gradients of torch parameters in a table: what autograd's hooks, gates and plans ask of them."""
+"""The gradients of torch parameters in a table, as used by autograd's hooks, gates and plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from undertow.torch.gradient.tensors import gradient_spec
 class Gradients(GradientTable):
     """The gradients of some parameters, in the order in which they are expected.
 
-    To be used where autograd does not record, as in its own hooks.
+    Use it only with gradient recording disabled, as in autograd's own hooks.
     """
 
     REMEDY = "Use torch.utils.checkpoint with use_reentrant=False"
@@ -42,7 +42,7 @@ class Gradients(GradientTable):
         op: Op = Op.MEAN,
         compress: Callable[[torch.Tensor], torch.dtype | None] = lambda parameter: None,
     ) -> None:
-        """`compress` returns the type in which a gradient travels, where that is not its own."""
+        """`compress` returns the type in which a gradient is sent; None for its own type."""
         self.parameters = [parameter for _, parameter in named]
         self.names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
         types = [compress(parameter) for parameter in self.parameters]
@@ -52,17 +52,17 @@ class Gradients(GradientTable):
             TorchSlot(name, p, copiers[p.device], is_sparse=p in sparse, travels_as=travels_as)
             for (name, p), travels_as in zip(named, types, strict=True)
         ]
-        # What the running backward wants of a layer that could hand over factors of a gradient.  The layer keeps this
-        # when the wrapper is gone.
+        # Returns what the running backward wants from a layer that could hand over factors of a gradient.  The layer
+        # keeps this function when the wrapper is deleted.
         self.wants: Callable[[int], Wanted] = lambda index: Wanted.GRADIENT
         self._torch_slots = slots
-        self._process_group = process_group  # torch's, of the same workers, if there is one
+        self._process_group = process_group  # torch's process group of the same workers, if there is one
         self._factor_slots: dict[int, TorchFactorSlot] = {}
         self._buckets: AllreduceBuckets | None = None
         super().__init__(group, label, slots, specs, op=op)
 
     def adopt_layers(self, layers: Mapping[torch.Tensor, Layer]) -> None:
-        """Let a plan choose factors for the weights of these layers, after `wants` is set."""
+        """Let plans choose factors for the weights of these layers; `wants` must be set already."""
         for index, parameter in enumerate(self.parameters):
             if parameter in layers and index not in self._factor_slots:
                 collector = FactorCollector(parameter, layers[parameter].form, functools.partial(self.wants, index))
@@ -88,9 +88,9 @@ class Gradients(GradientTable):
             self._factor_slots[index].collector.accumulated(added)
 
     def is_held(self, index: int) -> bool:
-        """Whether this gradient's memory can be reached, or its object read, in a way that no gate guards.
+        """Whether this gradient's memory can be reached, or its object read, without passing a gate.
 
-        Asked when backward has ended: until then autograd holds it too.
+        Valid only when backward has ended: until then autograd also refers to it.
         """
         gradient = self.parameters[index].grad
         if gradient is None:

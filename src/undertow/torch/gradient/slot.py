@@ -1,6 +1,6 @@
-"""Where the gradient of one torch parameter lives, for the syncers.
+"""The slot of one torch parameter's gradient, for the syncers.
 
-In: host memory with the mean.  Out: the parameter's `.grad`, in the form that it has; and back.
+In: host memory with the mean.  Out: the parameter's `.grad`, in its own layout; and back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TorchSlot:
         self.copier = copier
         self._travels_as = travels_as or self.dtype
         self._code = DTYPES[self._travels_as]
-        self._is_sparse = is_sparse  # its owner says so; without a gradient nothing else tells
+        self._is_sparse = is_sparse  # as its module says, because there may be no gradient to tell
         self._shape = parameter.shape
         self._host_shape = real(parameter.detach()).shape
 
@@ -50,15 +50,15 @@ class TorchSlot:
             )
 
     def expose(self, hint: torch.Tensor | None) -> InPlace | None:
-        """Return the gradient's own memory; the hint is what autograd has just added to it, and still holds.
+        """Return the gradient's own memory; the hint is the tensor that autograd has just accumulated, and still holds.
 
-        Autograd hands on gradients as views where it can: the memory may be what earlier layers' gradients are still
-        to be computed from, or sent from.  Then nothing may be received there.
+        Autograd passes gradients on as views where it can: gradients of earlier layers may still have to be computed
+        from this memory, or sent from it.  Then nothing may be received there.
         """
         gradient = self.parameter.grad
         if gradient is None or self._travels_as is not self.dtype or not is_plain(gradient):
             return None
-        can_receive = is_received_alone(gradient, hint)  # asked first: the array is one more owner of the memory
+        can_receive = is_received_alone(gradient, hint)  # before the array becomes another owner of the memory
         return InPlace(as_array(real(gradient), self._code), can_receive)
 
     def allocate(self, elements: int) -> torch.Tensor:
@@ -85,14 +85,14 @@ class TorchSlot:
         if gradient is not None and gradient.layout is torch.strided:
             self.copier.back(result, gradient)
         else:
-            # Rows that no worker touched stay out; a touched row whose mean is zero does too.
+            # Leaves out rows that no worker touched, and touched rows whose mean is zero.
             dimensions = 1 if gradient is None else gradient.sparse_dim()
             self.replace(result.to_sparse(dimensions).to(self.parameter.device))
 
     def replace(self, result: torch.Tensor) -> None:
-        """Make a gradient that was computed here the gradient, in the memory that it has."""
+        """Set the gradient to this result, in its present memory if possible."""
         gradient = self.parameter.grad
         if gradient is not None and gradient.layout is result.layout:
-            gradient.copy_(result)  # the user may hold the object
+            gradient.copy_(result)  # the user may refer to the object
         else:
             self.parameter.grad = result

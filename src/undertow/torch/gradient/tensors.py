@@ -1,6 +1,6 @@
-"""Between torch's tensors and the arrays on the wire, without a copy where possible.
+"""Converts between torch's tensors and the arrays that are sent, without a copy where possible.
 
-In: tensors.  Out: flat numpy views of the same memory, and what all ranks must agree on.
+In: tensors.  Out: flat numpy views of the same memory, and the specs on which all ranks must agree.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ DTYPES = {
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the type of a parameter's gradient, which newer versions of torch let differ from the parameter's."""
+    """Return the type of a parameter's gradient, which in newer versions of torch may differ from the parameter's."""
     chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return chosen or parameter.dtype
 
 
 def gradient_spec(name: str, parameter: torch.Tensor, travels_as: torch.dtype | None = None) -> TensorSpec:
-    """Describe a parameter's gradient as it travels, in another type if one is given.
+    """Describe a parameter's gradient as it is sent, in type `travels_as` if it is given.
 
-    Complex numbers travel as pairs of real ones.
+    Complex numbers are sent as pairs of real ones.
     """
     dtype = travels_as or gradient_dtype(parameter)
     if dtype not in DTYPES:
@@ -45,14 +45,14 @@ def gradient_spec(name: str, parameter: torch.Tensor, travels_as: torch.dtype | 
 
 
 def byte_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Describe a tensor that is only copied, as it travels."""
+    """Describe a tensor that is only copied, as the bytes that are sent."""
     size_bytes = tensor.numel() * tensor.element_size()
     return TensorSpec(name, tuple(tensor.shape), DType.BYTES, size_bytes, str(tensor.dtype))
 
 
 def as_array(tensor: torch.Tensor, dtype: DType) -> Array:
-    """Return the memory of a contiguous host tensor as a flat array of the type that travels."""
-    # Bytes serve as the bridge: numpy does not know torch's bfloat16.
+    """Return the memory of a contiguous host tensor as a flat array of the type that is sent."""
+    # By way of bytes, because numpy has no type for torch's bfloat16.
     array: Array = tensor.detach().reshape(-1).view(torch.uint8).numpy().view(dtype.numpy)
     return array
 
@@ -65,13 +65,13 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a complex tensor as pairs of real numbers that share its memory, any other tensor unchanged."""
+    """Return a complex tensor as pairs of real numbers that share its memory; return any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def as_complex(pairs: torch.Tensor) -> torch.Tensor:
-    """Return pairs of real numbers as complex ones, which share their memory where torch can."""
-    # Behind an odd number of real ones in a fused slice a complex number would begin at half its size.
+    """Return pairs of real numbers as complex ones, which share their memory where torch allows it."""
+    # After an odd number of real numbers in a fused slice, a complex number would not be aligned to its size.
     return torch.view_as_complex(pairs.clone() if pairs.storage_offset() % 2 else pairs)
 
 

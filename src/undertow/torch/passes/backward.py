@@ -1,8 +1,9 @@
-"""The backward pass that runs now, as autograd tells of it.
+"""The running backward pass, as autograd reports it.
 
-In: autograd's numbers, nodes and callbacks.  Out: whether a backward runs, what it will add to, and when it ends; and a
-call for each gradient that it has added to, with what it has added, and whether anything else has seen that tensor.
-Autograd knows which nodes a running pass will execute, so no graph is walked.
+In: autograd's pass numbers, nodes and callbacks.  Out: whether a backward runs, which gradients it will reach, and when
+it ends; and a call for each gradient that it has accumulated, with the added tensor, and whether anything else has seen
+that tensor.
+Autograd knows which nodes a running pass will execute, so no graph is traversed.
 """
 
 from __future__ import annotations
@@ -19,51 +20,54 @@ from undertow.torch.gates.pending_tensors import passing
 from undertow.torch.hooks import never_compiled, never_looked_into
 
 Added = torch.Tensor | None
-NO_BACKWARD = -1  # the number of the running backward pass where there is none
+NO_BACKWARD = -1  # autograd's number of the running backward pass if there is none
 
 
 class FollowedBackward:
-    """A backward pass whose end is noticed: `on_end` is called with it then, and never if an exception breaks it off.
+    """A backward pass whose end is observed: `on_end` is called with it at the end, but not if an exception stops it.
 
-    Made while that pass runs.  A pass that is nested in it has another end.
+    Create it while that pass runs.  The end of a nested pass is a different one.
     """
 
     def __init__(self, on_end: Callable[[FollowedBackward], None]) -> None:
         self.number: int = torch._C._current_graph_task_id()
-        leave = functools.partial(on_end, self)
-        self._held = weakref.ref(leave)  # by autograd, until it has called it or the pass is broken off
-        torch.autograd.Variable._execution_engine.queue_callback(leave)
+        callback = functools.partial(on_end, self)
+        self._callback = weakref.ref(
+            callback
+        )  # autograd holds it until it has called it, or an exception stops the pass
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     @property
     def is_gone(self) -> bool:
-        """Whether autograd has let go of it: it has ended or was broken off."""
-        return self._held() is None
+        """Whether the pass is over: it has ended, or an exception stopped it."""
+        return self._callback() is None
 
 
 def runs_backward() -> bool:
-    """Whether autograd has called what runs now."""
+    """Whether this code runs inside a backward pass."""
     return torch._C._current_graph_task_id() != NO_BACKWARD
 
 
 def find_accumulator(parameter: torch.Tensor) -> Any:
-    """Return autograd's node that adds to this parameter's gradient."""
+    """Return autograd's node that accumulates this parameter's gradient."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def will_run(node: Any) -> bool:
-    """Whether this backward adds to the parameter's gradient; `torch.autograd.grad` does not."""
+    """Whether the running backward will execute this accumulation node; `torch.autograd.grad` executes none."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
-        return False  # torch's answer where `torch.autograd.grad` asks for this very parameter
+        return False  # raised if `torch.autograd.grad` was called for this parameter
 
 
 def reaches_wrapped() -> bool:
-    """Whether the running backward adds to gradients of a wrapped module; True where that is unknown.
+    """Whether the running backward adds to gradients of a wrapped module; True if that is unknown.
 
-    Asked from one of its hooks.  The answer is the same on all ranks if they call backward for the same parameters.
-    It is unknown outside of a backward pass, and where no module is wrapped: the script may average gradients itself.
+    Call it from a hook of that backward.  The answer is the same on all ranks if they call backward for the same
+    parameters.  It is unknown outside a backward pass, and if no module is wrapped: the script may average gradients
+    itself.
     """
     parameters = claimed_parameters()
     is_known = bool(parameters) and runs_backward()
@@ -73,26 +77,27 @@ def reaches_wrapped() -> bool:
 def _is_reached(parameter: torch.Tensor) -> bool:
     if not parameter.requires_grad or not parameter.is_leaf:
         return False
-    with passing():  # nothing is read of a parameter whose update is pending
+    with passing():  # the parameter's value, whose update may be pending, is not read
         node = find_accumulator(parameter)
     return will_run(node)
 
 
 class GradientListener(Protocol):
-    """Receiver of the calls about gradients, which are given by table and index."""
+    """Receiver of a call for each accumulated gradient, which is given by table and index."""
 
     def ready(self, table: int, index: int, added: Added, fresh: Added) -> None: ...
 
 
 def follow_gradients(parameters: Sequence[torch.Tensor], listener: GradientListener, *, table: int) -> list[Any]:
-    """Call `listener.ready` after each addition to one of these parameters' gradients.
+    """Call `listener.ready` after each accumulation of one of these parameters' gradients.
 
-    Return autograd's nodes, which must be held so that the hooks on them stay.  The hooks hold the listener weakly: one
-    that is gone leaves dead hooks behind.
-    `fresh` is `added` again, or None where other hooks of this node get the tensor as well: they may keep it and read
-    it at any time.  Hooks that run earlier do not matter: autograd copies what they keep.
+    Returns autograd's nodes, to which the caller must refer so that their hooks stay.  The hooks refer to the listener
+    weakly: if it is deleted, they do nothing.
+    `added` is the tensor that was accumulated.  `fresh` is the same tensor, or None if other hooks of this node also
+    receive it, because they may keep it and read it at any time.  Hooks that run earlier do not matter: autograd copies
+    what they keep.
     """
-    # On the nodes, not on the parameters: after all hooks that users put there.
+    # On the nodes, not on the parameters, so that it runs after all of the user's hooks.
     nodes = [find_accumulator(parameter) for parameter in parameters]
     ref = weakref.ref(listener)
     for index, node in enumerate(nodes):
@@ -102,22 +107,22 @@ def follow_gradients(parameters: Sequence[torch.Tensor], listener: GradientListe
 
 def _follow(node: Any, ref: weakref.ref[GradientListener], table: int, index: int) -> None:
     def hook(inputs: Any, outputs: Any) -> None:
-        _tell(ref, table, index, outputs[0] if outputs else None, handle)
+        _call_listener(ref, table, index, outputs[0] if outputs else None, handle)
 
     never_looked_into(hook)
     hook.keeps_nothing = True  # type: ignore[attr-defined]
     handle = node.register_hook(hook)
 
 
-@never_compiled  # where backward runs in compiled code
-def _tell(ref: weakref.ref[GradientListener], table: int, index: int, added: Added, handle: Any) -> None:
+@never_compiled  # backward may run in compiled code
+def _call_listener(ref: weakref.ref[GradientListener], table: int, index: int, added: Added, handle: Any) -> None:
     listener = ref()
     if listener is not None:
         listener.ready(table, index, added, added if _are_ours(handle) else None)
 
 
 def _are_ours(handle: Any) -> bool:
-    """Whether all hooks of the node that this one is on are made here."""
+    """Whether all hooks of this hook's node were created here."""
     hooks = handle.hooks_dict_ref()
     if hooks is None:
         return False

@@ -1,8 +1,8 @@
-"""What a trace records of a training loop: passes, layers, steps of optimizers.
+"""Trace events of a training loop: passes, layers, and steps of optimizers.
 
-In: a module that is trained, "a pass begins".  Out: trace events, while the recorder is on.
-Hooks before and after layers are there only if the recorder was on when the module was wrapped.  Nothing is put into
-autograd's graph: a layer's backward is known by the gradients that come of it.
+In: a module that is trained; the beginning and end of each pass.  Out: trace events, while the recorder is on.
+Hooks before and after layers are added only if the recorder is on when the module is wrapped.  Nothing is added to
+autograd's graph: a layer's backward is recognised by its gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _models = itertools.count()
 
 
 class PassRecorder:
-    """The number of one model's current pass, and the trace events that tell of it."""
+    """Recorder of one model's passes, which it numbers."""
 
     def __init__(self) -> None:
         self._model = next(_models)
@@ -44,25 +44,25 @@ class PassRecorder:
 
 
 def record_layers(module: torch.nn.Module) -> None:
-    """Record every forward of a layer with parameters from now on, if the recorder is on."""
+    """Start to record every forward of a layer with parameters, if the recorder is on."""
     if not process_recorder.is_on:
         return
     names = {part: name for name, part in module.named_modules()}
     for reader, parameters in find_readers(module):
         if parameters:
             layer = _Layer(names.get(reader, "") or type(reader).__name__)
-            # After the hooks that wait for the weights: a wait is no part of the layer.
+            # After the hooks that wait for the weights, because a wait does not belong to the layer.
             reader.register_forward_pre_hook(layer)
             reader.register_forward_hook(layer, always_call=True)
     _record_optimizers()
 
 
 class _Layer(ForwardHook):
-    """The hook before and after a layer's forward, which keeps when it began."""
+    """The hook before and after a layer's forward, which keeps its start time."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._began_s: list[float] = []  # when each running forward began: a layer may be used inside of itself
+        self._began_s: list[float] = []  # of each running forward, because a layer may be used inside itself
 
     def __call__(self, module: torch.nn.Module, inputs: Any, *outputs: Any) -> None:
         if torch.compiler.is_compiling():

@@ -1,13 +1,12 @@
-"""Stage 1, the hooks: which backward passes are synchronised, when each begins and ends.
+"""Stage 1, the hooks: decide which backward passes are synchronised, and when each begins and ends.
 
-In: forward passes that want synchronisation, autograd's own hooks.
-Out: "begin", "this gradient is ready" and "finish" for the gradients.
+In: forward passes that request synchronisation, and autograd's hooks.
+Out: calls that begin a pass, send a gradient, and end the pass.
 
-The forward decides, as in torch: its outputs carry a hook that opens the pass when
-backward reaches them.  Autograd's end-of-backward callback closes it.  What becomes of a
-gradient is decided by a table of states, see `sync.pass_state`.  Reducing a gradient that
-is the same everywhere gives the same again, so whatever was accumulated before (`no_sync`,
-an earlier pass) comes out right.
+The forward decides, as in torch: its outputs carry a hook that opens the pass when backward reaches them.  Autograd's
+end-of-backward callback closes it.  A state table decides what happens to each gradient (see `sync.pass_state`).
+Averaging a gradient that is the same on all ranks does not change it, so gradients that were accumulated before
+(under `no_sync`, or by an earlier pass) come out right.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ _open_passes: OpenPasses[Passes] = OpenPasses()  # of this process
 
 
 class WatchedTable(NamedTuple):
-    """The gradients of one table, with what tells of them."""
+    """The gradients of one table, with autograd's nodes and the claims on them."""
 
     gradients: Gradients
-    nodes: list[Any]  # autograd's, which add to the gradients; held so that the hooks on them stay
-    entries: list[ClaimedParameter]  # what claims know of each parameter; empty without a claim
+    nodes: list[Any]  # autograd's nodes that accumulate the gradients; kept here so that their hooks stay
+    entries: list[ClaimedParameter]  # of each parameter; empty without a claim
 
 
 class Passes:
     """The backward passes over one wrapper's parameters.
 
     `on_end(absent)` is called after each; `absent` means that some rank took no part.  `is_joining` returns whether
-    that may happen, because ranks may run out of input at any time.  `planning` is told of every pass: it decides how
-    gradients travel.  With a `turn` other jobs compute while a pass waits for its results.
+    that may happen because ranks may run out of input at any time.  `planning` is called in every pass, and chooses the
+    schemes of gradients.  With a `turn`, other jobs compute while a pass waits for its results.
     """
 
     def __init__(
@@ -66,24 +65,24 @@ class Passes:
     ) -> None:
         self._on_end = on_end
         self._is_joining = is_joining
-        self._claim = claim  # None: this worker is alone
+        self._claim = claim  # None if there is only one worker
         self._planning = planning
         self._overlap: Overlap | None = None
         self._turn = turn
-        self._wait_free = wait_free  # else nothing leaves before the end of backward
+        self._wait_free = wait_free  # if not, nothing is sent before the end of backward
         self._tables: list[WatchedTable] = []
-        self._gradients: list[Gradients] = []  # of these tables
+        self._gradients: list[Gradients] = []  # those of all tables
         self.members: set[torch.Tensor] = set()  # the parameters of all tables
         self._tracker = PassTracker()
-        self._followed: FollowedBackward | None = None  # in the states that follow one
+        self._followed: FollowedBackward | None = None  # set in the states that follow a backward
         self.recorder = PassRecorder()
         if claim is not None:
             claim.follow(self)
 
-    # What takes part
+    # Members
 
     def watch(self, gradients: Gradients) -> None:
-        """Let these gradients take part from now on."""
+        """Add these gradients to all later passes."""
         number, ref = len(self._tables), weakref.ref(self)
 
         def find_wanted(index: int) -> Wanted:
@@ -104,25 +103,25 @@ class Passes:
             self._planning.adopt(gradients)
 
     def overlap_with(self, overlap: Overlap) -> None:
-        """End passes without waiting for their results from now on: reads of a gradient or a weight wait."""
+        """End passes without waiting for their results; instead, reads of a gradient or a weight wait."""
         self._overlap = overlap
         for table in self._tables:
             overlap.gates.watch(table.gradients, table.nodes)
 
-    # What asks for passes
+    # Requests for passes
 
     def synchronise_all(self) -> None:
-        """Make every backward a pass from now on, also without any forward that could be seen."""
+        """Make every later backward a pass, even if no forward is seen."""
         self._tracker.advance(PassEvent.ALL_SYNCHRONISED)
 
     def ignore_all(self) -> None:
-        """Make no backward a pass from now on, unless a forward asks for it."""
+        """Make no later backward a pass, unless a forward requests it."""
         self._tracker.advance(PassEvent.NONE_SYNCHRONISED)
         if self._claim is not None:
             self._claim.release()
 
     def start_forward(self) -> None:
-        """Begin a forward that wants synchronisation."""
+        """Begin a forward that requests synchronisation."""
         self._tracker.saw_forward = True
         if self._claim is not None:
             self._claim.note_forward()
@@ -134,7 +133,7 @@ class Passes:
 
     @never_compiled  # compiled code would depend on the state
     def expect(self, outputs: Any, *, synchronise: bool) -> None:
-        """End a forward.  If it wants synchronisation, its backward will be one pass."""
+        """End a forward.  With `synchronise`, its backward will be a pass."""
         self._tracker.advance(PassEvent.FORWARD_SYNCHRONISED if synchronise else PassEvent.FORWARD_LOCAL)
         if not self._tracker.is_open:
             self._followed = None
@@ -146,65 +145,62 @@ class Passes:
                     tensor.register_hook(self._reached)  # type: ignore[no-untyped-call]
 
     def request(self, outputs: Any) -> None:
-        """Let the next backward be a pass, whatever forward came before."""
+        """Make the next backward a pass, whatever the forward requested."""
         self._tracker.is_requested = True
         self.expect(outputs, synchronise=True)
 
-    # What is known of passes
+    # State
 
     @property
     def has_synchronised(self) -> bool:
-        """Whether any gradient was synchronised, if there is another worker."""
+        """Whether any gradient has been synchronised; always true for a single worker."""
         return self._claim is None or self._claim.has_synchronised
 
     @property
     def computes_again(self) -> bool:
-        """Whether a forward that runs now belongs to the very backward that is followed, as in a checkpoint.
+        """Whether a forward that runs now is a recomputation inside the followed backward, as in checkpointing.
 
-        The forward before has said all that there is to say.
+        Such a forward requests nothing: the original one has done so.
         """
         return self._followed is not None and self._is_inside()
 
     @never_compiled
     def _is_inside(self) -> bool:
-        # Some backward runs here, perhaps one nested in ours, and autograd has not let go of ours after an exception.
+        # Some backward runs here, perhaps nested in the followed one, which no exception has stopped.
         return self._followed is not None and not self._followed.is_gone and runs_backward()
 
     @never_compiled  # compiled code would depend on the state
     def check_closed(self) -> None:
         if self._tracker.is_open:
             raise UndertowError(
-                "the backward pass before this forward was broken off by an exception: its gradients are incomplete on "
-                "this rank, and the other ranks wait for them. End the run and start it again from a checkpoint"
+                "the backward pass before this forward was interrupted by an exception: its gradients are incomplete "
+                "on this rank, and the other ranks wait for them. End the run and restart it from a checkpoint"
             )
 
-    # What autograd says
+    # Calls of autograd
 
     def _reached(self, gradient: torch.Tensor) -> None:
         self._reach()
 
-    @never_compiled  # where backward runs in compiled code
+    @never_compiled  # backward may run in compiled code
     def _reach(self) -> None:
         self._follow()
         if not self._tracker.is_open and any(will_run(node) for table in self._tables for node in table.nodes):
             self._begin()
 
     def ready(self, table: int, index: int, added: Added = None, fresh: Added = None) -> None:
-        """Take up a parameter's gradient, which is complete in this backward; `added` is what autograd added last.
-
-        So is `fresh`, unless hooks of others have seen it.
-        """
+        """Handle a gradient that is complete in this backward; see `follow_gradients` for `added` and `fresh`."""
         watched = self._tables[table]
         state = self._tracker.state
         if state is not PassState.OPEN and state is not PassState.OPEN_LATE:
-            self._forget_broken_off()
+            self._forget_interrupted()
             if self._tracker.state is PassState.LOCAL:
                 watched.gradients.accumulated(index, added)
                 if self._claim is not None and not _open_passes.covers(watched.gradients.parameters[index]):
                     # It stays on this worker: no other wrapper's pass sends it.
                     note_stray(watched.gradients.parameters[index], watched.entries[index])
                 return
-            # Either all outputs are out of sight, or the first gradient comes of a nested pass.
+            # Either no hook was on an output, or the first gradient comes from a nested pass.
             self._follow()
             self._begin()
             state = self._tracker.state
@@ -214,51 +210,51 @@ class Passes:
             self._planning.ready(watched.gradients.parameters[index])
         assert self._followed is not None
         if torch._C._current_graph_task_id() != self._followed.number:
-            # Inside a nested pass (reentrant checkpoints) more may be added to this gradient
-            # before the outer one ends: it is sent then.
+            # After a nested pass (reentrant checkpoints), the outer one may still add to this gradient.  So it is sent
+            # at the end.
             watched.gradients.check_unsent(index)
         elif self._wait_free and state is PassState.OPEN:
-            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # it is where a graph of the graph is made
+            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # enabled by `create_graph`
                 watched.gradients.send(index, fresh)
         if self._turn is not None:
             self._turn.make_way()
 
     def find_wanted(self, table: int, index: int) -> Wanted:
-        """Return what the running backward wants of a layer that could hand over factors of this gradient."""
+        """Return what the running backward wants from a layer that could hand over factors of this gradient."""
         gradients, nodes, _ = self._tables[table]
         state = self._tracker.state
         if not will_run(nodes[index]):
             return Wanted.GRADIENT
         if state is PassState.OPEN and self._followed is not None:
-            # Inside a nested pass it must be a real one.
+            # A nested pass needs the gradient itself.
             is_ours = torch._C._current_graph_task_id() == self._followed.number
             return Wanted.FACTORS if is_ours and gradients.takes_factors(index, now=True) else Wanted.GRADIENT
-        # Where another pass sends this gradient it must be a real one, too.
+        # If another pass sends this gradient, it also needs the gradient itself.
         is_kept = state is PassState.LOCAL and gradients.takes_factors(index, now=False)
         return Wanted.BOTH if is_kept else Wanted.GRADIENT
 
-    def _forget_broken_off(self) -> None:
-        """Let go of a backward that an exception broke off before any gradient."""
+    def _forget_interrupted(self) -> None:
+        """Stop following a backward that an exception stopped before any gradient."""
         if self._followed is not None and self._followed.is_gone and not self._tracker.is_open:
-            self._let_go()
+            self._stop_following()
 
     def _follow(self) -> None:
-        """Have `_leave` called when this backward ends, and not when one nested in it does."""
-        self._forget_broken_off()
+        """Have `_on_backward_end` called when this backward ends, not when one nested in it does."""
+        self._forget_interrupted()
         if self._followed is None:
-            self._followed = FollowedBackward(self._leave)
+            self._followed = FollowedBackward(self._on_backward_end)
         self._tracker.advance(PassEvent.OUTPUT_REACHED)
 
     @never_compiled
-    def _leave(self, backward: FollowedBackward) -> None:
+    def _on_backward_end(self, backward: FollowedBackward) -> None:
         if backward is not self._followed:
-            return  # a forward has ended since, in another thread
+            return  # in the meantime, a forward has ended in another thread
         if self._tracker.is_open:
             self._end()
         else:
-            self._let_go()
+            self._stop_following()
 
-    def _let_go(self) -> None:
+    def _stop_following(self) -> None:
         self._followed = None
         self._tracker.advance(PassEvent.BACKWARD_OVER)
 
@@ -269,7 +265,7 @@ class Passes:
         self.recorder.begin()
         if self._overlap is not None:
             self._overlap.begin()
-        # Ranks that have run out of input know no other slices than the first.
+        # Ranks that have run out of input know only the first layout's slices.
         is_joining = self._is_joining()
         if self._planning is not None and (is_joining or self._tracker.is_unforeseen):
             self._planning.stand_by()
@@ -285,13 +281,13 @@ class Passes:
         try:
             absent = self._finish()
         finally:
-            self._let_go()
+            self._stop_following()
             _open_passes.remove(self)
             forget_strays(self.members)
         self._on_end(absent)
 
     def _finish(self) -> bool:
-        """Send what is left, wait, and put results in place.  Return whether a worker took no part."""
+        """Send the remaining gradients, wait, and put results in place; return whether a worker took no part."""
         together = _open_passes.find_together(self)
         if self._planning is not None and not self._tracker.is_unforeseen and not self._is_joining():
             self._planning.end()
@@ -305,17 +301,17 @@ class Passes:
         if (overlap := self._deferring) is not None:
             overlap.end(self._gradients)
             return False
-        landed = [gradients.land() for gradients in self._gradients]  # all of them
+        landed = [gradients.land() for gradients in self._gradients]  # a list, because all of them must land
         return any(landed)
 
     @property
     def _deferring(self) -> Overlap | None:
-        """The overlap, if it lets this pass end before its results are here."""
-        # Whether a rank has run out of input is known when the results are here.
+        """The overlap, if it lets this pass end before its results have arrived."""
+        # During a join only the results tell whether a rank has run out of input.
         return None if self._is_joining() or self._tracker.state is PassState.OPEN_LATE else self._overlap
 
     def _wait(self) -> None:
-        """Return when all results are here that must be before any lands."""
+        """Wait for all results that must have arrived before any lands."""
         overlap = self._deferring
         for gradients in self._gradients:
             if overlap is None:

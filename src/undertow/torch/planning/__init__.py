@@ -1,1 +1,1 @@
-"""What torch measures and tells for a plan."""
+"""Measurements of torch models and devices for a plan."""

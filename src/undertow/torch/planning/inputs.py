@@ -1,7 +1,7 @@
 """A cheap digest of the inputs of a forward pass.
 
-In: a module's arguments.  Out: a number that is equal for equal tensors; None where reading them is not cheap, or not
-possible: the digest is for a warning only, so a forward pass never fails because of it.
+In: a module's arguments.  Out: a number that is equal for equal tensors; None if reading them is expensive or
+impossible, because the digest only serves a warning, for which a forward pass must not fail.
 At most a few kB are read.  Reading a tensor on an accelerator waits for it, so callers say when that is acceptable.
 """
 
@@ -20,19 +20,19 @@ HOST = "cpu"
 
 
 def digest_inputs(*inputs: Any, waits: bool = False) -> int | None:
-    """Return a digest of the first tensors among these arguments; with `waits` also of those on accelerators."""
+    """Return a digest of the first tensors among these arguments; `waits` includes those on accelerators."""
     digest = None
     try:
         for tensor in [tensor for tensor in find_tensors(inputs) if _is_readable(tensor, waits=waits)][:TENSORS]:
             sample = _sample(tensor.detach()).resolve_conj().resolve_neg().contiguous().view(torch.uint8).cpu()
             digest = zlib.crc32(sample.numpy().data, zlib.crc32(repr(tuple(tensor.shape)).encode(), digest or 0))
-    except RuntimeError:  # torch's word for a tensor without data of its own
+    except RuntimeError:  # raised by tensors without data
         return None
     return digest
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return elements at even distances, in the order of their indices, whatever their layout in memory."""
+    """Return equally spaced elements in the order of their indices, whatever their layout in memory."""
     step = max(1, tensor.numel() // SAMPLES)
     if tensor.is_contiguous():
         return tensor.view(-1)[::step]
@@ -51,5 +51,5 @@ def _is_readable(tensor: torch.Tensor, *, waits: bool) -> bool:
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Whether a graph of the device's work is being captured, during which nothing can be read."""
+    """Whether the device is capturing a graph, during which nothing can be read."""
     return bool(getattr(torch.get_device_module(device), "is_current_stream_capturing", bool)())

@@ -1,7 +1,7 @@
-"""Measures the time and the rows of each layer: a step without any network, as the planner needs it.
+"""Measures the time and the rows of each layer in a step without communication, for the planner.
 
-In: "this module's forward begins", "this gradient is ready".  Out: a `Profile`.
-A layer's forward lasts until the next layer's begins, its backward from the gradient before it to its own.
+In: calls when a module's forward begins, and when a gradient is ready.  Out: a `Profile`.
+A layer's forward lasts until the next layer's begins; its backward lasts from the previous gradient to its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP, MEASURED = 1, 2
 
 
 class Survey:
-    """The first passes of a module, some of which are measured: the shortest times of each layer count."""
+    """A measurement of a module's first passes, which keeps the shortest times of each layer."""
 
     def __init__(self, module: torch.nn.Module, clock: Callable[[], float] = time.perf_counter) -> None:
         self._passes = 0
@@ -40,13 +40,13 @@ class Survey:
         self._order: dict[torch.nn.Module, None] = {}  # of first use
         self._forward_s: dict[torch.nn.Module, float] = {}
         self._backward_s: dict[torch.nn.Module, float] = {}
-        self._running: dict[torch.nn.Module, float] = {}  # of the forward or backward that goes on
+        self._running: dict[torch.nn.Module, float] = {}  # times in the current forward or backward
         self._current: torch.nn.Module | None = None
         self._since_s = 0.0
 
     @property
     def is_measuring(self) -> bool:
-        """Whether the current or next pass is measured: nothing else must be in flight meanwhile."""
+        """Whether the current or next pass is measured: nothing else may be in flight during it."""
         return WARM_UP <= self._passes < WARM_UP + MEASURED
 
     @property
@@ -70,7 +70,7 @@ class Survey:
         self._charge(self._current, module)
 
     def start_backward(self) -> None:
-        """Begin the backward pass: the forward pass and the loss are computed."""
+        """Begin the backward pass: the forward pass and the loss have been computed."""
         self._unhook()
         if self.is_measuring:
             self._charge(self._current)
@@ -114,7 +114,7 @@ class Survey:
         return Profile(layers=tuple(profiles))
 
     def _charge(self, module: torch.nn.Module | None, following: torch.nn.Module | None = None) -> None:
-        """Charge the time since the last call to this module; the time from now on may be that of the following one."""
+        """Charge the time since the last call to `module`; the following time may belong to `following`."""
         synchronise(self._device)
         now_s = self._clock()
         if module is not None:
@@ -137,13 +137,13 @@ class _Mark(ForwardHook):
 
 
 class RowCounter:
-    """Counts K, the rows of every layer that has them, per pass."""
+    """Counter of K, the rows per pass, for every layer that has rows."""
 
     def __init__(self) -> None:
         self._rows: dict[str, float] = {}
         self._passes = 0
-        self._counted: set[str] = set()  # in a forward pass; what a backward pass computes again is the same
-        # An embedding's touched rows are counted in the first pass; then its tokens tell.
+        self._counted: set[str] = set()  # layers counted in a forward pass; recomputation in backward is not counted
+        # An embedding's touched rows are counted in the first pass; later they are estimated from its tokens.
         self._touched: dict[str, float] = {}  # rows per token
 
     def watch(self, layer: Layer, name: str) -> None:
@@ -175,9 +175,9 @@ class RowCounter:
 
 
 class _Count(ForwardHook):
-    """A hook in front of a module's forward.
+    """A forward pre-hook that counts rows.
 
-    It must not hold the module: a discarded model would wait for a garbage collection.
+    It must not refer to the module, or a discarded model would stay in memory until a garbage collection.
     """
 
     def __init__(self, counter: RowCounter, kind: LayerKind, depth: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The planning of one wrapped torch module: what autograd's hooks say, and which devices allow factors."""
+"""The planning of one wrapped torch module: takes the calls of autograd's hooks, and checks devices for factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undertow.torch.planning.probe import TorchProbe
 
 
 class TorchPlanning(Planning):
-    """The plan of one wrapped module."""
+    """The planning of one wrapped module."""
 
     def __init__(
         self,
@@ -30,19 +30,19 @@ class TorchPlanning(Planning):
     ) -> None:
         self._module = module
         self._torch_probe = TorchProbe(module, group, process_group, clock)
-        self._asked: dict[str, torch.Tensor] = {}  # parameters whose factors the policy asks for by name
+        self._asked: dict[str, torch.Tensor] = {}  # parameters whose factors the policy explicitly asks for
         super().__init__(group, policy, self._torch_probe)
 
     def check_devices(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Raise `ConfigError` if the policy names factors of parameters on a device where they are not exact.
+        """Raise `ConfigError` if the policy asks for factors of parameters on a device where they are not exact.
 
-        Asked before these are adopted, and again before each forward: a module may be moved in between.
+        Checked before the parameters are adopted, and again before each forward, because a module may be moved.
         """
         self._asked |= self._find_asked(named)
         check_asked(self._policy, self._asked)
 
     def _find_asked(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the parameters whose factors the policy names: in a plan, or those of all linear layers."""
+        """Return the parameters whose factors the policy asks for: those that a plan names, or all linear layers'."""
         if isinstance(self._policy, Plan):
             schemes = self._policy.schemes
             return {name: parameter for name, parameter in named.items() if schemes.get(name) in FACTORS}
@@ -58,7 +58,7 @@ class TorchPlanning(Planning):
 
     @property
     def wants_inputs(self) -> bool:
-        # In this order: compiled code that had read the number of passes would be compiled anew in every step.
+        # In this order: code that reads the number of passes while it is compiled would be recompiled in every step.
         return not torch.compiler.is_compiling() and super().wants_inputs
 
     def ready(self, parameter: torch.Tensor) -> None:

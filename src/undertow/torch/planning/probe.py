@@ -1,4 +1,4 @@
-"""What is measured of a torch module for the planner: layers, their times and rows, the device."""
+"""Measurements of a torch module for the planner: its layers, their times and rows, the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from undertow.torch.planning.measuring import RowCounter, Survey
 
 
 class TorchProbe:
-    """The probe of one module.  Without a group it is measured for a plan that is made later."""
+    """The probe of one module.  Without a group, it measures for a plan that is made later."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class TorchProbe:
 
 
 class Profiling(TorchProbe):
-    """The first steps of a script, measured for a plan and nothing else: then the file is written, and the script ends.
+    """A profile of a script's first steps for a plan: writes it to a file, then ends the script.
 
-    Takes the place of `TorchPlanning`: there is one worker, and nothing travels.  The first wrapped module that trains
-    is the one that is meant.
+    Takes the place of `TorchPlanning`: there is one worker, and nothing is sent.  The first wrapped module that trains
+    is measured.
     """
 
     active = None
@@ -133,7 +133,7 @@ class Profiling(TorchProbe):
         super().__init__(module)
         self._path = path
         self.start_survey()
-        self.has_gates = False  # set by `parallelize`: one worker alone needs none
+        self.has_gates = False  # set by `parallelize`, although a single worker needs no gates
 
     def start_forward(self) -> bool:
         profile = self.take_profile()

@@ -365,7 +365,8 @@ def test_a_penalty_of_its_own_backward_may_be_the_same_on_all_ranks(caplog: pyte
     [words] = [record.getMessage() for record in caplog.records]
     assert words.startswith(
         "gradients of 'head.weight' were added by a backward pass that did not go through the wrapper, and are not "
-        "averaged: unless they are the same on all ranks, or only one rank trains on, the replicas drift apart."
+        "averaged: unless they are the same on all ranks, or only one rank continues training, the replicas drift "
+        "apart."
     )
 
 

@@ -39,7 +39,7 @@ SAMPLER = DistributedSampler(NUMBERS, num_replicas=2, rank=0)  # type: ignore[ar
         (NUMBERS, "takes a torch.utils.data.DataLoader, not list"),
         (iter(DataLoader(NUMBERS)), "not _SingleProcessDataLoaderIter"),  # type: ignore[arg-type]
         (Endless(NUMBERS), "Endless overrides __iter__"),  # type: ignore[arg-type]
-        (DataLoader(NUMBERS, sampler=SAMPLER), "gives each worker its share already"),  # type: ignore[arg-type]
+        (DataLoader(NUMBERS, sampler=SAMPLER), "already gives each worker its share"),  # type: ignore[arg-type]
         (DataLoader(NUMBERS, batch_sampler=BatchSampler(SAMPLER, 2, False)), "its share already"),  # type: ignore[arg-type]
     ],
 )

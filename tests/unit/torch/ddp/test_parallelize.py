@@ -168,7 +168,7 @@ def test_a_second_call_changes_nothing(group: SlowGroup, caplog: pytest.LogCaptu
 
 
 def test_a_model_without_its_optimizer_is_refused(group: SlowGroup) -> None:
-    with pytest.raises(ConfigError, match=r"^parallelize needs the optimizer too: model, optimizer = parallelize\("):
+    with pytest.raises(ConfigError, match=r"^parallelize also needs the optimizer: model, optimizer = parallelize\("):
         parallelize(make_net())
 
 

@@ -80,15 +80,15 @@ def test_factors_that_were_made_on_another_stream_are_read_after_it(
     if kept:
         add_up(weight, collector, make_factors(1))
     else:
-        collector.give(make_factors(1))
+        collector.add(make_factors(1))
     assert collector.take().factors
     assert steps == ["made", "followed", "read"]
 
 
 def test_factors_are_given_once() -> None:
     _, collector = make_collector()
-    collector.give(make_factors(1))
-    collector.give(make_factors(2, rows=4))
+    collector.add(make_factors(1))
+    collector.add(make_factors(2, rows=4))
     taken = collector.take()
     assert [len(factor) for factor in taken.factors] == [6, 6]
     assert taken.whole is None
@@ -99,7 +99,7 @@ def test_factors_are_given_once() -> None:
 def test_what_the_gradient_holds_besides_goes_along() -> None:
     weight, collector = make_collector()
     weight.grad = torch.ones(3, 5)
-    collector.give(make_factors(1))
+    collector.add(make_factors(1))
     taken = collector.take()
     assert taken.whole is weight.grad
     check_total(taken, multiply(make_factors(1)) + 1)
@@ -117,7 +117,7 @@ def test_factors_that_were_kept_go_in_the_place_of_the_gradient_that_they_make()
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1))
     add_up(weight, collector, make_factors(2))
-    collector.give(make_factors(3))
+    collector.add(make_factors(3))
     taken = collector.take()
     assert taken.whole is None
     assert len(taken.factors[0]) == 6
@@ -176,7 +176,7 @@ def test_a_gradient_that_somebody_changes_is_not_what_the_factors_make(halve: Ca
         weight, collector = make_collector(Wanted.BOTH)
         add_up(weight, collector, make_factors(1))
         halve(weight)
-        collector.give(make_factors(2))
+        collector.add(make_factors(2))
         check_total(collector.take(), multiply(make_factors(1)) / 2 + multiply(make_factors(2)))
         weight, collector = make_collector(Wanted.BOTH)
         add_up(weight, collector, make_factors(1))
@@ -218,15 +218,15 @@ def test_factors_are_kept_anew_after_they_were_taken() -> None:
 @pytest.mark.parametrize("wanted", list(Wanted))
 def test_hooks_want_to_see_the_gradient(wanted: Wanted) -> None:
     weight, collector = make_collector(wanted)
-    assert collector.ask() is wanted
+    assert collector.find_wanted() is wanted
     handle = weight.register_hook(lambda gradient: None)
-    assert collector.ask() is Wanted.GRADIENT
+    assert collector.find_wanted() is Wanted.GRADIENT
     handle.remove()
-    assert collector.ask() is wanted
+    assert collector.find_wanted() is wanted
     handle = weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    assert collector.ask() is Wanted.GRADIENT
+    assert collector.find_wanted() is Wanted.GRADIENT
     handle.remove()
-    assert collector.ask() is wanted
+    assert collector.find_wanted() is wanted
 
 
 def test_the_mean_is_that_of_all_factors_and_all_wholes() -> None:

@@ -27,8 +27,8 @@ from undertow.torch.planning.measuring import Survey
 from undertow.torch.planning.planning import TorchPlanning
 
 META = torch.device("meta")
-REASON = "on meta factors and factors-to-shard are not exact yet; on the CPU they are"
-ONLY = "factors and factors-to-shard are exact on the CPU only, so far"
+REASON = "factors and factors-to-shard are not exact on meta yet, only on the CPU"
+ONLY = "factors and factors-to-shard are so far exact only on the CPU"
 NAMED = ["factors", "factors-to-shard"]
 CLUSTER = Cluster(workers=4, bytes_per_s=1e8, flops_per_s=1e12, shard_flops_per_s=1e11)
 
@@ -136,8 +136,8 @@ def test_so_is_a_plan_that_was_given(group: SlowGroup, scheme: Scheme, tmp_path:
         with pytest.raises(ConfigError) as caught:
             parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1), plan=plan)
         assert str(caught.value) == (
-            f"the given plan sends factors of '1.weight', which is on meta: {ONLY}. Make the plan again where the "
-            "model is on that device, or use the plan 'auto' or 'dense' (the argument plan=, or UNDERTOW_PLAN)"
+            f"the given plan sends factors of '1.weight', which is on meta: {ONLY}. Make a new plan with the "
+            "model on that device, or use the plan 'auto' or 'dense' (the argument plan=, or UNDERTOW_PLAN)"
         )
 
 

@@ -119,7 +119,7 @@ def test_a_module_that_is_found_twice_is_one_layer() -> None:
 def test_types_that_are_not_simply_numbers_travel_as_a_whole() -> None:
     kinds, obstacles = find_names(nn.Linear(4, 4, dtype=torch.complex64))
     assert kinds == {}
-    assert obstacles == {"weight": "its type torch.complex64 travels as a whole only"}
+    assert obstacles == {"weight": "gradients of type torch.complex64 are only sent whole"}
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_value_that_the_user_holds_is_stepped_at_once(group: SlowGroup, caplog
     for _ in range(2):
         twin.train(BATCH)
         assert same(*(state.values() for state in states))
-    assert caplog.text.count("something else holds the memory") == 1
+    assert caplog.text.count("something else also refers to the memory") == 1
     view = twin.module[2].weight.detach()[1:]
     del states
     twin.train(BATCH)

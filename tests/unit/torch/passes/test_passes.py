@@ -305,7 +305,7 @@ def test_a_backward_that_broke_off_is_told_at_the_next_forward(bench: Bench) -> 
     with pytest.raises(ArithmeticError):
         (Broken.apply(loss) * bench.forward()).backward()
     for _ in range(2):
-        with pytest.raises(UndertowError, match="was broken off by an exception"):
+        with pytest.raises(UndertowError, match="was interrupted by an exception"):
             bench.forward()
 
 
