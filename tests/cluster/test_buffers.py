@@ -1,4 +1,4 @@
-"""Buffers follow rank 0 before a forward that trains, and before the first one after it, as torch has it."""
+"""Buffers are copied from rank 0 before each training forward and before the first one after it, as in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from undertow.torch import DistributedDataParallel
 
 
 class Counter(nn.Module):
-    """Every forward changes its buffer: by how much, the input says."""
+    """A module whose forward adds its input to a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def test_a_training_forward_starts_with_the_buffers_of_rank_0(rank: int) -> None
 
 
 @on_workers(2)
-def test_the_first_eval_forward_after_training_has_them_too_and_later_ones_run_alone(rank: int) -> None:
+def test_the_first_eval_forward_after_training_has_them_and_later_ones_are_local(rank: int) -> None:
     model = DistributedDataParallel(Counter())
     model(10 * rank + 1).backward()
     model.eval()
@@ -46,9 +46,9 @@ def test_the_first_eval_forward_after_training_has_them_too_and_later_ones_run_a
         model(100)
         assert model.module.at_entry == 1
         if rank == 1:
-            model(0)  # a second one needs nobody
+            model(0)  # a second one needs no other rank
     model.train()
-    # As torch has it: a forward after one without gradients does not wait for rank 0 either.
+    # As in torch, a forward after one without gradients does not wait for rank 0 either.
     model(0).backward()
     assert model.module.at_entry == 101
 
@@ -65,7 +65,7 @@ def test_batch_norm_statistics_are_those_of_rank_0(rank: int) -> None:
 
 
 @on_workers(2)
-def test_without_broadcast_buffers_everyone_keeps_its_own(rank: int) -> None:
+def test_without_broadcast_buffers_each_rank_keeps_its_own(rank: int) -> None:
     module = Counter()
     module.seen += 5 * rank
     model = DistributedDataParallel(module, broadcast_buffers=False)
@@ -86,7 +86,7 @@ def test_without_forward_sync_buffers_they_are_copied_once(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_buffer_that_is_assigned_anew_is_followed(rank: int) -> None:
+def test_a_reassigned_buffer_is_copied(rank: int) -> None:
     model = DistributedDataParallel(Counter())
     model.module.seen = torch.full((3,), 7 + rank)
     model(1).backward()
@@ -94,7 +94,7 @@ def test_a_buffer_that_is_assigned_anew_is_followed(rank: int) -> None:
 
 
 @on_workers(2)
-def test_buffers_that_grow_everywhere_are_followed(rank: int) -> None:
+def test_buffers_that_grow_on_all_ranks_are_copied(rank: int) -> None:
     model = DistributedDataParallel(Counter())
     for size in (3, 5, 100_000, 2):
         model.module.seen = torch.full((size,), size + rank)
@@ -103,7 +103,7 @@ def test_buffers_that_grow_everywhere_are_followed(rank: int) -> None:
 
 
 @on_workers(2)
-def test_the_newer_of_both_arguments_for_buffers_wins(rank: int) -> None:
+def test_the_newer_argument_for_buffers_takes_precedence(rank: int) -> None:
     module = Counter()
     module.seen += rank + 1
     model = DistributedDataParallel(module, broadcast_buffers=False, forward_sync_buffers=True)

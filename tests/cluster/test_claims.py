@@ -46,7 +46,7 @@ def wrap_early(module: nn.Module, *optimizers: Optimizer) -> tuple[Any, ...]:
 
 
 def batches() -> Iterator[torch.Tensor]:
-    """Different ones on each rank."""
+    """Return batches that differ between ranks."""
     return (torch.randn(3, 4) for _ in range(STEPS))
 
 
@@ -59,7 +59,7 @@ def step(called: Callable[[torch.Tensor], torch.Tensor], optimizer: Optimizer) -
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is logged meanwhile."""
+    """Return the messages that are logged in the block."""
     words: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
@@ -83,7 +83,7 @@ def call_past(net: nn.Module, optimizer: Optimizer) -> None:
 
 
 def add_adapters(net: Net, optimizer: Optimizer) -> None:
-    """As LoRA does: the old weight is frozen, and a product of two small ones is added."""
+    """Add adapters as LoRA does: freeze the weight, and add a product of two small ones."""
     model, optimizer = parallelize(net, optimizer)
     step(model, optimizer)
     flush(model)
@@ -96,7 +96,7 @@ def add_adapters(net: Net, optimizer: Optimizer) -> None:
 
 
 def make_mistakes(rank: int) -> list[str]:
-    """What they are told, and that the workers can go on together."""
+    """Return the messages about each mistake; the workers can continue together afterwards."""
     told = []
     for mistake in (throw_away, call_past, add_adapters):
         net = Net()
@@ -192,7 +192,7 @@ def assign_gradients(wrap: Wrap) -> nn.Module:
 
 
 def train_adversaries(wrap: Wrap) -> nn.Module:
-    """The generator's loss goes past the discriminator's wrapper, as many scripts have it."""
+    """Train a GAN whose generator loss bypasses the discriminator's wrapper, as in many scripts."""
     made, judge = nn.Linear(4, 4), Net()
     made_optimizer, judge_optimizer = sgd(made), sgd(judge)
     maker, made_optimizer = wrap(made, made_optimizer)
@@ -211,7 +211,7 @@ def train_adversaries(wrap: Wrap) -> nn.Module:
 
 
 def copy_and_train_alone(wrap: Wrap) -> nn.Module:
-    """A copy belongs to this rank: a teacher, or the inner loop of meta-learning."""
+    """Train a copy on this rank alone: a teacher, or the inner loop of meta-learning."""
     net = Net()
     model, optimizer = wrap(net, sgd(net))
     step(model, optimizer)
@@ -247,7 +247,7 @@ def use_closures(wrap: Wrap) -> nn.Module:
 
 
 def try_out_first(wrap: Wrap) -> nn.Module:
-    """A pass of the inner module whose gradients are thrown away: a warm-up, or a search for the batch size."""
+    """Run a pass of the inner module and discard its gradients: a warm-up, or a search for the batch size."""
     net = Net()
     model, optimizer = wrap(net, sgd(net))
     model.module(torch.ones(3, 4)).sum().backward()
@@ -296,7 +296,7 @@ def test_correct_scripts_are_neither_refused_nor_warned() -> None:
 
 
 def average_otherwise(rank: int, init_method: str) -> list[list[str]]:
-    """What is said where torch's class, the script itself or nothing averages, and of a weight of the loss."""
+    """Return the messages when torch's class, the script or nothing averages, and about a weight of the loss."""
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
     said = []
@@ -319,7 +319,7 @@ def _train_with_torchs_own(net: Net) -> None:
 
 
 def _average_by_hand(net: Net) -> None:
-    parallelize(net, sgd(net))  # for equal weights at the start
+    parallelize(net, sgd(net))  # so that all ranks start with equal weights
     gc.collect()
     optimizer = sgd(net)
     for batch in batches():

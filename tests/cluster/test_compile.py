@@ -1,4 +1,4 @@
-"""torch.compile around the wrapper or inside of it changes nothing."""
+"""torch.compile around or inside the wrapper does not change results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_compiled_models_are_synchronised(rank: int) -> None:
 
 @on_workers(2)
 def test_a_compiled_wrapper_is_compiled_once(rank: int) -> None:
-    """Compiled code that depends on a number of ours would be compiled anew in every step, until torch gives up."""
+    """Code that depends on one of our counters would be recompiled in every step, until torch gives up."""
     warnings.simplefilter("default")
     net = make_module()
     model = torch.compile(DistributedDataParallel(net), backend="eager")

@@ -1,4 +1,4 @@
-"""Wrapping one model after the other in one process: what all ranks have discarded takes no memory on any rank."""
+"""Models that all ranks have discarded use no memory on any rank."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parallelize(width: int) -> None:
 
 
 def break_off(width: int) -> None:
-    """As by running out of memory: the pass that is open then never ends."""
+    """Interrupt a backward, as when memory runs out: the open pass never ends."""
 
     def fail(gradient: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("in the middle of backward")
@@ -81,7 +81,7 @@ def count_resources() -> tuple[int, int]:
 
 
 def count_keys() -> dict[str, int]:
-    """All that this rank's engine holds by key."""
+    """Return the number of entries by key in this rank's engine."""
     exchange = process.default_group()._exchange
     own, shard = exchange.worker, exchange.shard
     holders = {
@@ -101,7 +101,7 @@ def count_keys() -> dict[str, int]:
 
 
 def use_up(make: Callable[[int], None]) -> dict[str, int]:
-    """What is left of several models once all ranks have discarded them."""
+    """Return what remains of several models after all ranks have discarded them."""
     for number in range(MODELS):
         make(number)
     gc.collect()
@@ -109,7 +109,7 @@ def use_up(make: Callable[[int], None]) -> dict[str, int]:
 
 
 def wait_for_discards() -> dict[str, int]:
-    """Until the other rank has discarded its models, too."""
+    """Wait until the other rank has also discarded its models."""
     deadline_s = time.monotonic() + HANG_S / 2
     while count_keys() and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -129,11 +129,11 @@ def test_models_that_all_ranks_discard_leave_no_keys_on_any_rank(rank: int) -> N
 
 @on_workers(2)
 def test_discarded_models_do_not_wait_for_a_garbage_collection(rank: int) -> None:
-    """Python collects all generations rarely: the weights of many models would lie about until then."""
+    """Python rarely collects all generations: until then, the weights of many models would stay in memory."""
     undertow.init()
     makers = (wrap, parallelize, distribute_optimizer, store)
     for make in makers:
-        use_up(make)  # the first ones stay in tracebacks of what torch tries when it imports more of itself
+        use_up(make)  # the first ones stay in tracebacks of torch's lazy imports
     gc.disable()
     for make in makers:
         for number in range(MODELS):
@@ -143,7 +143,7 @@ def test_discarded_models_do_not_wait_for_a_garbage_collection(rank: int) -> Non
 
 
 @on_workers(2)
-def test_a_model_that_one_rank_has_discarded_stays_known_to_all(rank: int) -> None:
+def test_a_model_discarded_on_one_rank_stays_known_to_all(rank: int) -> None:
     undertow.init()
     model = undertow.torch.DistributedDataParallel(make_module())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -160,10 +160,10 @@ def test_a_model_that_one_rank_has_discarded_stays_known_to_all(rank: int) -> No
 
 
 @on_workers(2)
-def test_calls_that_all_differ_do_not_pile_up_keys(rank: int) -> None:
+def test_calls_that_all_differ_do_not_accumulate_keys(rank: int) -> None:
     coordinator_calls.MOST_FREE_KEYS = 8
     hvd.init()
-    for more in range(40):  # each too large for the way that all small ones share
+    for more in range(40):  # each too large for the path that all small ones share
         total = hvd.allreduce(torch.full((SMALL_BYTES // 4 + 1 + more,), float(rank)), op=hvd.Sum)
         assert torch.equal(total, torch.ones_like(total))
     undertow.barrier()

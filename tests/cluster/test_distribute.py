@@ -22,7 +22,7 @@ IGNORED = -100
 
 
 class Squares(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """With classes, of which a loss ignores some: ranks count different numbers of targets."""
+    """A dataset with classes, some of which the loss ignores, so that ranks count different numbers of targets."""
 
     def __len__(self) -> int:
         return 11
@@ -33,7 +33,7 @@ class Squares(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
 
 
 def fit(rank: int, api: str, batch: int) -> tuple[list[float], list[float], float]:
-    """Weights, the training loss over all data after each epoch, and the samples of the validation's last batch."""
+    """Return the weights, the loss over all data after each epoch, and the samples of the last validation batch."""
     torch.manual_seed(2 + rank)  # weights are rank 0's, and so is the order
     model: Any = nn.Linear(1, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -60,7 +60,7 @@ def fit(rank: int, api: str, batch: int) -> tuple[list[float], list[float], floa
 
 @pytest.mark.parametrize("api", ["class", "parallelize"])
 def test_workers_that_split_batches_train_as_one_process(api: str) -> None:
-    """Batches of 4, 4 and 3 among 2 and 3 workers, and of 3, 3, 3 and 2 among 4: some have nothing to do."""
+    """Batches of 4, 4 and 3 for 2 and 3 workers, and of 3, 3, 3 and 2 for 4 workers, some of which have no samples."""
     for size, batch in ((2, 4), (3, 4), (4, 3)):
         weights, curve, batches = run_workers(1, fit, api, batch)[0]
         for own in run_workers(size, fit, api, batch, environment={"UNDERTOW_BATCH": "split"}):
@@ -70,7 +70,7 @@ def test_workers_that_split_batches_train_as_one_process(api: str) -> None:
 
 
 def test_workers_that_keep_the_batch_size_train_as_one_process_with_the_larger_batch() -> None:
-    """Two times 3 samples, two times 3, and the rest, which is even for neither."""
+    """Twice 3 samples, twice 3, and the rest, which is even for neither number of workers."""
     weights, curve, _ = run_workers(1, fit, "class", 6)[0]
     for own in run_workers(2, fit, "class", 3):
         assert own[0] == pytest.approx(weights, rel=1e-12)
@@ -81,7 +81,7 @@ Seen = dict[str, list[list[list[float]]]]
 
 
 def go_through(rank: int, names: list[str]) -> Seen:
-    """Two epochs of each loader: the samples of each batch."""
+    """Return the samples of each batch in two epochs of each loader."""
     multiprocessing.set_start_method("fork", force=True)
     torch.manual_seed(rank)
     seen: Seen = {}
@@ -93,7 +93,7 @@ def go_through(rank: int, names: list[str]) -> Seen:
             seen[name].append([])
             for batch in loader:
                 seen[name][-1].append(torch.as_tensor(batch).reshape(-1).tolist())
-                torch.rand(rank + 1)  # as dropout of parts that differ in size
+                torch.rand(rank + 1)  # like dropout on shares of different size
     return seen
 
 
@@ -103,7 +103,7 @@ def test_each_sample_goes_to_one_worker_in_every_epoch(batch: str) -> None:
     ranks: list[Seen] = run_workers(3, go_through, names, environment={"UNDERTOW_BATCH": batch})
     for name in ranks[0]:
         for epoch in zip(*(seen[name] for seen in ranks), strict=True):
-            assert len({len(batches) for batches in epoch}) == 1, name  # as many steps on all ranks
+            assert len({len(batches) for batches in epoch}) == 1, name  # the same number of steps on all ranks
             parts = [sample for batches in epoch for part in batches for sample in part]
             assert set(parts) == set(NUMBERS.tolist()), name
             assert len(parts) - 22 <= (20 if name.startswith("own batches") else 2), name
@@ -111,7 +111,7 @@ def test_each_sample_goes_to_one_worker_in_every_epoch(batch: str) -> None:
 
 
 def look_at(rank: int) -> dict[str, Any]:
-    """What a distributed loader is like beside the original."""
+    """Return properties of a distributed loader and of the original."""
     original = DataLoader(NUMBERS, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
     multiprocessing.set_start_method("fork", force=True)
     loader = distribute(original)
@@ -142,7 +142,7 @@ def test_a_distributed_loader_is_one_of_the_same_kind() -> None:
 
 
 def draw(rank: int, apart: int) -> float:
-    """The script's next random number after an epoch."""
+    """Return the script's next random number after an epoch."""
     torch.manual_seed(rank * apart)
     list(distribute(DataLoader(NUMBERS, batch_size=4, shuffle=True)))  # type: ignore[arg-type]
     return torch.rand(()).item()
@@ -154,7 +154,7 @@ def draw_without_order(seed: int) -> float:
     return torch.rand(()).item()
 
 
-def test_random_numbers_stay_the_scripts_own() -> None:
+def test_the_scripts_random_numbers_do_not_change() -> None:
     alone = run_workers(1, draw, 0)[0]
     assert run_workers(2, draw, 0) == [alone, alone]
     assert run_workers(2, draw, 7) == [alone, pytest.approx(draw_without_order(7))]
@@ -170,7 +170,7 @@ def go_through_streams(rank: int) -> list[list[float]]:
         for _ in range(2):
             found.append([sample for batch in loader for sample in batch.tolist()])
         with torch.no_grad():
-            assert workers or sum(map(len, loader)) == 22  # workers that stay go on with their share
+            assert workers or sum(map(len, loader)) == 22  # persistent workers continue with their share
     return found
 
 
@@ -209,14 +209,14 @@ def use_after_parting(rank: int) -> None:
         (use_after_parting, "ConfigError", r"call undertow.torch.distribute() again"),
     ],
 )
-def test_what_would_go_wrong_is_an_error(body: Any, kind: str, words: str) -> None:
+def test_diverging_loaders_are_errors(body: Any, kind: str, words: str) -> None:
     outcomes = outcomes_of(2, body, environment={"UNDERTOW_BATCH": "split"})
     assert {outcome.kind for outcome in outcomes} <= {kind, "PeerLost"}
     assert any(words in outcome.text for outcome in outcomes)
 
 
 def train_with_a_probe(rank: int, probing: bool) -> list[float]:
-    """One worker trains a probe of its own on features, and looks at what the model sees, in the loop and after it."""
+    """Train a probe on one worker's features, and inspect the model's inputs, in the loop and after it."""
     torch.manual_seed(2)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double())
     probe = nn.Linear(3, 1).double()
@@ -233,7 +233,7 @@ def train_with_a_probe(rank: int, probing: bool) -> list[float]:
         optimizer.zero_grad()
         if probing and rank == 0:
             look(x, y)
-        with model.no_sync():  # parts of a step are weighed as well
+        with model.no_sync():  # micro-batches of a step are weighed as well
             nn.functional.mse_loss(model(x), y).backward()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward(retain_graph=True)
@@ -249,7 +249,7 @@ def train_with_a_probe(rank: int, probing: bool) -> list[float]:
 
 
 def test_one_worker_may_call_backward_where_nothing_is_synchronised() -> None:
-    """Batches of 4, 4 and 3 among 2 workers: the last weighs differently on each."""
+    """Batches of 4, 4 and 3 for 2 workers: the last one has a different weight on each."""
     split = {"UNDERTOW_BATCH": "split", "UNDERTOW_STALL_TIMEOUT": "20"}
     expected = run_workers(1, train_with_a_probe, False)[0]
     for weights in run_workers(2, train_with_a_probe, True, environment=split):
@@ -283,7 +283,7 @@ def train_under_run(rank: int) -> tuple[list[float], bool]:
     return weights, torch.autograd.backward is original
 
 
-def test_a_script_that_is_run_is_weighed_and_shutdown_leaves_torch_as_it_was() -> None:
+def test_a_launched_script_is_weighed_and_shutdown_restores_torch() -> None:
     alone = run_workers(1, train_under_run, init=False)[0][0]
     for weights, is_torchs_own in run_workers(4, train_under_run, init=False, environment={"UNDERTOW_BATCH": "split"}):
         assert weights == pytest.approx(alone, rel=1e-12)
@@ -310,6 +310,6 @@ def hear_of_sums(rank: int) -> list[str]:
     return [words for words in heard if "is summed over all workers" in words]
 
 
-def test_rank_0_says_once_how_a_loss_is_weighed() -> None:
+def test_rank_0_logs_once_how_a_loss_is_weighed() -> None:
     first, second = run_workers(2, hear_of_sums)
     assert (len(first), len(second)) == (1, 0)

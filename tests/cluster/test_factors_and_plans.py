@@ -1,4 +1,4 @@
-"""Plans that are computed, changed, copied and saved around a net with the schemes of factors and rows."""
+"""Plans with factors and rows: computed, changed, copied and saved together with a net."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.workers import on_workers, run_workers
 from undertow.plan.scheme import Scheme
 from undertow.torch import DistributedDataParallel, verify_replicas
 
-# What a planned net is to others
+# Copies of a planned net
 
 
 def check_plain(net: nn.Module) -> None:
@@ -47,7 +47,7 @@ def check_plain(net: nn.Module) -> None:
 
 
 @on_workers(2)
-def test_copies_and_files_know_nothing_of_it(rank: int) -> None:
+def test_copies_and_files_are_ordinary_modules(rank: int) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Sequential(make_words()), *make_net())
 
@@ -72,7 +72,7 @@ def test_copies_and_files_know_nothing_of_it(rank: int) -> None:
         other(tokens).sum().backward()
         assert other[1].weight.grad is not None
     check_plain(copy.deepcopy(model).module)
-    again = type(net[1])(3, 3)  # as some libraries make one like another
+    again = type(net[1])(3, 3)  # as some libraries do to create a similar one
     assert again(torch.ones(3)).shape == (3,)
     undertow.barrier()
 
@@ -115,7 +115,7 @@ def choose_schemes(model: Any) -> dict[str, str]:
 
 
 def change_rows(rank: int) -> list[set[str]]:
-    """Poseidon's rule changes its mind at K = 32 rows: the layers are 64 wide, and there are two workers."""
+    """Change K across 32 rows, where Poseidon's rule switches: the layers are 64 wide, and there are two workers."""
 
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ def change_rows(rank: int) -> list[set[str]]:
     return gathered
 
 
-def test_the_plan_follows_the_batch_in_mid_training() -> None:
+def test_the_plan_follows_the_batch_size_during_training() -> None:
     first, second = run_workers(2, change_rows, environment=LIMITS)
     assert first == second
     changes = [names for names, before in itertools.pairwise([*first, None]) if names != before]
@@ -149,7 +149,7 @@ def test_the_plan_follows_the_batch_in_mid_training() -> None:
 
 
 @on_workers(2, environment=LIMITS)
-def test_named_plans_take_what_they_can(rank: int) -> None:
+def test_policies_use_their_scheme_where_possible(rank: int) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,7 +172,7 @@ def test_named_plans_take_what_they_can(rank: int) -> None:
         ("factors-to-shard", {"hidden.weight"}),
         ("poseidon", {"hidden.weight"}),
         ("rows", {"words.weight"}),
-        ("auto", None),  # whatever it finds to be the fastest
+        ("auto", None),  # whatever is fastest here
     ):
         model, seen = train(rank, Mixed, step, plan=plan, passes=8)
         for index, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
@@ -182,7 +182,7 @@ def test_named_plans_take_what_they_can(rank: int) -> None:
 
 
 @on_workers(3)
-def test_ranks_run_out_of_input_while_others_go_on(rank: int) -> None:
+def test_ranks_run_out_of_input_while_others_continue(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         if index not in (3, 5):
             learn(model, index, rank)
@@ -202,7 +202,7 @@ def test_ranks_run_out_of_input_while_others_go_on(rank: int) -> None:
 
 
 @on_workers(2, environment={"UNDERTOW_WAIT_FREE": "off"})
-def test_factors_that_are_sent_when_backward_has_ended(rank: int) -> None:
+def test_factors_sent_after_backward_has_ended(rank: int) -> None:
     check(rank, make_net, learn, gathered=ALL, wholes=set())
 
 
@@ -220,8 +220,8 @@ def test_factors_larger_than_any_slice_and_layers_smaller_than_one(rank: int) ->
 
 
 @on_workers(2)
-def test_ranks_with_different_numbers_of_threads_stay_the_same(rank: int) -> None:
-    """They may multiply differently: only shards multiply for all of them."""
+def test_ranks_with_different_numbers_of_threads_stay_identical(rank: int) -> None:
+    """They may multiply differently, so only shards multiply, for all of them."""
     torch.set_num_threads(1 + rank)
 
     def make() -> nn.Module:

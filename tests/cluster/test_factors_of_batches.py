@@ -1,4 +1,4 @@
-"""Factors and rows of inputs, layers and batches of any form."""
+"""Factors and rows of inputs, layers and batches of any shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.factored_nets import ALL, WIDTH, WORDS, batch, check, learn, 
 from tests.support.workers import on_workers
 from undertow.plan.plan import Plan
 
-# Inputs of any form
+# Inputs of any shape
 
 
 @on_workers(2)
@@ -27,7 +27,7 @@ def test_linear_layers_take_inputs_of_any_rank(rank: int) -> None:
 
             def step(model: nn.Module, index: int, rank: int, form: tuple[int, ...] = shape) -> None:
                 model.zero_grad()
-                # A sum's gradient is one number, expanded.
+                # The gradient of a sum is one number, expanded.
                 model(numbers(*form, seed=seed_of(index, rank))).sum().backward()
 
             check(rank, make, step, gathered=ALL, wholes=set())
@@ -61,7 +61,7 @@ def test_frozen_weights_and_biases(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_weight_that_is_frozen_for_a_while_and_one_that_is_unfrozen(rank: int) -> None:
+def test_temporarily_frozen_and_unfrozen_weights(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.module[0].weight.requires_grad_(index not in (2, 3))
         learn(model, index, rank)
@@ -104,7 +104,7 @@ def test_autocast_in_only_one_of_two_calls_and_on_only_one_rank(rank: int) -> No
 
 
 class Functional(nn.Module):
-    """A weight that is used by its layer, and beside it."""
+    """A net that uses a weight in its layer and outside it."""
 
     def __init__(self, layer_first: bool) -> None:
         super().__init__()
@@ -119,13 +119,13 @@ class Functional(nn.Module):
 
 
 @on_workers(2)
-def test_a_weight_that_is_used_beside_its_layer_too(rank: int) -> None:
+def test_a_weight_used_outside_its_layer(rank: int) -> None:
     for layer_first in (True, False):
         check(rank, lambda first=layer_first: Functional(first), learn, wholes={"layer.weight"})
 
 
 @on_workers(2)
-def test_a_weight_that_is_used_beside_its_layer_in_autocast(rank: int) -> None:
+def test_a_weight_used_outside_its_layer_under_autocast(rank: int) -> None:
     def step(model: nn.Module, index: int, rank: int) -> None:
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -137,7 +137,7 @@ def test_a_weight_that_is_used_beside_its_layer_in_autocast(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_weight_that_is_used_beside_its_layer_while_gradients_add_up(rank: int) -> None:
+def test_a_weight_used_outside_its_layer_while_gradients_accumulate(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         with model.no_sync():
@@ -149,7 +149,7 @@ def test_a_weight_that_is_used_beside_its_layer_while_gradients_add_up(rank: int
 
 
 @on_workers(2)
-def test_a_weight_that_is_looked_up_sparsely_beside_its_layer(rank: int) -> None:
+def test_a_weight_looked_up_sparsely_outside_its_layer(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         found = F.embedding(words(3, seed=index, of=8), model.module[2].weight, sparse=True)
@@ -159,7 +159,7 @@ def test_a_weight_that_is_looked_up_sparsely_beside_its_layer(rank: int) -> None
 
 
 @on_workers(2)
-def test_a_layer_that_is_called_several_times_and_one_that_is_shared(rank: int) -> None:
+def test_layers_called_several_times_and_shared_layers(rank: int) -> None:
     class Again(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,7 +240,7 @@ def test_a_layer_that_some_ranks_do_not_use(rank: int) -> None:
 
 
 @on_workers(2)
-def test_what_is_not_finite_arrives_as_it_is(rank: int) -> None:
+def test_values_that_are_not_finite_arrive_unchanged(rank: int) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -24,20 +24,20 @@ from tests.support.workers import on_workers
 
 
 @on_workers(2)
-def test_gradients_that_add_up_without_synchronisation(rank: int) -> None:
+def test_gradients_accumulated_without_synchronisation(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         with model.no_sync():
             for part in range(3):
                 model(batch(index + 50 * part, rank, rows=part + 1)).square().sum().backward()
-        assert model.module[0].weight.grad is not None  # for whoever looks
+        assert model.module[0].weight.grad is not None  # for the user to read
         model(batch(index + 200, rank)).square().sum().backward()
 
     check(rank, make_net, step, gathered=ALL)
 
 
 @on_workers(2)
-def test_adding_up_does_not_spoil_a_layer_for_its_parts(rank: int) -> None:
+def test_accumulation_does_not_disable_factors_of_a_layer(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         with model.no_sync():
@@ -51,7 +51,7 @@ def test_adding_up_does_not_spoil_a_layer_for_its_parts(rank: int) -> None:
 
 
 def add_up(change: Callable[[nn.Parameter], None]) -> Step:
-    """Two backward passes, and something in between."""
+    """Run two backward passes, and something in between."""
 
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
@@ -70,7 +70,7 @@ def halve_in_place(parameter: nn.Parameter) -> None:
 
 
 def halve_twice(parameter: nn.Parameter) -> None:
-    # The second product may come to lie where the first gradient was.
+    # The second product may be allocated where the first gradient was.
     parameter.grad = parameter.grad * 0.5
     parameter.grad = parameter.grad * 0.5
 
@@ -102,12 +102,12 @@ def test_the_user_changes_a_gradient_between_two_backward_passes(rank: int) -> N
 
 
 @on_workers(2)
-def test_a_gradient_that_is_replaced_twice_may_lie_where_it_was(rank: int) -> None:
+def test_a_gradient_replaced_twice_may_have_its_first_address(rank: int) -> None:
     check(rank, make_net, add_up(halve_twice))
 
 
 @on_workers(2)
-def test_a_gradient_that_is_changed_behind_autograds_back(rank: int) -> None:
+def test_a_gradient_changed_without_autograds_knowledge(rank: int) -> None:
     check(rank, make_net, add_up(halve_data))
 
 
@@ -124,7 +124,7 @@ def test_clipping_between_two_backward_passes(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_that_are_set_to_zero_or_never_forgotten(rank: int) -> None:
+def test_gradients_set_to_zero_or_never_reset(rank: int) -> None:
     def step_zero(model: Any, index: int, rank: int) -> None:
         model.zero_grad(set_to_none=False)
         model(batch(index, rank)).square().sum().backward()
@@ -137,7 +137,7 @@ def test_gradients_that_are_set_to_zero_or_never_forgotten(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_add_up_on_zeros(rank: int) -> None:
+def test_gradients_accumulate_onto_zeros(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad(set_to_none=False)
         with model.no_sync():
@@ -148,9 +148,9 @@ def test_gradients_add_up_on_zeros(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_add_up_on_what_was_left(rank: int) -> None:
+def test_gradients_accumulate_onto_earlier_ones(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
-        with model.no_sync():  # and nobody has called zero_grad since the last mean
+        with model.no_sync():  # without zero_grad since the last mean
             model(batch(index, rank)).square().sum().backward()
         model(batch(index + 50, rank)).square().sum().backward()
 
@@ -158,7 +158,7 @@ def test_gradients_add_up_on_what_was_left(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_add_up_on_one_rank_only(rank: int) -> None:
+def test_gradients_accumulate_on_one_rank_only(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         if rank == index % 2:
@@ -170,7 +170,7 @@ def test_gradients_add_up_on_one_rank_only(rank: int) -> None:
 
 
 @on_workers(2)
-def test_embeddings_add_up(rank: int) -> None:
+def test_embeddings_accumulate(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         with model.no_sync():

@@ -1,4 +1,4 @@
-"""Factors and rows under hooks, graphs of graphs, checkpoints, transforms and compilers."""
+"""Factors and rows with hooks, double backward, checkpointing, transforms and compilers."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_hooks_on_modules(rank: int) -> None:
 
 
 @on_workers(2)
-def test_graphs_of_the_graph(rank: int) -> None:
+def test_double_backward(rank: int) -> None:
     def penalty(model: nn.Module, index: int, rank: int) -> None:
-        """As in a WGAN: the gradient of the inputs is part of the loss."""
+        """Add a penalty as in a WGAN: the gradient of the inputs is part of the loss."""
         model.zero_grad()
         inputs = batch(index, rank).requires_grad_()
         (gradient,) = torch.autograd.grad(model(inputs).square().sum(), inputs, create_graph=True)
@@ -88,7 +88,7 @@ def test_graphs_of_the_graph(rank: int) -> None:
 
 
 @on_workers(2)
-def test_graphs_of_the_graph_in_autocast(rank: int) -> None:
+def test_double_backward_under_autocast(rank: int) -> None:
     def penalty(model: nn.Module, index: int, rank: int) -> None:
         model.zero_grad()
         inputs = batch(index, rank).requires_grad_()
@@ -101,7 +101,7 @@ def test_graphs_of_the_graph_in_autocast(rank: int) -> None:
 
 
 @on_workers(2)
-def test_graphs_of_the_graph_of_an_embedding(rank: int) -> None:
+def test_double_backward_of_an_embedding(rank: int) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +122,7 @@ def test_graphs_of_the_graph_of_an_embedding(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_that_are_asked_for_go_nowhere(rank: int) -> None:
+def test_gradients_of_autograd_grad_are_not_sent(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         inputs = batch(index, rank).requires_grad_()
@@ -136,7 +136,7 @@ def test_gradients_that_are_asked_for_go_nowhere(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_that_are_asked_for_while_others_add_up(rank: int) -> None:
+def test_autograd_grad_while_other_gradients_accumulate(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         with model.no_sync():
@@ -149,7 +149,7 @@ def test_gradients_that_are_asked_for_while_others_add_up(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_backward_that_is_for_some_parameters_only(rank: int) -> None:
+def test_a_backward_for_some_parameters_only(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         loss = model(batch(index, rank)).square().sum()
@@ -160,7 +160,7 @@ def test_a_backward_that_is_for_some_parameters_only(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_graph_that_is_walked_twice(rank: int) -> None:
+def test_two_backward_passes_through_one_graph(rank: int) -> None:
     def step(model: nn.Module, index: int, rank: int) -> None:
         model.zero_grad()
         loss = model(batch(index, rank)).square().sum()
@@ -182,18 +182,18 @@ class Checkpointed(nn.Module):
 
 
 @on_workers(2)
-def test_checkpoints_that_are_reentrant(rank: int) -> None:
+def test_reentrant_checkpoints_with_factors(rank: int) -> None:
     check(rank, lambda: Checkpointed(True), learn)
 
 
 @on_workers(2)
-def test_checkpoints_that_are_not_while_plans_come_and_go(rank: int) -> None:
+def test_other_checkpoints_while_plans_change(rank: int) -> None:
     check(rank, lambda: Checkpointed(False), learn, gathered={"layers.0.weight", "layers.2.weight"}, wholes=set())
 
 
 @on_workers(2)
-def test_layers_with_other_weights_put_in(rank: int) -> None:
-    """One step ahead, as in MAML: the loss is that of other weights, made of the layers' own."""
+def test_layers_with_replaced_weights(rank: int) -> None:
+    """One step ahead, as in MAML: the loss uses other weights, computed from the layers' own."""
 
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
@@ -202,14 +202,14 @@ def test_layers_with_other_weights_put_in(rank: int) -> None:
         gradients = torch.autograd.grad(inner, list(own.values()), create_graph=True)
         ahead = {name: own[name] - 0.5 * gradient for name, gradient in zip(own, gradients, strict=True)}
         after = torch.func.functional_call(model.module, ahead, (batch(index + 50, rank),)).square().sum()
-        # Its backward comes first, and opens the pass.
+        # Its backward runs first and opens the pass.
         (model(batch(index, rank)).square().sum() + after).backward()
 
     check(rank, make_net, step)
 
 
 @on_workers(2)
-def test_rows_of_other_weights_put_in(rank: int) -> None:
+def test_rows_of_replaced_weights(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         other = {"weight": model.module.weight * 3}

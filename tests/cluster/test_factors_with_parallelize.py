@@ -1,4 +1,4 @@
-"""Factors while the next forward starts early, and the bytes that they save."""
+"""Factors with `parallelize`, and the work that they save."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from undertow.torch import DistributedDataParallel, flush, parallelize, verify_r
 def train_both_ways(
     rank: int, step: Callable[[Any, Any, int, int], None], make: Callable[[], nn.Module] = make_net, passes: int = 6
 ) -> None:
-    """`step` gets the model and the optimizer; all parameters come out the same."""
+    """Train with and without factors; `step` gets the model and the optimizer; all parameters must be equal."""
     for linear in (None, *LINEAR):
         parameters = []
         for overlaps in (False, True):
@@ -42,8 +42,8 @@ def train_both_ways(
         compare(*parameters, f"both ways with {linear}", 0.0)  # type: ignore[arg-type]
 
 
-def test_the_other_door() -> None:
-    """What happens late there happens right."""
+def test_factors_with_parallelize() -> None:
+    """Deferred work gives the same results."""
     run_workers(2, use_other_door)
 
 
@@ -78,7 +78,7 @@ def use_other_door(rank: int) -> None:
             optimizer.zero_grad()
 
     def add_up_late(model: Any, optimizer: Any, index: int, rank: int) -> None:
-        """The last mean may still be on its way, and is added to."""
+        """Accumulate onto the last mean, which may still be in flight."""
         model(batch(index, rank)).square().sum().backward()
         with model.no_sync():
             model(batch(index + 50, rank)).square().sum().backward()
@@ -88,7 +88,7 @@ def use_other_door(rank: int) -> None:
             optimizer.zero_grad()
 
     def pass_by(model: Any, optimizer: Any, index: int, rank: int) -> None:
-        """No hook runs in front of these."""
+        """Run forwards before which no hook runs."""
         optimizer.zero_grad()
         net = model.module
         outputs = model(batch(index, rank)) + net[2].forward(torch.tanh(net[0].forward(batch(index + 50, rank))))
@@ -119,11 +119,11 @@ def use_other_door(rank: int) -> None:
             raise
 
 
-# That it is worth it
+# Saved work
 
 
 class Products(TorchDispatchMode):
-    """Of products with a result of this shape, over how many rows they went."""
+    """Record of products whose result has this shape, by their number of rows."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -138,8 +138,11 @@ class Products(TorchDispatchMode):
 
 
 @on_workers(2)
-def test_nobody_makes_a_product_of_his_own(rank: int) -> None:
-    for linear, rows in ((Scheme.FACTORS, [10]), (Scheme.FACTORS_TO_SHARD, [])):  # of all; the shards make theirs aside
+def test_no_worker_computes_a_dense_product(rank: int) -> None:
+    for linear, rows in (
+        (Scheme.FACTORS, [10]),
+        (Scheme.FACTORS_TO_SHARD, []),
+    ):  # products over the rows of all workers; shards compute theirs in the helper thread
         net = make_net()
         model = DistributedDataParallel(net, plan=plan_factors(net, linear))
         has_none: list[bool] = []
@@ -149,5 +152,5 @@ def test_nobody_makes_a_product_of_his_own(rank: int) -> None:
             with Products((24, WIDTH)) as products:
                 model(batch(index, rank)).square().sum().backward()
             assert products.rows == (rows if index > 1 else [5])
-        assert has_none == [False, False, True, True]  # while backward came past it
+        assert has_none == [False, False, True, True]  # while backward reached it
         undertow.barrier()

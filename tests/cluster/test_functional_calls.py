@@ -1,4 +1,4 @@
-"""`torch.func.functional_call` and its relatives on a model that several workers train: as with torch's own class."""
+"""`torch.func.functional_call` and related functions on a wrapped model behave as with torch's own class."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def inputs_of(rank: int) -> torch.Tensor:
 
 
 def mean_gradients(model: nn.Module, call: Callable[[nn.Module, torch.Tensor], None]) -> list[torch.Tensor]:
-    """What one process computes of the inputs of both ranks."""
+    """Return the gradients of one process with the inputs of both ranks."""
     model.zero_grad()
     for rank in range(2):
         call(model, inputs_of(rank))
@@ -112,7 +112,7 @@ def test_gradients_that_reach_the_parameters_are_averaged_by_every_scheme(rank: 
 
 
 @on_workers(2)
-def test_gradients_of_copies_stay_with_them_and_rank_0_says_so_once(rank: int) -> None:
+def test_gradients_of_copies_stay_local_and_rank_0_logs_it_once(rank: int) -> None:
     heard: list[str] = []
     logging.getLogger("undertow").addFilter(lambda record: heard.append(record.getMessage()) or True)
     for wrap in (DistributedDataParallel, lambda m: parallelize(m, torch.optim.SGD(m.parameters(), lr=1.0))[0]):
@@ -138,13 +138,13 @@ def learn_inside(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def penalise_each(model: nn.Module, x: torch.Tensor) -> None:
-    """By the gradients of its rows, in which the parameters are wrapped more than once."""
+    """Penalise the gradients of each row, for which the parameters are wrapped more than once."""
     inner = vmap(grad(lambda tensors, row: loss_of(model, tensors, row)), in_dims=(None, 0))(parameters(model), x)
     sum(gradient.square().sum() for gradient in inner.values()).backward()  # type: ignore[union-attr]
 
 
 @on_workers(2)
-def test_gradients_that_reach_the_parameters_through_a_transform_are_averaged_without_a_word(rank: int) -> None:
+def test_gradients_that_reach_the_parameters_through_a_transform_are_averaged_silently(rank: int) -> None:
     heard: list[str] = []
     logging.getLogger("undertow").addFilter(lambda record: heard.append(record.getMessage()) or True)
     for call in (learn_inside, penalise_each):
@@ -171,7 +171,7 @@ def test_gradients_of_torch_func_are_those_of_the_worker(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_parameter_that_is_gone_for_good_is_an_error_inside_of_such_a_call_as_well(rank: int) -> None:
+def test_a_permanently_replaced_parameter_is_an_error_inside_such_a_call(rank: int) -> None:
     model = DistributedDataParallel(make_model())
     model.module[2].weight = nn.Parameter(torch.ones(2, 8))
     with pytest.raises(ConfigError, match=r"parameter '2\.weight' was replaced"):
@@ -179,7 +179,7 @@ def test_a_parameter_that_is_gone_for_good_is_an_error_inside_of_such_a_call_as_
 
 
 @on_workers(2)
-def test_a_copy_must_know_its_parameters_first(rank: int) -> None:
+def test_a_copys_first_call_must_use_its_own_parameters(rank: int) -> None:
     model = copy.deepcopy(DistributedDataParallel(make_model()))
     check_steps(model, torch.optim.SGD(model.parameters(), lr=0.01), rank, call_with_parameters)
     model = copy.deepcopy(DistributedDataParallel(make_model()))
@@ -190,7 +190,7 @@ def test_a_copy_must_know_its_parameters_first(rank: int) -> None:
 
 
 def train_functionally(rank: int) -> list[torch.Tensor]:
-    """A script for one process."""
+    """Train as a single-process script does."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for call in CALLS:
@@ -200,7 +200,7 @@ def train_functionally(rank: int) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_a_script_for_one_process_is_trained_by_such_calls() -> None:
+def test_a_single_process_script_trains_with_functional_calls() -> None:
     alone = make_model()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
     for call in CALLS:
@@ -217,7 +217,7 @@ def make_with_buffers() -> nn.Module:
 
 
 def sample_gradients(model: nn.Module, x: torch.Tensor, buffers: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Of each row; the buffers, if any are given, are mapped over as well."""
+    """Return gradients per row; buffers, if given, are mapped over as well."""
     tensors = {name: tensor.detach() for name, tensor in parameters(model).items()}
 
     def loss(tensors: Any, buffers: Any, row: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ def sample_gradients(model: nn.Module, x: torch.Tensor, buffers: dict[str, torch
 
 
 def train_beside_transforms(rank: int, wrap: Callable[..., Any]) -> list[torch.Tensor]:
-    """Returns the weights; what each rank computes of samples is checked here."""
+    """Return the weights; per-sample gradients of each rank are checked here."""
     raw = make_with_buffers()
     model, optimizer = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
     x = inputs_of(rank)
@@ -278,7 +278,7 @@ def check_trained_beside_transforms(trained: list[list[torch.Tensor]]) -> None:
         torch.testing.assert_close(one, [tensor.detach() for tensor in alone.state_dict().values()])
 
 
-def test_transforms_of_a_model_with_buffers_beside_its_training() -> None:
+def test_transforms_of_a_model_with_buffers_during_training() -> None:
     check_trained_beside_transforms(run_workers(2, train_beside_transforms, wrap_in_ddp))
     check_trained_beside_transforms(run_workers(2, train_beside_transforms, parallelize))
     check_trained_beside_transforms(run(2, train_beside_transforms, leave_as_it_is))

@@ -1,4 +1,4 @@
-"""What torch's class promises of gradients, on real workers."""
+"""Guarantees of torch's class about gradients, on real workers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import undertow.torch
 from tests.support.workers import on_workers
 from undertow.torch import DistributedDataParallel
 
-# Above the limit from which on tensors travel alone; smaller ones are fused.
+# Large enough to have slices of its own; smaller tensors are fused.
 LARGE = 300_000
 
 
 class Weights(nn.Module):
-    """Named weights, each multiplied by the input that has its name; the others take no part."""
+    """Named weights, each multiplied by the input of the same name; the others are unused."""
 
     def __init__(self, **sizes: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_all_ranks_start_with_the_weights_and_buffers_of_rank_0(rank: int) -> No
 
 
 @on_workers(2)
-def test_without_init_sync_everyone_keeps_its_own_weights(rank: int) -> None:
+def test_without_init_sync_each_rank_keeps_its_own_weights(rank: int) -> None:
     module = Weights(a=2)
     with torch.no_grad():
         module["a"].fill_(rank)
@@ -73,7 +73,7 @@ def test_both_kinds_of_zero_grad_work(rank: int) -> None:
 
 
 @on_workers(3)
-def test_a_grad_is_none_only_if_nobody_produced_one(rank: int) -> None:
+def test_a_grad_is_none_only_if_no_rank_produced_one(rank: int) -> None:
     model = DistributedDataParallel(Weights(all=2, one=2, none=2, large_one=LARGE, large_none=LARGE))
     model(all=1, **({"one": 6, "large_one": 3} if rank == 1 else {})).backward()
     assert is_all(model.module["all"].grad, 1)
@@ -120,7 +120,7 @@ def test_the_forward_decides_whether_its_backward_is_synchronised(rank: int) -> 
 
 
 @on_workers(2)
-def test_no_sync_ends_with_an_exception_too(rank: int) -> None:
+def test_no_sync_also_ends_with_an_exception(rank: int) -> None:
     model = DistributedDataParallel(Weights(a=3))
     try:
         with model.no_sync():
@@ -215,7 +215,7 @@ def test_an_optimizer_with_a_closure_goes_the_same_way_on_all_ranks(rank: int) -
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs[part]), targets[part])
             loss.backward()
-            # The loss decides when it stops, so all must see the same.
+            # The loss decides when it stops, so all ranks must see the same loss.
             return loss.detach() * 0 + sum(p.grad.abs().sum() for p in model.parameters())
 
         optimizer.step(closure)
@@ -226,7 +226,7 @@ def test_an_optimizer_with_a_closure_goes_the_same_way_on_all_ranks(rank: int) -
 @on_workers(2)
 def test_a_gradient_in_another_memory_format_keeps_it(rank: int) -> None:
     torch.manual_seed(0)
-    module = nn.Conv2d(64, 128, 3).to(memory_format=torch.channels_last)  # large enough to travel alone
+    module = nn.Conv2d(64, 128, 3).to(memory_format=torch.channels_last)  # large enough for slices of its own
     model = DistributedDataParallel(module)
     images = torch.randn(2, 64, 5, 5)
     model(images[rank : rank + 1]).sum().backward()
@@ -240,7 +240,7 @@ def test_a_gradient_in_another_memory_format_keeps_it(rank: int) -> None:
 @on_workers(2)
 def test_a_gradient_with_overlapping_memory_is_averaged(rank: int) -> None:
     class Passing(torch.autograd.Function):
-        """Gives a gradient whose rows are one and the same memory."""
+        """A function whose gradient's rows share the same memory."""
 
         @staticmethod
         def forward(context: object, weight: torch.Tensor, value: float) -> torch.Tensor:

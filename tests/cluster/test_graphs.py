@@ -1,4 +1,4 @@
-"""Any graph works: other ones on other ranks, other ones every step, walked twice or not at all."""
+"""Any graph works: different ones per rank or step, with two backward passes or none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gradients(module: nn.Module) -> list[torch.Tensor]:
 
 
 def expected(inputs: torch.Tensor, loss_of: Any, module: nn.Module | None = None) -> list[torch.Tensor]:
-    """The gradients of one process on both ranks' inputs: the mean of their losses."""
+    """Return the gradients of one process for the mean of both ranks' losses."""
     alone = module or make_layers()
     torch.stack([loss_of(alone, part) for part in inputs]).mean().backward()
     return gradients(alone)
@@ -40,7 +40,7 @@ def both_inputs() -> torch.Tensor:
 
 
 def check(rank: int, loss_of: Any, make: Any = make_layers) -> DistributedDataParallel:
-    """One synchronised pass with this loss equals one process."""
+    """Check that one synchronised pass with this loss equals one process."""
     inputs = both_inputs()
     model = DistributedDataParallel(make())
     loss_of(model, inputs[rank]).backward()
@@ -49,7 +49,7 @@ def check(rank: int, loss_of: Any, make: Any = make_layers) -> DistributedDataPa
 
 
 class Branches(nn.Module):
-    """Each call takes another way."""
+    """A net in which each call takes another branch."""
 
     def __init__(self, branches: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Checkpointed(nn.Module):
         self.use_reentrant = use_reentrant
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        # One layer inside of two checkpoints: its gradient is complete at the very end only.
+        # One layer inside two checkpoints: its gradient is complete only at the end.
         for layer in (*self.layers, self.layers[0]):
             inputs = checkpoint(layer, inputs, use_reentrant=self.use_reentrant)
         return self.layers[1](inputs) if not self.use_reentrant else inputs
@@ -117,8 +117,8 @@ class HalfCheckpointed(Checkpointed):
 
 
 @on_workers(2)
-def test_a_layer_outside_and_inside_of_a_reentrant_checkpoint_is_refused(rank: int) -> None:
-    """Its gradient is sent when the outer pass has it; what the inner one adds would be lost in silence."""
+def test_a_layer_outside_and_inside_a_reentrant_checkpoint_is_refused(rank: int) -> None:
+    """Its gradient is sent when the outer pass has computed it; what the inner one adds would be lost silently."""
     model = DistributedDataParallel(HalfCheckpointed(use_reentrant=True))
     outputs = model(both_inputs()[rank].clone().requires_grad_())
     with pytest.raises(undertow.UndertowError, match=r"'layers\.0\.0\..*became ready twice.*use_reentrant=False"):
@@ -126,7 +126,7 @@ def test_a_layer_outside_and_inside_of_a_reentrant_checkpoint_is_refused(rank: i
 
 
 class WithBuffers(nn.Module):
-    """Batch norm, a part in a checkpoint of its own, and a parameter that comes outside of all checkpoints."""
+    """Batch norm, a part with its own checkpoint, and a parameter outside all checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def beside_a_call(model: nn.Module, inputs: torch.Tensor, **options: Any) -> tor
 
 
 def after_another_gradient(model: nn.Module, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
-    """It comes first, and with it the pass begins, in a script for one process."""
+    """Run another gradient first, which begins the pass in a single-process script."""
     return once(model, inputs, **options) * getattr(model, "module", model).scale
 
 
@@ -186,7 +186,7 @@ def differentiate(use: Any, use_reentrant: bool, model: nn.Module, inputs: torch
 
 
 def train_in_checkpoints(rank: int, use: Any, use_reentrant: bool, wrap: Any) -> None:
-    """Each step is that of one process, with the mean of what it computes of the inputs of all ranks."""
+    """Check that each step equals that of one process, with the mean loss over the inputs of all ranks."""
     raw = WithBuffers()
     model, optimizer = wrap(raw, torch.optim.SGD(raw.parameters(), lr=0.01))
     for _ in range(5):
@@ -220,7 +220,7 @@ def train_a_script_in_checkpoints(rank: int) -> None:
         train_in_checkpoints(rank, use, use_reentrant, leave_as_it_is)
 
 
-def test_a_script_for_one_process_with_its_model_in_checkpoints() -> None:
+def test_a_single_process_script_with_its_model_in_checkpoints() -> None:
     run(2, train_a_script_in_checkpoints)
     run(2, train_a_script_in_checkpoints, UNDERTOW_OVERLAP="on")
 
@@ -242,7 +242,7 @@ def count_copies(rank: int, wrap: Any) -> int:
     return len(copies)
 
 
-def test_what_a_checkpoint_computes_again_copies_no_buffers() -> None:
+def test_recomputation_in_a_checkpoint_copies_no_buffers() -> None:
     assert run_workers(2, count_copies, wrap_in_ddp) == [6, 6]
     assert run(2, count_copies, leave_as_it_is) == [6, 6]
 
@@ -323,7 +323,7 @@ def test_backward_with_chosen_inputs_synchronises_those(rank: int) -> None:
 def test_backward_with_create_graph_gives_the_mean(rank: int) -> None:
     inputs = both_inputs()
     model = DistributedDataParallel(make_layers())
-    with pytest.warns(UserWarning, match="create_graph=True"):  # torch's own: it makes a cycle
+    with pytest.warns(UserWarning, match="create_graph=True"):  # torch's warning about a reference cycle
         model(inputs[rank]).pow(2).sum().backward(create_graph=True)
     torch.testing.assert_close(
         [gradient.detach() for gradient in gradients(model)],
@@ -364,7 +364,7 @@ PICK = {
 
 
 @on_workers(2)
-def test_outputs_may_be_nested_unused_or_out_of_sight(rank: int) -> None:
+def test_outputs_may_be_nested_unused_or_hidden(rank: int) -> None:
     for kind, pick in PICK.items():
         check(rank, lambda model, inputs, pick=pick: pick(model(inputs)).sum(), lambda kind=kind: Nested(kind))
 
@@ -391,7 +391,7 @@ def test_a_forward_without_gradients_in_between_changes_nothing(rank: int) -> No
     outputs = model(inputs[rank])
     with torch.no_grad():
         if rank == 0:
-            model(inputs[rank])  # rank 0 alone looks at a sample
+            model(inputs[rank])  # only rank 0 looks at a sample
     model.eval()
     with torch.inference_mode():
         assert torch.equal(model(inputs[rank]), outputs)
@@ -401,7 +401,7 @@ def test_a_forward_without_gradients_in_between_changes_nothing(rank: int) -> No
 
 
 @on_workers(2)
-def test_a_forward_that_is_never_walked_back_changes_nothing(rank: int) -> None:
+def test_a_forward_without_backward_changes_nothing(rank: int) -> None:
     inputs = both_inputs()
     model = DistributedDataParallel(make_layers())
     model(inputs[rank])
@@ -436,12 +436,12 @@ def break_off(rank: int, wrap: Any) -> None:
         model(inputs).sum().backward()
     with pytest.raises(undertow.UndertowError, match="was interrupted by an exception"):
         model(inputs)
-    # What another backward computes again is no part of the one that broke off.
+    # Recomputation in another backward does not belong to the interrupted one.
     with pytest.raises(undertow.UndertowError, match="was interrupted by an exception"):
         once(model, inputs, use_reentrant=True).sum().backward()
 
 
-def test_a_backward_that_broke_off_is_told_at_the_next_forward() -> None:
+def test_an_interrupted_backward_is_reported_at_the_next_forward() -> None:
     run_workers(2, break_off, wrap_in_ddp)
     run(2, break_off, leave_as_it_is)
 
@@ -503,7 +503,7 @@ def test_a_module_can_be_wrapped_again(rank: int) -> None:
 
 
 @on_workers(2)
-def test_a_wrapper_inside_a_wrapper_works(rank: int) -> None:
+def test_a_wrapper_in_a_wrapper_works(rank: int) -> None:
     inputs = both_inputs()
     inner = DistributedDataParallel(make_layers(1))
     outer = DistributedDataParallel(nn.Sequential(inner, make_linear()))

@@ -433,7 +433,7 @@ def test_one_rank_alone_is_a_job_too(rank: int) -> None:
 
 
 @on_workers(2)
-def test_types_may_follow_each_other_at_any_offset(rank: int) -> None:
+def test_types_may_be_mixed_at_any_offset(rank: int) -> None:
     types = (torch.float32, torch.complex64, torch.int8, torch.bfloat16, torch.complex128, torch.float64, torch.float16)
     for order in (types, types[::-1], (torch.float32, torch.complex64), (torch.float64, torch.complex128)):
         own = [filled(2 * rank + 2, size, dtype=dtype) for dtype in order for size in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks that run out let the others go on, and all end with the same weights."""
+"""Uneven inputs: ranks that run out let the others continue, and all end with the same weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = 300_000
 
 
 class Scale(nn.Module):
-    """The gradient is the input; its size decides whether it travels alone."""
+    """A module whose gradient is its input; its size decides whether it is fused."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Scale(nn.Module):
 
 
 def train(model: nn.Module, values: list[float]) -> list[float]:
-    """What the gradient was at each step; the optimizer's steps are in the weight."""
+    """Return the gradient of each step; the weight shows the optimizer's steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     seen = []
     for value in values:
@@ -52,7 +52,7 @@ def test_ranks_that_run_out_count_as_zero(rank: int) -> None:
 
 
 @on_workers(3)
-def test_the_first_to_run_out_may_be_any_rank(rank: int) -> None:
+def test_any_rank_may_run_out_first(rank: int) -> None:
     for first in range(3):
         model = DistributedDataParallel(Scale())
         with model.join():
@@ -62,7 +62,7 @@ def test_the_first_to_run_out_may_be_any_rank(rank: int) -> None:
 
 
 @on_workers(3)
-def test_the_mean_can_be_that_of_the_ranks_that_go_on(rank: int) -> None:
+def test_the_mean_can_be_that_of_the_remaining_ranks(rank: int) -> None:
     model = DistributedDataParallel(Scale())
     with model.join(divide_by_initial_world_size=False):
         seen = train(model, [6.0 * (other + 1) for other in range(1 + rank)])
@@ -70,7 +70,7 @@ def test_the_mean_can_be_that_of_the_ranks_that_go_on(rank: int) -> None:
 
 
 @on_workers(3)
-def test_joins_follow_one_another_and_even_training_goes_on_after_them(rank: int) -> None:
+def test_joins_may_be_repeated_and_ordinary_training_may_follow(rank: int) -> None:
     model = DistributedDataParallel(Scale())
     for turn in range(3):
         with model.join(divide_by_initial_world_size=turn == 1):
@@ -80,7 +80,7 @@ def test_joins_follow_one_another_and_even_training_goes_on_after_them(rank: int
 
 
 @on_workers(2)
-def test_a_rank_may_have_nothing_at_all(rank: int) -> None:
+def test_a_rank_may_have_no_input_at_all(rank: int) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with model.join():
         for _ in range(2 * rank):
@@ -90,7 +90,7 @@ def test_a_rank_may_have_nothing_at_all(rank: int) -> None:
 
 
 @on_workers(2)
-def test_even_inputs_in_a_join_are_plain_training(rank: int) -> None:
+def test_even_inputs_in_a_join_are_ordinary_training(rank: int) -> None:
     model = DistributedDataParallel(Scale())
     with model.join(throw_on_early_termination=True):
         assert train(model, [float(rank)] * 3) == [0.5] * 3
@@ -99,13 +99,13 @@ def test_even_inputs_in_a_join_are_plain_training(rank: int) -> None:
 
 
 @on_workers(3)
-def test_early_termination_throws_on_all_ranks(rank: int) -> None:
+def test_early_termination_raises_on_all_ranks(rank: int) -> None:
     model = DistributedDataParallel(Scale())
     values = [3.0] * (2 if rank == 1 else 5)
     with pytest.raises(RuntimeError, match="run out of input"), model.join(throw_on_early_termination=True):
         train(model, values)
-    assert (model.module.weight == -6).all()  # two steps; the third backward threw
-    assert train(model, [float(rank)]) == [1.0]  # all may go on together
+    assert (model.module.weight == -6).all()  # two steps; the third backward raised
+    assert train(model, [float(rank)]) == [1.0]  # all may continue together
     undertow.torch.verify_replicas(model)
 
 
@@ -122,19 +122,19 @@ def test_accumulation_works_inside_a_join(rank: int) -> None:
 
 
 @on_workers(2)
-def test_buffers_come_from_the_lowest_rank_that_goes_on_and_end_the_same(rank: int) -> None:
+def test_buffers_come_from_the_lowest_remaining_rank_and_end_equal(rank: int) -> None:
     for options in ({}, {"broadcast_buffers": False}):
         model = DistributedDataParallel(nn.BatchNorm1d(2), **options)
         with model.join():
             for _ in range(1 + 2 * rank):
                 model(torch.randn(4, 2)).sum().backward()
-        # Without broadcast, torch leaves everyone its own.
+        # Without broadcast, each rank keeps its own, as in torch.
         counted = int(model.module.num_batches_tracked)
         assert counted == (3 if not options else 1 + 2 * rank)
 
 
 class Counter(Scale):
-    """Every forward changes its buffer, on every rank by something else."""
+    """A module whose forward changes its buffer differently on every rank."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -148,19 +148,19 @@ class Counter(Scale):
 
 
 @on_workers(3)
-def test_when_rank_0_has_run_out_the_next_rank_gives_the_buffers(rank: int) -> None:
+def test_after_rank_0_has_run_out_the_next_rank_provides_the_buffers(rank: int) -> None:
     model = DistributedDataParallel(Counter(rank))
     seen = []
     with model.join():
         for _ in range(1 + 2 * (rank > 0)):
             model(1.0).backward()
             seen.append(model.module.at_entry)
-    # Rank 1's first count is its own 10, then the last before is everyone's.
+    # Rank 1's first count is its own 10; later counts start from the last one of all ranks.
     assert seen == [0, 10, 20][: 1 + 2 * (rank > 0)]
 
 
 @on_workers(2)
-def test_an_exception_in_a_join_is_the_users_own(rank: int) -> None:
+def test_an_exception_in_a_join_is_passed_on(rank: int) -> None:
     model = DistributedDataParallel(Scale())
     with pytest.raises(KeyError), model.join():
         raise KeyError
@@ -177,7 +177,7 @@ def use_torch_join(rank: int, meeting: str) -> None:
                 train(second, [6.0])
     assert (first.module.weight == -12).all()
     assert (second.module.weight == -24).all()
-    # Outside of it nothing of the join is left.
+    # Nothing of the join remains outside it.
     assert train(first, [float(rank)]) == [1.0]
     undertow.torch.verify_replicas(second)
     dist.destroy_process_group()
@@ -197,5 +197,5 @@ def throw_in_torch_join(rank: int, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def test_the_generic_join_throws_on_all_ranks(tmp_path: Path) -> None:
+def test_the_generic_join_raises_on_all_ranks(tmp_path: Path) -> None:
     run_workers(2, throw_in_torch_join, str(tmp_path / "meeting"))

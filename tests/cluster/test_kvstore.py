@@ -1,4 +1,4 @@
-"""The store itself: sums over all workers, numpy in and out, asynchronous until `wait`."""
+"""The key-value store: sums over all workers, numpy in and out, asynchronous until `wait`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE = 600_000  # several slices
 
 
 @on_workers(3)
-def test_the_value_of_rank_0_counts_at_the_start(rank: int) -> None:
+def test_the_initial_value_is_that_of_rank_0(rank: int) -> None:
     kv = kvstore.create()
     assert (kv.rank, kv.world_size) == (rank, 3)
     for key, size in (("small", 3), ("large", LARGE)):
@@ -22,7 +22,7 @@ def test_the_value_of_rank_0_counts_at_the_start(rank: int) -> None:
         out = np.zeros(size, np.float32)
         kv.pull(key, out).wait()
         assert (out == 7).all()
-    undertow.barrier()  # a shard leaves with its worker
+    undertow.barrier()  # a shard ends with its worker
 
 
 @on_workers(3)
@@ -61,14 +61,14 @@ def test_many_operations_on_one_key_stay_in_order(rank: int) -> None:
     outs = [np.zeros(4) for _ in range(20)]
     for step, value in enumerate(values):
         kv.pushpull("w", value, out=outs[2 * step])
-        kv.pull("w", out=outs[2 * step + 1])  # has all own pushes before it, and none after
+        kv.pull("w", out=outs[2 * step + 1])  # includes all own earlier pushes, and no later ones
     kv.wait()
     assert [out[0] for out in outs] == [2.0 * (step // 2) for step in range(20)]
     undertow.barrier()
 
 
 @on_workers(2)
-def test_every_type_that_can_be_summed_is(rank: int) -> None:
+def test_all_summable_types_work(rank: int) -> None:
     kv = kvstore.create()
     for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32):
         value = np.arange(5).astype(dtype)
@@ -105,7 +105,7 @@ def test_arrays_may_have_any_shape_and_layout(rank: int) -> None:
 
 
 @on_workers(2)
-def test_what_cannot_work_is_refused_before_anything_is_sent(rank: int) -> None:
+def test_invalid_arguments_are_refused_before_anything_is_sent(rank: int) -> None:
     kv = kvstore.create()
     kv.init("w", np.zeros((2, 3), np.float32))
     good = np.ones((2, 3), np.float32)
@@ -126,12 +126,12 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(rank: int) -> None:
     with pytest.raises(undertow.ConfigError, match="read-only"):
         kv.pull("w", out=fixed)
     out = np.zeros_like(good)
-    kv.pushpull("w", good, out=out).wait()  # nothing has come out of step
+    kv.pushpull("w", good, out=out).wait()  # all ranks are still in step
     assert (out == 2).all()
 
 
 @on_workers(2)
-def test_ranks_that_init_different_keys_are_told(rank: int) -> None:
+def test_ranks_that_init_different_keys_get_an_error(rank: int) -> None:
     kv = kvstore.create()
     with pytest.raises(undertow.MismatchError, match=r"'b' \[3\] float64|'a' \[3\] float64"):
         kv.init("ab"[rank], np.zeros(3))
@@ -161,7 +161,7 @@ def test_a_world_of_one_works_the_same(rank: int) -> None:
 
 
 @on_workers(3)
-def test_a_worker_may_leave_with_its_last_pushes_under_way(rank: int) -> None:
+def test_a_worker_may_leave_with_its_last_pushes_in_flight(rank: int) -> None:
     kv = kvstore.create()
     outs = [np.zeros(4) for _ in range(3)]
     for key in range(3):  # one on each shard

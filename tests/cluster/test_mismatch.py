@@ -1,4 +1,4 @@
-"""Ranks that disagree are all told, at once, about the first difference."""
+"""If ranks disagree, all of them immediately get an error about the first difference."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("difference", EXPECTED)
-def test_all_ranks_are_told_the_first_difference(difference: str) -> None:
+def test_all_ranks_get_the_first_difference(difference: str) -> None:
     for outcome in outcomes_of(3, wrap, difference):
         assert outcome.kind == "MismatchError", outcome
         for part in EXPECTED[difference]:
             assert part in outcome.text
 
 
-def test_a_rank_with_nothing_to_train_is_named_by_the_others() -> None:
+def test_other_ranks_name_a_rank_without_trainable_parameters() -> None:
     outcomes = outcomes_of(3, wrap, "empty")
     assert outcomes[1].kind == "NothingToTrain"
     for rank in (0, 2):
@@ -70,7 +70,7 @@ def do_different_things(rank: int) -> None:
         undertow.barrier()
 
 
-def test_ranks_at_different_calls_are_told_both() -> None:
+def test_ranks_at_different_calls_get_the_names_of_both() -> None:
     for outcome in outcomes_of(3, do_different_things):
         assert outcome.kind == "MismatchError"
         assert "rank 0 is at 'barrier', rank 1 at 'digest'" in outcome.text
@@ -82,10 +82,10 @@ def wrap_again(rank: int) -> None:
     with pytest.raises(undertow.MismatchError) as caught:
         wrap(rank, "")
     say(str(caught.value))
-    hear()  # the coordinator stays until everyone has asked
+    hear()  # the coordinator stays until every rank has called it
 
 
-def test_after_a_mismatch_every_call_says_the_same_first_cause() -> None:
+def test_after_a_mismatch_every_call_raises_the_first_cause() -> None:
     crew = start_workers(2, wrap_again)
     texts = [crew.heard(rank) for rank in range(2)]
     for rank in range(2):

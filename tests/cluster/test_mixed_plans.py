@@ -1,4 +1,4 @@
-"""All schemes beside each other, torch's own process group included, in an order that differs between ranks."""
+"""All schemes side by side, including torch's process group, in an order that differs between ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 
 
 class Net(nn.Module):
-    """Two branches, whose order the caller chooses, and which may be left out."""
+    """A net with two optional branches, whose order the caller chooses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ MIXED = {
 
 
 def train(rank: int, plan: str | Plan, *, overlaps: bool, steps: int = STEPS) -> tuple[list[torch.Tensor], nn.Module]:
-    """Ranks use the branches in different orders, and one of them sometimes only one."""
+    """Train with branches in a different order on each rank; one rank sometimes uses only one branch."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     model: nn.Module = DistributedDataParallel(net, plan=plan)
@@ -96,7 +96,7 @@ def compare(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_mixed_plans_give_what_dense_gives(tmp_path: Path) -> None:
+def test_mixed_plans_give_the_results_of_dense(tmp_path: Path) -> None:
     run_workers(SIZE, compare, str(tmp_path), environment=SMALL)
 
 
@@ -109,7 +109,7 @@ def train_until_lost(rank: int, folder: str) -> None:
         train(rank, "allreduce", overlaps=True, steps=8)
 
 
-def test_a_worker_that_dies_is_named_where_torch_sums_as_well(tmp_path: Path) -> None:
+def test_a_dead_worker_is_named_even_if_torch_sums(tmp_path: Path) -> None:
     crew = start_workers(SIZE, train_until_lost, str(tmp_path), environment=SMALL)
     for rank in range(SIZE):
         assert crew.heard(rank) == "trained"

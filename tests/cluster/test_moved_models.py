@@ -19,7 +19,7 @@ REASON = "factors and factors-to-shard are not exact on meta yet, only on the CP
 
 
 def move(net: nn.Module, names: Sequence[str]) -> None:
-    """Let these look as if they were on another device, where they can still be computed with."""
+    """Make these appear to be on another device, although they can still be used in computations."""
     moved = {net.get_parameter(name) for name in names}
     devices.find_device = lambda weight: torch.device("meta" if weight in moved else "cpu")
 
@@ -30,7 +30,7 @@ def list_reasons(training: Training) -> dict[str, str]:
 
 
 def train(rank: int) -> list[str]:
-    """Poseidon's rule sends all matrices as factors, wherever that is possible."""
+    """Train with Poseidon's rule, which sends all matrices as factors where possible."""
     handler = BufferingHandler(100)
     logging.getLogger("undertow").addHandler(handler)
 
@@ -59,7 +59,7 @@ def train(rank: int) -> list[str]:
     return [record.getMessage() for record in handler.buffer if "whole" in record.getMessage()]
 
 
-def test_a_model_on_another_device_is_planned_as_dense_and_says_why() -> None:
+def test_a_model_on_another_device_is_planned_as_dense_with_the_reason() -> None:
     said, *others = run_workers(2, train, environment=LIMITS)
     assert said == [f"the gradients of '0.weight', '2.weight' and '3.weight' are sent whole: {REASON}"]
     assert others == [[]]

@@ -20,7 +20,7 @@ WIDTHS = (40, 64, 48, 8)
 WEIGHTS = ["layer 0.weight", "layer 1.weight", "layer 2.weight"]
 BATCH, STEPS = 6, 3 * PASSES + 2
 WORKERS = 3
-# Measurements are reported in the fourth pass, planned with in the fifth and in force from the sixth on; a survey of
+# Measurements are reported in pass 4 and used for a plan in pass 5, which is in force in pass 6; a survey of
 # the first passes ends before the report.
 DENSE_STEPS = PASSES + 1
 
@@ -44,7 +44,7 @@ def make_plan(schemes: dict[str, Scheme]) -> Plan:
 
 
 def make_batches() -> list[tuple[Array, Array]]:
-    """Return the batches of one process, which the workers divide among them."""
+    """Return the batches of one process, which the workers share."""
     random = np.random.default_rng(7)
     sizes = [(WORKERS * BATCH, width) for width in (WIDTHS[0], WIDTHS[-1])]
     batches = [[random.standard_normal(size).astype(np.float32) for size in sizes] for _ in range(STEPS)]
@@ -52,7 +52,7 @@ def make_batches() -> list[tuple[Array, Array]]:
 
 
 def train(rank: int, policy: str | Plan) -> tuple[list[list[str]], bytes]:
-    """Return the tensors that left as factors in each step, and the bits of all weights in the end."""
+    """Return the tensors sent as factors in each step, and the final bits of all weights."""
     trainer = NumpyTrainer(process.default_group(), make_layers(WIDTHS, seed=rank), policy)
     own = slice(rank * BATCH, (rank + 1) * BATCH)
     factored = []
@@ -67,7 +67,7 @@ def train(rank: int, policy: str | Plan) -> tuple[list[list[str]], bytes]:
 
 
 def train_everywhere(policy: str | Plan) -> list[list[str]]:
-    """Train on all workers; return what left as factors, when all has been compared."""
+    """Train on all workers and compare the results; return the tensors sent as factors."""
     results: list[Any] = run_workers(WORKERS, train, policy)
     factored, weights = results[0]
     assert [one for one, _ in results] == [factored] * WORKERS
@@ -84,11 +84,11 @@ def test_dense_gradients_are_exact() -> None:
 
 
 @pytest.mark.parametrize("policy", ["factors", "factors-to-shard"])
-def test_a_plan_of_measurements_switches_all_weights(policy: str) -> None:
+def test_a_measured_plan_switches_all_weights(policy: str) -> None:
     assert train_everywhere(policy) == [[]] * DENSE_STEPS + [WEIGHTS] * (STEPS - DENSE_STEPS)
 
 
-def test_schemes_of_a_given_plan_live_side_by_side() -> None:
+def test_schemes_of_a_given_plan_work_side_by_side() -> None:
     given = make_plan({WEIGHTS[0]: Scheme.FACTORS_TO_SHARD, WEIGHTS[1]: Scheme.FACTORS})
     factored = train_everywhere(given)
     assert factored[0] == []

@@ -1,4 +1,4 @@
-"""Gates between real workers: compiled models, forks, uneven inputs, and workers that die."""
+"""Gates with real workers: compiled models, forks, uneven inputs, and workers that die."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_same(net: nn.Module, expected: list[torch.Tensor]) -> None:
 
 
 @on_workers(2, environment=SLOW)
-def test_compiled_models_come_to_the_same(rank: int) -> None:
+def test_compiled_models_give_the_same_results(rank: int) -> None:
     warnings.simplefilter("default")  # torch's own, many
     expected = train_plain(rank)
     outside = make_net()
@@ -67,7 +67,7 @@ def test_compiled_models_come_to_the_same(rank: int) -> None:
 
 
 @on_workers(2, environment=SLOW)
-def test_a_gradient_that_is_held_is_the_mean_also_if_the_first_backward_was_compiled(rank: int) -> None:
+def test_a_held_gradient_is_the_mean_even_if_the_first_backward_was_compiled(rank: int) -> None:
     warnings.simplefilter("default")  # torch's own, many
     net = nn.Linear(64, 64, bias=False)
     model, _ = parallelize(net, sgd(net))
@@ -92,7 +92,7 @@ def test_a_gradient_that_is_held_is_the_mean_also_if_the_first_backward_was_comp
 
 
 @on_workers(2, environment=SLOW)
-def test_a_forked_child_is_told_that_it_cannot_wait(rank: int) -> None:
+def test_a_forked_child_gets_an_error_instead_of_waiting(rank: int) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads, on purpose
     net = make_net()
     model, optimizer = parallelize(net, sgd(net))
@@ -118,7 +118,7 @@ def test_ranks_may_run_out_of_input(rank: int) -> None:
     digests = []
     for overlaps in (False, True):
         net = make_net()
-        # Without momentum: who runs out of input misses the others' last steps.
+        # Without momentum, because a rank that runs out of input misses the others' last steps.
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         model = parallelize(net, optimizer)[0] if overlaps else DistributedDataParallel(net)
         train(model, optimizer, rank)
@@ -137,7 +137,7 @@ def die_behind_a_gate(rank: int) -> str:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     errors = set()
-    for _ in range(2):  # the second time at once
+    for _ in range(2):  # immediate the second time
         try:
             train(model, optimizer, rank, steps=2)
             flush(model)
@@ -146,7 +146,7 @@ def die_behind_a_gate(rank: int) -> str:
     return " ".join(errors)
 
 
-def test_a_worker_that_dies_is_named_by_whoever_reads_a_weight() -> None:
+def test_a_read_of_a_weight_names_a_dead_worker() -> None:
     first, second, third = outcomes_of(3, die_behind_a_gate, environment=SLOW)
     assert second.kind == "died"
     for outcome in (first, third):
@@ -170,7 +170,7 @@ def test_a_worker_may_end_with_closed_gates() -> None:
 
 
 @on_workers(1)
-def test_one_worker_alone_has_nothing_to_wait_for(rank: int) -> None:
+def test_a_single_worker_does_not_wait(rank: int) -> None:
     net = make_net()
     model, optimizer = parallelize(net, sgd(net))
     train(model, optimizer, rank)

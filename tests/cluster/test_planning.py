@@ -1,4 +1,4 @@
-"""Real workers plan together: the same plan on all, made, changed and used in the same pass, with the same results."""
+"""Real workers make, change and use the same plan in the same pass, with the same results."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def follow_changes(rank: int, overlaps: bool) -> list[tuple[bytes, list[str], in
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_all_ranks_plan_anew_in_the_same_pass_when_batch_or_link_change(overlaps: bool) -> None:
+def test_all_ranks_replan_in_the_same_pass_when_batch_or_link_changes(overlaps: bool) -> None:
     ranks = run_workers(3, follow_changes, overlaps, environment=LIMITS)
     assert ranks[1] == ranks[2] == ranks[0]
     plans, in_parts, sizes = ([None, *column] for column in zip(*ranks[0], strict=True))  # by number of the pass
     made = [number for number in range(2, len(plans)) if plans[number] != plans[number - 1]]
-    # Every eight passes another batch or another rate: told in the fourth; the last change is too small.
+    # The batch or the rate changes every eight passes, and is reported four passes later; the last change is too small.
     eight = 2 * PASSES
     assert made == [PLANNED, eight + PLANNED, 2 * eight + PLANNED, 3 * eight + PLANNED]
     used = [number for number in range(2, len(plans)) if in_parts[number] != in_parts[number - 1]]
@@ -64,7 +64,7 @@ def test_all_ranks_plan_anew_in_the_same_pass_when_batch_or_link_change(overlaps
 
 
 def plan_automatically(rank: int, path: str) -> list[bytes]:
-    """Which way is the fastest depends on this machine; that all say the same does not."""
+    """Which scheme is fastest depends on this machine, but all ranks must agree."""
     said = []
     for overlaps in (False, True):
         training = Training(rank, 3, overlaps=overlaps)
@@ -88,7 +88,7 @@ def plan_automatically(rank: int, path: str) -> list[bytes]:
 
 
 def give_back(rank: int, plan: Plan | None, path: str) -> None:
-    """The same plan once more: as an object, and as the file that it was written to."""
+    """Reuse the same plan as an object and as a file."""
     assert plan is not None
     choices = [
         msgspec.structs.replace(choice, scheme=Scheme.FACTORS) if choice.tensor in MATRICES[1:] else choice
@@ -104,14 +104,14 @@ def give_back(rank: int, plan: Plan | None, path: str) -> None:
         assert training.plan == plan == read_plan(path)
         assert training.in_parts == []
         training.run(1)
-        # A plan that is given needs no measurements.
+        # A given plan needs no measurements.
         assert set(MATRICES[1:]) <= set(training.in_parts)
         training.run(PASSES + 2)
         assert training.plan == plan
         training.check()
 
 
-def test_the_fastest_plan_is_the_same_on_all_ranks_and_can_be_given_back(tmp_path: Path) -> None:
+def test_the_fastest_plan_is_the_same_on_all_ranks_and_reusable(tmp_path: Path) -> None:
     first, *others = run_workers(3, plan_automatically, str(tmp_path / "plan.json"), environment=LIMITS)
     assert all(other == first for other in others)
 
@@ -122,7 +122,7 @@ def use_environment(rank: int, path: str) -> None:
     assert training.plan is not None
     assert training.plan.policy == "factors"
     assert training.in_parts == MATRICES
-    # An argument comes first.
+    # An argument takes precedence.
     dense = Training(rank, 2, plan="dense")
     dense.run(USED)
     assert (dense.plan, dense.in_parts) == (None, [])
@@ -154,13 +154,13 @@ def train_alone(rank: int) -> None:
         training.check()
 
 
-def test_one_worker_has_nothing_to_plan() -> None:
+def test_a_single_worker_has_no_plan() -> None:
     run_workers(1, train_alone, environment=LIMITS)
 
 
 def measure_links_again(rank: int, meeting: str) -> list[tuple[Cluster, bytes]]:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    planner.WORTH_ANOTHER_SYSTEM = 2.0  # so it is never in use
+    planner.WORTH_ANOTHER_SYSTEM = 2.0  # so it never takes effect
     training = Training(rank, 2)
     seen = []
     for rate in (1e9, 1e6, 1e6):
@@ -173,7 +173,7 @@ def measure_links_again(rank: int, meeting: str) -> list[tuple[Cluster, bytes]]:
     return seen
 
 
-def test_links_that_have_changed_are_measured_again_beside_the_process_group(tmp_path: Path) -> None:
+def test_changed_links_are_measured_again_with_the_process_group(tmp_path: Path) -> None:
     ranks = run_workers(2, measure_links_again, str(tmp_path / "meeting"), environment=LIMITS)
     for (at_start, _), (changed, _), (later, _) in ranks:
         assert at_start != changed
@@ -193,8 +193,8 @@ def plan_with_given_slices(rank: int) -> None:
     training.check()
 
 
-def test_a_slice_size_that_is_given_goes_with_any_plan() -> None:
-    """Also one below the smallest that would be chosen."""
+def test_a_given_slice_size_works_with_any_plan() -> None:
+    """Even one below the smallest that would be chosen."""
     run_workers(2, plan_with_given_slices, environment={"UNDERTOW_SLICE": "1024"})
 
 
@@ -210,7 +210,7 @@ def unfreeze_later(rank: int) -> None:
     assert "2.weight" not in training.plan.schemes
     assert training.in_parts == ["0.weight", "3.weight"]
     thaw(training)
-    # Three passes to measure it, and the next report is that of pass 12.
+    # Measuring takes three passes, and the next report is that of pass 12.
     training.run(3 * PASSES - USED)
     assert "2.weight" not in training.plan.schemes
     training.run(1)
@@ -229,7 +229,7 @@ def thaw(training: Training) -> None:
 
 def unfreeze_everything_later(rank: int) -> None:
     net = make_net().requires_grad_(False)
-    net[0].bias.requires_grad_(True)  # torch refuses a module of which nothing can be trained
+    net[0].bias.requires_grad_(True)  # torch refuses a module without trainable parameters
     training = Training(rank, 2, net, plan="factors")
     assert training.plan is None
     thaw(training)
@@ -240,7 +240,7 @@ def unfreeze_everything_later(rank: int) -> None:
 
 
 def unfreeze_later_with_a_given_plan(rank: int) -> None:
-    """It has a way for parameters that come later, too."""
+    """The plan also has schemes for parameters that are unfrozen later."""
     set_rate(None)  # another slice size would change everything anyway
     whole = Training(rank, 2, plan="factors")
     whole.run(USED)
@@ -255,12 +255,12 @@ def unfreeze_later_with_a_given_plan(rank: int) -> None:
     assert training.in_parts == MATRICES
 
 
-def test_parameters_that_are_unfrozen_later_take_part_in_a_later_plan() -> None:
+def test_parameters_unfrozen_later_join_a_later_plan() -> None:
     run_workers(2, unfreeze_later, environment=LIMITS)
     run_workers(2, unfreeze_everything_later, environment=LIMITS)
 
 
-def test_parameters_that_are_unfrozen_later_follow_a_plan_that_was_given() -> None:
+def test_parameters_unfrozen_later_follow_a_given_plan() -> None:
     run_workers(2, unfreeze_later_with_a_given_plan, environment=LIMITS)
 
 
@@ -271,8 +271,8 @@ def accumulate(rank: int) -> None:
     assert training.in_parts == MATRICES
 
 
-def test_accumulated_gradients_stay_with_their_plan() -> None:
-    """What was accumulated before the first parts were asked for is no reason to give them up for good."""
+def test_accumulated_gradients_keep_their_plan() -> None:
+    """A gradient accumulated before factors were first wanted must not rule them out forever."""
     run_workers(2, accumulate, environment=LIMITS)
 
 
@@ -301,7 +301,7 @@ def join_at_any_time(rank: int) -> None:
             counts = [(rank + before) % 3 for rank in range(3)]
             training.join(counts)
             assert training.in_parts == (MATRICES if before >= USED else [])
-            # Passes in a join are planned by nobody.
+            # Passes in a join are not planned.
             training.run(max(0, PLANNED - before))
             assert training.in_parts == (MATRICES if before >= USED else [])
             training.run(max(0, USED - max(before, PLANNED)))
@@ -328,5 +328,5 @@ def join_for_long(rank: int) -> None:
     training.check()
 
 
-def test_rows_of_passes_in_a_join_do_not_look_like_a_larger_batch() -> None:
+def test_rows_of_passes_in_a_join_do_not_count_as_a_larger_batch() -> None:
     run_workers(2, join_for_long, environment=LIMITS)

@@ -1,4 +1,4 @@
-"""Without undertow.init(): the class joins through the store of torch's own process group."""
+"""Without undertow.init(), the wrapper joins through the store of torch's process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import undertow.torch
 from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel
 
-# Nothing but what the test itself gives says where to meet.
+# Only the test itself says where the rendezvous is.
 NO_LAUNCHER = {"UNDERTOW_RENDEZVOUS": "", "UNDERTOW_TOKEN": ""}
 NOTHING = {**NO_LAUNCHER, "RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
 
@@ -33,7 +33,7 @@ class Scale(nn.Module):
 
 
 def mean_of(value: float, **options: object) -> float:
-    """The gradient after one backward: the mean of all that take part."""
+    """Return the gradient after one backward: the mean over the participants."""
     model = DistributedDataParallel(Scale(), **options)
     model(value).backward()
     return float(model.module.weight.grad[0])
@@ -107,7 +107,7 @@ def use_subgroups(rank: int, meeting: str) -> list[float]:
 
 
 @pytest.mark.parametrize("init", [False, True])
-def test_a_part_of_the_ranks_can_train_by_itself(init: bool, tmp_path: Path) -> None:
+def test_some_of_the_ranks_can_train_alone(init: bool, tmp_path: Path) -> None:
     environment = {} if init else NO_LAUNCHER
     results = run_workers(4, use_subgroups, str(tmp_path / "meeting"), init=init, environment=environment)
     assert results == [[1.0, 1.5], [20.0, 1.5], [1.0, 20.0, 1.5], [20.0, 1.5]]
@@ -125,7 +125,7 @@ def use_two_groups_at_once(rank: int, meeting: str) -> tuple[float, float]:
     return float(whole.module.weight.grad[0]), float(part.module.weight.grad[0])
 
 
-def test_one_backward_can_serve_two_groups(tmp_path: Path) -> None:
+def test_one_backward_can_involve_two_groups(tmp_path: Path) -> None:
     results = run_workers(3, use_two_groups_at_once, str(tmp_path / "meeting"), init=False, environment=NOTHING)
     assert results == [(4.0, 0.5), (4.0, 0.5), (4.0, 0.0)]
 
@@ -147,7 +147,7 @@ def differ_in_a_group(rank: int, meeting: str) -> str:
     return told
 
 
-def test_ranks_of_a_part_are_named_as_in_the_whole(tmp_path: Path) -> None:
+def test_ranks_of_a_subset_are_named_as_in_the_whole_job(tmp_path: Path) -> None:
     outside, *told = run_workers(4, differ_in_a_group, str(tmp_path / "meeting"), init=False, environment=NOTHING)
     assert outside == ""
     assert len(set(told)) == 1
@@ -160,7 +160,7 @@ def train_at_master(rank: int) -> tuple[int, float]:
     return undertow.world_size(), mean_of(rank)
 
 
-def test_the_plain_variables_are_enough_without_any_launcher() -> None:
+def test_torchs_variables_are_enough_without_any_launcher() -> None:
     environment = {**NO_LAUNCHER, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert run_workers(3, train_at_master, environment=environment) == [(3, 1.0)] * 3
 
@@ -171,7 +171,7 @@ def fail_to_init(rank: int) -> str:
     return str(caught.value)
 
 
-def test_without_a_place_to_meet_it_says_what_to_set() -> None:
+def test_without_a_rendezvous_the_error_says_what_to_set() -> None:
     texts = run_workers(2, fail_to_init, init=False, environment=NO_LAUNCHER)
     assert all("MASTER_ADDR and MASTER_PORT" in text for text in texts)
 
@@ -185,7 +185,7 @@ def join_a_new_group(rank: int, meeting: str) -> list[float]:
     return means
 
 
-def test_a_process_group_can_be_destroyed_and_made_anew(tmp_path: Path) -> None:
+def test_a_process_group_can_be_destroyed_and_recreated(tmp_path: Path) -> None:
     results = run_workers(2, join_a_new_group, str(tmp_path / "meeting"), init=False, environment=NOTHING)
     assert results == [[0.5, 1.5]] * 2
 
@@ -195,7 +195,7 @@ def train_in_a_mesh(rank: int, init_method: str) -> tuple[float, bool]:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     mean = mean_of(rank, process_group=mesh.get_group("dp"))
     model = DistributedDataParallel(nn.Linear(3, 1))
-    assert model.process_group is dist.group.WORLD  # as torch has it: its functions crash on None
+    assert model.process_group is dist.group.WORLD  # as in torch, whose functions crash on None
     assert copy.deepcopy(model)(torch.ones(1, 3)).shape == (1, 1)
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(torch.full((1, 3), float(rank)))
@@ -206,7 +206,7 @@ def train_in_a_mesh(rank: int, init_method: str) -> tuple[float, bool]:
     return mean, is_mean
 
 
-def test_what_is_advised_in_place_of_a_mesh_and_of_mixed_precision_works(tmp_path: Path) -> None:
+def test_the_advice_about_meshes_and_mixed_precision_works(tmp_path: Path) -> None:
     place = f"file://{tmp_path / 'meeting'}"
     results = run_workers(2, train_in_a_mesh, place, init=False, environment=NOTHING)
     assert results == [(0.5, True)] * 2

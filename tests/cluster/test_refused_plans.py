@@ -1,4 +1,4 @@
-"""Plans that do not fit, or not together, are refused in words before anything is trained."""
+"""Plans that do not fit the model or each other are refused before training, with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from undertow.torch import DistributedDataParallel
 
 
 def give_nonsense(rank: int, path: str) -> list[str]:
-    """On all ranks alike, and when the module is wrapped; then they go on."""
+    """Pass invalid plans on all ranks, which are refused when the module is wrapped; then continue."""
     training = Training(rank, 2, plan="factors")
     training.run(USED)
     plan = training.plan
@@ -37,7 +37,7 @@ def give_nonsense(rank: int, path: str) -> list[str]:
     return texts
 
 
-def test_a_plan_that_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a plan")
     for texts in run_workers(2, give_nonsense, str(path), environment=LIMITS):
@@ -53,7 +53,7 @@ def ask_for_allreduce(rank: int) -> None:
     training.run(USED)
     with pytest.raises(PlanError, match="process group"):
         DistributedDataParallel(make_net(), plan="allreduce")
-    # A plan of a cluster that had one is followed as far as possible.
+    # A plan for a cluster with a process group is followed as far as possible.
     plan = training.plan
     assert plan is not None
     choices = [
@@ -78,7 +78,7 @@ def wrap_with_unknown(rank: int) -> None:
 def test_an_unknown_plan_in_the_environment_is_refused_when_a_module_is_wrapped() -> None:
     outcomes = outcomes_of(2, wrap_with_unknown, environment={"UNDERTOW_PLAN": "fastest"})
     assert "PlanError" in [outcome.kind for outcome in outcomes], outcomes
-    for outcome in outcomes:  # a rank that comes later may hear of the other one's end first, and of its reason
+    for outcome in outcomes:  # a later rank may first receive the other's end, with its reason
         assert outcome.kind in ("PlanError", "PeerLost"), outcome
         assert "there is no plan 'fastest'" in outcome.text
 
@@ -103,13 +103,13 @@ def make_plan(step_s: float) -> Plan:
         ),
     ],
 )
-def test_ranks_with_different_plans_are_told_both(plans: tuple[Any, Any], names: tuple[str, str]) -> None:
+def test_ranks_with_different_plans_get_the_names_of_both(plans: tuple[Any, Any], names: tuple[str, str]) -> None:
     for outcome in outcomes_of(2, wrap_with, plans, environment=LIMITS):
         assert outcome.kind == "MismatchError", outcome
         assert all(name in outcome.text for name in names), outcome
 
 
-def test_ranks_with_different_plans_are_told_both_where_the_slice_size_is_given() -> None:
+def test_ranks_with_different_plans_get_both_names_with_a_given_slice_size() -> None:
     for outcome in outcomes_of(2, wrap_with, ("dense", "factors"), environment={"UNDERTOW_SLICE": "4096"}):
         assert outcome.kind == "MismatchError", outcome
         assert "'dense'" in outcome.text, outcome

@@ -1,4 +1,4 @@
-"""Rows of embeddings come out as their whole gradients would."""
+"""Rows of embeddings give the same results as whole gradients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bags_of_every_kind(rank: int) -> None:
 
 
 @on_workers(2)
-def test_an_embedding_whose_gradient_somebody_looks_at(rank: int) -> None:
+def test_an_embedding_whose_gradient_is_read_by_a_hook(rank: int) -> None:
     calls: list[Any] = []
 
     def make(**options: Any) -> nn.Module:
@@ -83,7 +83,7 @@ def test_an_embedding_whose_gradient_somebody_looks_at(rank: int) -> None:
 
 
 @on_workers(2)
-def test_an_embedding_that_is_used_beside_its_layer(rank: int) -> None:
+def test_an_embedding_used_outside_its_layer(rank: int) -> None:
     def step(model: Any, index: int, rank: int) -> None:
         model.zero_grad()
         outputs = model(words(5, seed=seed_of(index, rank)))

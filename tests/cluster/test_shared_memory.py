@@ -1,6 +1,6 @@
-"""Autograd lets gradients share memory, and users put hooks on them: the means are right all the same.
+"""Autograd lets gradients share memory, and users put hooks on them: the means are still right.
 
-Parameters here are larger than what is fused, so that they would be sent and received in place.
+Parameters here are too large to be fused, so that they would be sent and received in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 512, 512
 
 
 class UntilResult(torch.autograd.Function):
-    """Its backward goes on when the first result is there, or never will be before it ends."""
+    """A function whose backward waits for the first result, unless results only arrive after its end."""
 
     @staticmethod
     def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class UntilResult(torch.autograd.Function):
 
 
 class AddsParameter(nn.Module):
-    """The gradient of `shift` is a view of the one that flows on to `linear`."""
+    """A net in which the gradient of `shift` is a view of the one passed on to `linear`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
 
 
 @on_workers(2)
-def test_a_gradient_that_still_flows_on_is_not_overwritten(rank: int) -> None:
+def test_a_gradient_that_backward_still_uses_is_not_overwritten(rank: int) -> None:
     model = DistributedDataParallel(AddsParameter())
     process_recorder.start()
     loss_of(model, rank).backward()
@@ -65,7 +65,7 @@ def test_a_gradient_that_still_flows_on_is_not_overwritten(rank: int) -> None:
 
 
 class AddsTwo(nn.Module):
-    """The gradients of both parameters are the same memory."""
+    """A net in which the gradients of both parameters share memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def double_in_place(parameter: torch.Tensor) -> None:
 
 
 @on_workers(2)
-def test_a_hook_that_changes_a_gradient_is_heard_before_it_is_sent(rank: int) -> None:
+def test_a_hook_may_change_a_gradient_before_it_is_sent(rank: int) -> None:
     for change in (double, double_in_place):
         model = DistributedDataParallel(nn.Linear(COLUMNS, ROWS, bias=False))
         model.module.weight.register_post_accumulate_grad_hook(change)
@@ -104,7 +104,7 @@ def test_a_hook_that_changes_a_gradient_is_heard_before_it_is_sent(rank: int) ->
 
 
 @on_workers(2)
-def test_a_parameter_that_was_replaced_after_wrapping_is_an_error_that_names_it(rank: int) -> None:
+def test_the_error_about_a_parameter_replaced_after_wrapping_names_it(rank: int) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
     model.load_state_dict(model.state_dict(), assign=True)
     with pytest.raises(ConfigError, match=r"parameter '0\.weight' was replaced"):
@@ -122,7 +122,7 @@ class HasUnused(nn.Module):
 
 
 @on_workers(2)
-def test_two_wrappers_may_meet_in_one_backward_in_any_order(rank: int) -> None:
+def test_two_wrappers_may_begin_in_any_order_in_one_backward(rank: int) -> None:
     torch.manual_seed(0)
     models = [DistributedDataParallel(HasUnused()) for _ in range(2)]
     inputs = torch.ones(2, 4)

@@ -13,7 +13,7 @@ from undertow.torch import DistributedDataParallel
 
 
 class Weights(nn.Module):
-    """Every weight's gradient is the input, times the weight's number."""
+    """Weights, each with a gradient of the input times the weight's number."""
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
         super().__init__()

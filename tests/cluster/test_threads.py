@@ -1,4 +1,4 @@
-"""One engine thread per process, whatever is trained, and it sleeps when nothing happens."""
+"""Each process has one engine thread, which sleeps when nothing happens."""
 
 from __future__ import annotations
 

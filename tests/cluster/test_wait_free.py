@@ -1,4 +1,4 @@
-"""Wait-free backpropagation (Poseidon): proved with the record of the stages, not with a clock."""
+"""Wait-free backpropagation (Poseidon): verified with trace events, not with a clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from undertow.torch import DistributedDataParallel
 from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
 
-WIDTH = 300  # a layer's weight is large enough to travel alone
+WIDTH = 300  # a layer's weight is large enough for slices of its own
 
 
 class Barrier(torch.autograd.Function):
-    """Its backward does not go on before the last layer's mean is there."""
+    """A function whose backward waits until the last layer's mean has arrived."""
 
     @staticmethod
     def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ class Stack(nn.Module):
 
 
 def happened() -> list[tuple[str, Any]]:
-    """What became of gradients and slices, in the order of time."""
+    """Return the events of gradients and slices in chronological order."""
     told: list[tuple[float, str, Any]] = []
     for note in process_recorder.events():
         match note:
@@ -59,14 +59,14 @@ def happened() -> list[tuple[str, Any]]:
 
 
 def first_key() -> Any:
-    """Of the slice that was pushed first."""
+    """Return the key of the slice that was pushed first."""
     return next((what for event, what in happened() if event == "push"), None)
 
 
 @on_workers(2)
-def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(rank: int) -> None:
+def test_the_last_layers_mean_arrives_before_the_first_layers_gradient_exists(rank: int) -> None:
     model = DistributedDataParallel(Stack())
-    undertow.barrier()  # what the start has sent is out of the way
+    undertow.barrier()  # transfers of the start are complete
     process_recorder.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
     process_recorder.stop()
@@ -77,12 +77,12 @@ def test_the_last_layers_mean_is_there_before_the_first_layers_gradient_exists(r
 
 
 @on_workers(2, environment={"UNDERTOW_WAIT_FREE": "off"})
-def test_turned_off_nothing_leaves_before_backward_has_ended(rank: int) -> None:
+def test_without_wait_free_nothing_is_sent_before_backward_has_ended(rank: int) -> None:
     reached_the_end = []
     first = nn.Linear(WIDTH, WIDTH, bias=False)
     model = DistributedDataParallel(nn.Sequential(first, nn.Linear(WIDTH, WIDTH, bias=False)))
     undertow.barrier()
-    # A parameter's own hook comes before ours: whatever was pushed by then was pushed during backward.
+    # A parameter's own hook runs before ours: all that is pushed by then was pushed during backward.
     first.weight.register_post_accumulate_grad_hook(lambda _: reached_the_end.append(list(happened())))
     process_recorder.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()

@@ -1,4 +1,4 @@
-"""The wrapper itself: what it is, what it accepts, and how it is saved, copied and thrown away."""
+"""The wrapper itself: its class, its arguments, and how it is saved, copied and discarded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_module() -> nn.Sequential:
 
 
 def synchronises(model: nn.Module, rank: int) -> bool:
-    """Whether a backward leaves the mean of two ranks."""
+    """Return whether a backward leaves the mean of two ranks."""
     model.zero_grad()
     model(torch.full((1, 3), float(rank))).sum().backward()
     mean = model.module[0].weight.grad.clone()
@@ -46,7 +46,7 @@ def test_it_is_an_instance_of_torchs_class(rank: int) -> None:
 
 
 @on_workers(2)
-def test_frameworks_may_ask_for_the_next_backward_to_be_synchronised(rank: int) -> None:
+def test_frameworks_may_request_a_synchronised_backward(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     for _ in range(2):
         model.zero_grad()
@@ -60,7 +60,7 @@ def test_frameworks_may_ask_for_the_next_backward_to_be_synchronised(rank: int) 
 
 
 class Inside(nn.Module):
-    """Its backward is called inside of its forward, as Lightning's manual optimization does it."""
+    """A module that calls backward inside its forward, as Lightning's manual optimization does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class Inside(nn.Module):
 
 
 @on_workers(2)
-def test_backward_inside_of_forward_is_synchronised(rank: int) -> None:
+def test_backward_inside_forward_is_synchronised(rank: int) -> None:
     model = DistributedDataParallel(Inside())
     model.module.outer.append(model)
     for _ in range(2):
         model.zero_grad()
         model.require_backward_grad_sync = True
         model(torch.full((1,), float(rank)))
-    # No forward expects this one.
+    # No forward announces this one.
     (model.module.weight * rank).sum().backward()
     assert model.module.weight.grad == 1 + rank
 
@@ -121,7 +121,7 @@ def test_arguments_that_only_tune_torchs_reducer_change_nothing(rank: int) -> No
 
 
 @on_workers(1)
-def test_arguments_that_cannot_be_honoured_are_refused_at_once(rank: int) -> None:
+def test_unsupported_arguments_are_refused_immediately(rank: int) -> None:
     for options in ({"mixed_precision": object()}, {"device_mesh": object()}, {"device_ids": [0, 1]}):
         with pytest.raises(undertow.ConfigError, match=next(iter(options))):
             DistributedDataParallel(make_module(), **options)
@@ -165,7 +165,7 @@ def test_a_lazy_module_is_refused_as_by_torch(rank: int) -> None:
 
 
 @on_workers(2)
-def test_its_logging_data_tell_what_it_is(rank: int) -> None:
+def test_logging_data_describe_the_wrapper(rank: int) -> None:
     module = make_module()
     module[2].bias.requires_grad_(False)
     facts = DistributedDataParallel(module, find_unused_parameters=True)._get_ddp_logging_data()
@@ -200,7 +200,7 @@ def test_communication_hooks_are_refused_with_the_reason(rank: int) -> None:
 
 
 @on_workers(1)
-def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> None:
+def test_features_of_torchs_reducer_are_refused_or_have_no_effect(rank: int) -> None:
     model = DistributedDataParallel(make_module())
     for change, arguments in (("_update_process_group", (None,)), ("_remove_autograd_hooks", ())):
         with pytest.raises(undertow.ConfigError, match="wrapped module cannot be"):
@@ -213,7 +213,7 @@ def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> No
     with pytest.raises(undertow.ConfigError, match=r"'0\.weight' is stepped during backward"):
         DistributedDataParallel(module)
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "0.bias"])
-    late = DistributedDataParallel(module)  # what is ignored is not averaged: it may be stepped at any time
+    late = DistributedDataParallel(module)  # ignored parameters are not averaged: they may be stepped at any time
     _apply_optimizer_in_backward(torch.optim.SGD, module[2].parameters(), {"lr": 0.1})
     with pytest.raises(undertow.ConfigError, match=r"'2\.weight' is stepped during backward"):
         late(torch.ones(1, 3))
@@ -225,13 +225,13 @@ def test_what_only_torchs_reducer_can_do_is_refused_or_harmless(rank: int) -> No
 
 
 @on_workers(1)
-def test_a_script_is_told_how_to_keep_torchs_own_wrapper(rank: int) -> None:
+def test_the_error_tells_how_to_keep_torchs_own_wrapper(rank: int) -> None:
     with pytest.raises(undertow.ConfigError, match=r"mixed_precision .* use --ddp off"):
         DistributedDataParallel(make_module(), mixed_precision=object())
 
 
 @on_workers(1, init=False)
-def test_before_anyone_has_joined_it_says_what_to_call(rank: int) -> None:
+def test_before_joining_the_error_says_what_to_call(rank: int) -> None:
     with pytest.raises(undertow.ConfigError, match=r"undertow\.init\(\)"):
         DistributedDataParallel(make_module())
     with pytest.raises(undertow.ConfigError, match=r"undertow\.init\(\)"):
@@ -249,7 +249,7 @@ def test_a_copy_and_an_unpickled_wrapper_synchronise_again(rank: int) -> None:
 
 
 @on_workers(2)
-def test_one_rank_alone_may_keep_a_copy_to_evaluate(rank: int) -> None:
+def test_a_single_rank_may_evaluate_a_copy(rank: int) -> None:
     model = DistributedDataParallel(make_module())
     if rank == 0:
         kept = copy.deepcopy(model)
@@ -267,7 +267,7 @@ def test_a_module_that_changes_its_type_after_wrapping_is_refused(rank: int) -> 
 
 
 @on_workers(2)
-def test_a_wrapper_that_is_gone_leaves_nothing_behind(rank: int) -> None:
+def test_a_deleted_wrapper_leaves_nothing_behind(rank: int) -> None:
     module = make_module()
     model = DistributedDataParallel(module)
     assert synchronises(model, rank)
@@ -277,7 +277,7 @@ def test_a_wrapper_that_is_gone_leaves_nothing_behind(rank: int) -> None:
     assert gone() is None
     module.zero_grad()
     if rank == 0:
-        module(torch.ones(1, 3)).sum().backward()  # nobody else takes part
+        module(torch.ones(1, 3)).sum().backward()  # no other rank takes part
     assert synchronises(DistributedDataParallel(module), rank)
 
 
@@ -307,7 +307,7 @@ def hear_of_inputs(rank: int, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["same", "own", "fixed"])
-def test_rank_0_says_once_that_all_train_on_the_same_inputs(kind: str) -> None:
+def test_rank_0_logs_once_that_all_train_on_the_same_inputs(kind: str) -> None:
     first, second = run_workers(2, hear_of_inputs, kind)
     assert second == []
     assert len(first) == (kind == "same")

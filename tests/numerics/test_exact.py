@@ -1,4 +1,4 @@
-"""N workers give what one process gives, what torch's own class gives, and the same bits every time."""
+"""N workers give the results of one process and of torch's own class, with the same bits every time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ OPTIMIZERS = {
 
 
 def train_with_undertow(rank: int, size: int) -> tuple[list[torch.Tensor], str]:
-    # Each rank starts elsewhere: rank 0's weights count.
+    # Each rank starts with different weights: rank 0's count.
     model = undertow.torch.DistributedDataParallel(make_model(seed=rank))
     return train(model, rank, size), undertow.torch.verify_replicas(model)
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
 @pytest.mark.parametrize("size", [3, 4])
-def test_workers_equal_one_process_on_the_joined_batch(size: int, over_tcp: bool) -> None:
+def test_workers_equal_one_process_with_the_joint_batch(size: int, over_tcp: bool) -> None:
     alone = train(make_model())
     for parameters, _ in run_workers(size, train_with_undertow, size, over_tcp=over_tcp):
         assert distance(parameters, alone) < 1e-6
 
 
-def test_all_ranks_and_two_runs_hold_the_same_bits() -> None:
+def test_all_ranks_and_two_runs_have_the_same_bits() -> None:
     digests = [
         digest
         for over_tcp in (False, False, True)
@@ -48,7 +48,7 @@ def train_beside_torch(rank: int, size: int, name: str, meeting: str) -> float:
     theirs = torch.nn.parallel.DistributedDataParallel(make_model())
     parameters = [train(model, rank, size, OPTIMIZERS[name]) for model in (ours, theirs)]
     undertow.barrier()
-    # Else the last wrapper takes the process group with it, and that may wait for a thread of Gloo's that waits for
+    # Otherwise the last wrapper deletes the process group, which may wait for a Gloo thread that waits for
     # Python's lock.
     del ours, theirs
     dist.destroy_process_group()
@@ -57,7 +57,7 @@ def train_beside_torch(rank: int, size: int, name: str, meeting: str) -> float:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_workers_equal_torch_ddp(name: str, tmp_path: Path) -> None:
-    # Adam divides by the root of tiny squares: it makes more of the last bit.
+    # Adam divides by the root of tiny squares, which amplifies the last bit.
     limit = 1e-6 if name == "sgd" else 1e-5
     assert max(run_workers(3, train_beside_torch, 3, name, str(tmp_path / "meeting"))) < limit
 
@@ -69,7 +69,7 @@ def drift(rank: int) -> str:
     return undertow.torch.verify_replicas(model)
 
 
-def test_replicas_that_differ_are_found() -> None:
+def test_differing_replicas_are_detected() -> None:
     from tests.support.workers import outcomes_of
 
     for outcome in outcomes_of(3, drift):

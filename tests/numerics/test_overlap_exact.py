@@ -1,4 +1,4 @@
-"""`parallelize` gives the bits of `DistributedDataParallel`: what starts early is computed from the same numbers."""
+"""`parallelize` gives the bits of `DistributedDataParallel`: early work uses the same numbers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def make_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """No weight decay, and another rate, for what has one dimension only."""
+    """Return groups with no weight decay and another rate for one-dimensional parameters."""
     flat = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     rest = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     return [{"params": rest}, {"params": flat, "weight_decay": 0.0, "lr": 0.003}]
 
 
 def train(rank: int, network: str, name: str, *, overlaps: bool) -> tuple[dict[str, torch.Tensor], int]:
-    """Returns what the trained model holds, and how often a parameter had to wait for its update."""
+    """Return the trained state, and how often a parameter had to wait for its update."""
     torch.manual_seed(0)
     module = NETWORKS[network]()
     optimizer = OPTIMIZERS[name](make_groups(module))
@@ -67,7 +67,7 @@ def train(rank: int, network: str, name: str, *, overlaps: bool) -> tuple[dict[s
 
 
 def train_both(rank: int, network: str, names: list[str]) -> dict[str, int]:
-    """Returns how often this rank had to wait, under each optimizer."""
+    """Return how often this rank had to wait with each optimizer."""
     waits = {}
     for name in names:
         plain, none = train(rank, network, name, overlaps=False)
@@ -81,7 +81,7 @@ def train_both(rank: int, network: str, names: list[str]) -> dict[str, int]:
 def check_both(workers: int, network: str, names: list[str], **options: Any) -> None:
     waits = run_workers(workers, train_both, network, names, environment=SLOW, **options)
     for name in names:
-        # A rank that the machine holds up waits for nobody; then the others wait for it.
+        # A rank that the machine delays does not wait, but the others wait for it.
         assert sum(waited[name] for waited in waits) > STEPS, f"{name}: nothing was ever late: this shows nothing"
 
 
@@ -90,5 +90,5 @@ def test_parameters_are_the_same_bit_by_bit(network: str) -> None:
     check_both(2, network, list(OPTIMIZERS))
 
 
-def test_they_are_with_four_workers_over_tcp() -> None:
+def test_parameters_are_the_same_bit_by_bit_with_four_workers_over_tcp() -> None:
     check_both(4, "Mlp", ["adam"], over_tcp=True)

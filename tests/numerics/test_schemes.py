@@ -1,4 +1,4 @@
-"""Every way that gradients can travel ends with the same parameters, the same bits on all ranks and in all runs."""
+"""Every scheme gives the same parameters, with the same bits on all ranks and in all runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PLANS: dict[str, set[str] | None] = {
     "factors-to-shard": LINEAR,
     "rows": {"words.weight", "bags.weight"},
     "poseidon": LINEAR,
-    "auto": None,  # whatever it measures to be the fastest
+    "auto": None,  # whatever it measures as fastest
 }
 
 
 class Reader(nn.Module):
-    """Words one by one and in bags, through layers of which each is used at every place."""
+    """A net of words and bags of words, which uses each layer at every position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Reader(nn.Module):
 
 
 def make_batch(step: int, rank: int) -> torch.Tensor:
-    # Another number of rows on every rank and, now and then, at every step.
+    # The number of rows differs between ranks and, sometimes, between steps.
     rows = 2 + rank + (step % 7 == 0)
     return torch.randint(WORDS, (rows, TOKENS), generator=torch.Generator().manual_seed(10 * step + rank))
 
@@ -57,7 +57,7 @@ def make_batch(step: int, rank: int) -> torch.Tensor:
 def train(
     rank: int, plan: str, optimizer_name: str, *, overlaps: bool
 ) -> tuple[dict[str, torch.Tensor], str, set[str]]:
-    """The parameters, their fingerprint on all ranks, and the names of those that travelled in parts."""
+    """Return the parameters, their digest on all ranks, and the names of those sent as factors."""
     net = Reader()
     optimizer = OPTIMIZERS[optimizer_name](net.parameters())
     model: Any = parallelize(net, optimizer, plan=plan)[0] if overlaps else DistributedDataParallel(net, plan=plan)
@@ -73,7 +73,7 @@ def train(
 
 
 def train_all(rank: int, optimizer_name: str, plans: Sequence[str], variants: Sequence[bool]) -> dict[str, str]:
-    """Compares every plan with the dense one; returns what must be the same in every run."""
+    """Compare every plan with the dense one; return what must be the same in every run."""
     expected, dense, none = train(rank, "dense", optimizer_name, overlaps=False)
     assert not none
     initial = Reader().state_dict()
@@ -97,7 +97,7 @@ def test_every_scheme_equals_dense_with_both_apis(optimizer_name: str, plans: li
     assert first == second
 
 
-def test_all_ranks_and_two_runs_hold_the_same_bits() -> None:
+def test_all_ranks_and_two_runs_have_the_same_bits() -> None:
     plans = ["factors", "factors-to-shard", "rows"]
     digests = [
         digest
@@ -108,7 +108,7 @@ def test_all_ranks_and_two_runs_hold_the_same_bits() -> None:
 
 
 def train_alone(rank: int, plan: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """On two workers, and on all their batches in one process."""
+    """Train on two workers, and on all their batches in one process."""
     together, _, _ = train(rank, plan, "sgd", overlaps=False)
     net = Reader()
     optimizer = OPTIMIZERS["sgd"](net.parameters())

@@ -1,4 +1,4 @@
-"""Gradients of every float type come out as their mean, and 16-bit ones are rounded only once."""
+"""Gradients of every float type become their mean, and 16-bit ones are rounded only once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import undertow
 import undertow.torch
 from tests.support.workers import run_workers
 
-# Below and above the limit from which on tensors travel alone.
+# Below and above the size at which tensors are no longer fused.
 SMALL, LARGE = (5,), (700, 500)
 
 
 class Scaled(nn.Module):
-    """Its gradient is its input."""
+    """A module whose gradient is its input."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_complex_gradients_are_averaged(dtype: torch.dtype, shape: tuple[int, ..
 
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
 def test_16_bit_gradients_are_summed_in_32_bits(dtype: torch.dtype, large: float) -> None:
-    # At 16 bits `large` + 1 is `large` again, so adding one by one would lose both ones.
+    # In 16 bits `large` + 1 is `large`, so adding one by one would lose both ones.
     values = [torch.tensor(number, dtype=dtype) for number in (large, 1.0, 1.0, 2.0)]
     assert torch.tensor(large, dtype=dtype) + 1 == large
     for gradient in run_workers(4, gradient_of, SMALL, values):
@@ -67,7 +67,7 @@ def test_a_16_bit_sum_that_would_overflow_does_not() -> None:
 
 
 class Conjugated(Scaled):
-    """Its gradient comes as a lazy conjugate, which is not what its memory says."""
+    """A module whose gradient is a lazy conjugate, which differs from its memory."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return (torch.view_as_real(self.weight.conj().resolve_conj()) * torch.view_as_real(value)).sum()
@@ -104,7 +104,7 @@ def test_gradients_may_be_of_another_type_than_their_parameters(shape: tuple[int
         assert gradient == 128.25  # a bfloat16 cannot hold this
 
 
-# Odd numbers of elements in front of and between the types, and buffers that are only copied.
+# Odd numbers of elements before and between the types, and buffers that are only copied.
 TYPES = (
     torch.float32,
     torch.complex64,
@@ -119,7 +119,7 @@ TYPES = (
 
 
 class Mixed(nn.Module):
-    """Parameters of all types, whose gradients are numbers that every type has."""
+    """Parameters of all types, whose gradients are numbers that every type can represent."""
 
     def __init__(self, types: tuple[torch.dtype, ...]) -> None:
         super().__init__()
@@ -167,6 +167,6 @@ def check_mixed(rank: int, types: tuple[torch.dtype, ...]) -> None:
                 optimizer.step()
 
 
-def test_types_may_follow_each_other_at_any_offset() -> None:
+def test_types_may_be_mixed_at_any_offset() -> None:
     run_workers(2, check_mixed, TYPES)
     run_workers(2, check_mixed, TYPES[::-1])

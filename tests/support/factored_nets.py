@@ -1,4 +1,4 @@
-"""Nets whose gradients are sent as factors or rows, beside dense ones: plans, batches, and what must be the same."""
+"""Nets whose gradients are sent as factors or rows, and dense ones to compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 16
 WORDS = 40
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 LINEAR = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD)
-PASSES = 4  # a plan that is given is followed from the third on
+PASSES = 4  # a given plan takes effect in the third
 
 Step = Callable[[nn.Module, int, int], Any]  # the wrapped model, the number of the pass, the rank
 Seen = list[list[torch.Tensor | None]]  # the gradients after each pass, and at last the parameters

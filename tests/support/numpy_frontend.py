@@ -1,6 +1,6 @@
-"""A frontend for models of numpy arrays: all that a framework must bring to train through `undertow.sync`.
+"""A frontend for models of numpy arrays: all that a framework needs to train through `undertow.sync`.
 
-In: a multilayer perceptron and batches.  Out: synchronous SGD over all workers, whose slices leave in the order of
+In: a multilayer perceptron and batches.  Out: synchronous SGD over all workers, whose slices are sent in the order of
 use, whose next forward pass waits for one layer at a time, and whose plan changes the schemes while it trains.
 """
 
@@ -31,7 +31,7 @@ SURVEYED_PASSES = 2
 
 
 class Linear:
-    """A layer whose backward computes gradients, or hands over what the weight's gradient is the product of."""
+    """A layer whose backward computes gradients, or hands over the factors of the weight's gradient."""
 
     def __init__(self, name: str, weight: Array) -> None:
         self.name = name
@@ -177,7 +177,7 @@ class NumpyGradients(GradientTable):
 
 
 class NumpyProbe:
-    """Layer times by the clock, rows by the last batch."""
+    """A probe that measures layer times, and counts the rows of the last batch."""
 
     has_process_group = False
 
@@ -243,7 +243,7 @@ class NumpyProbe:
 
 
 class NumpyTrainer:
-    """Trains a multilayer perceptron with mean squared error; the weights start as rank 0's."""
+    """A trainer of a multilayer perceptron with mean squared error; the weights start as rank 0's."""
 
     def __init__(self, group: Group, layers: Sequence[Linear], policy: str | Plan, *, rate: float = 0.1) -> None:
         self.layers = layers
@@ -258,7 +258,7 @@ class NumpyTrainer:
         self.planning.adopt(self.gradients)
 
     def step(self, inputs: Array, targets: Array) -> None:
-        """Train one batch; return before the results of its gradients are here."""
+        """Train one batch; return before its gradients have arrived."""
         if self.planning.start_forward():
             self.flush()
         outputs = self._forward(inputs)

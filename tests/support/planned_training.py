@@ -1,4 +1,4 @@
-"""Training that is planned, beside training that sees the batches of all ranks."""
+"""Planned training, compared with a model that sees the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from undertow.torch import DistributedDataParallel, flush, parallelize, verify_r
 
 LIMITS = {"UNDERTOW_SMALLEST_SLICE": "1024", "UNDERTOW_LARGEST_SLICE": "16384"}
 BATCH = 8
-MANY = 300  # rows with which 64 x 64 is cheaper as a whole
+MANY = 300  # rows with which 64 x 64 is cheaper as a dense gradient
 # Reported in pass 4, planned in the next, used in the one after that.
 PLANNED, USED = PASSES + 1, PASSES + 2
 MATRICES = ["0.weight", "2.weight", "3.weight"]
@@ -36,7 +36,7 @@ def find_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 class Training:
-    """A model on this rank, beside one that sees the batches of all ranks."""
+    """A model on this rank, and a plain one that sees the batches of all ranks."""
 
     def __init__(self, rank: int, size: int, net: nn.Module | None = None, *, overlaps: bool = False, **options: Any):
         self.rank, self.size = rank, size
@@ -63,7 +63,7 @@ class Training:
             self._step_plain([make_batch(rank, number, batch) for rank in range(self.size) for number in numbers])
 
     def join(self, counts: Sequence[int]) -> None:
-        """Uneven inputs: so many passes on each rank."""
+        """Train with uneven inputs: `counts` passes per rank."""
         with self.model.join():
             for number in range(counts[self.rank]):
                 self.optimizer.zero_grad()
@@ -79,7 +79,7 @@ class Training:
         self.plain_optimizer.step()
 
     def check(self) -> None:
-        """All replicas are the same, and what one process would have made of it all."""
+        """Check that all replicas are equal to each other and to one process."""
         flush(self.model)
         verify_replicas(nn.ParameterList(self.net.parameters()))
         for ours, theirs in zip(self.net.parameters(), self.plain.parameters(), strict=True):
@@ -97,7 +97,7 @@ class Training:
 
     @property
     def in_parts(self) -> list[str]:
-        """The tensors of which the next pass sends parts, if no plan changes in it."""
+        """Return the tensors that the next pass sends as factors, if no plan changes in it."""
         return sorted(
             gradients.name(index)
             for gradients in self.planning._tables

@@ -1,4 +1,4 @@
-"""A model whose optimizer steps in parts, beside one whose does not; and ways to train and compare both."""
+"""A model whose optimizer defers steps, and a plain one; functions to train and compare both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_twin(group: SlowGroup, make_optimizer: Callable[..., Any] = momentum, n
 
 
 def equal(ours: Any, theirs: Any) -> bool:
-    """Bit by bit, however nested."""
+    """Return whether both are equal bit by bit, at any depth."""
     if isinstance(ours, torch.Tensor):
         return ours.dtype is theirs.dtype and torch.equal(ours, theirs)
     if isinstance(ours, dict):
@@ -48,7 +48,7 @@ def tensors_in(state: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def check(twin: Twin) -> None:
-    """All that training has made is the same."""
+    """Check that both trainings have given the same results."""
     state, expected = twin.optimizer.state_dict(), twin.plain_optimizer.state_dict()
     flush(twin.model)
     assert equal(list(twin.module.parameters()), list(twin.plain.parameters()))
@@ -70,7 +70,7 @@ def some_come(group: SlowGroup, chance: random.Random) -> None:
 
 
 def train(twin: Twin, group: SlowGroup, *inputs: Any, steps: int = 5, after: Callable[[], Any] = lambda: None) -> None:
-    """Some gradients come before a step, some after it, in any order; the rest when they are waited for."""
+    """Train while gradients arrive before a step, after it, or when they are waited for, in any order."""
     chance = random.Random(steps)
     for _ in range(steps):
         twin.optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""Runs a script whose gradients torch's own wrapper sums, and ends the process where the interpreter would begin to.
+"""Runs a script that uses torch's own wrapper, and ends the process before the interpreter finalises.
 
-A thread of Gloo's may still hold an object of Python's then.  If it lets go of it while the interpreter ends, torch
-aborts the process: once in some dozens of runs on a busy machine, with undertow or without.
+A Gloo thread may then still hold a Python object.  If it releases it during finalisation, torch
+aborts the process: once in some dozens of runs on a busy machine, with or without undertow.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Bytes of all ranks for all ranks, and arrays of one rank for all."""
+"""All-gather of bytes, and broadcast of one rank's arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undertow.sync.broadcast import ArrayBroadcast, ByteGather
 
 
 class Others(FakeGroup):
-    """A group of two, as one of its ranks sees it; the other one always holds sevens."""
+    """A group of two, seen from one of its ranks; the other rank always holds sevens."""
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__(sizes=Sizes(fixed=64))
@@ -35,7 +35,7 @@ class Others(FakeGroup):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_bytes_come_in_rank_order_and_the_others_memory_is_given_back(rank: int) -> None:
+def test_bytes_arrive_in_rank_order_and_memory_of_other_ranks_is_released(rank: int) -> None:
     group = Others(rank)
     gather = ByteGather(group, "reports")
     for body in (b"first", b""):
@@ -55,7 +55,7 @@ def make_broadcast(group: FakeGroup) -> tuple[ArrayBroadcast, list[np.ndarray[tu
 
 
 @pytest.mark.parametrize(("rank", "source", "changes"), [(0, 0, False), (1, 0, True), (0, 1, True), (0, None, True)])
-def test_all_ranks_but_the_source_take_its_bytes(rank: int, source: int | None, changes: bool) -> None:
+def test_all_ranks_but_the_source_receive_its_bytes(rank: int, source: int | None, changes: bool) -> None:
     group = Others(rank)
     broadcast, arrays = make_broadcast(group)
     assert broadcast.run(arrays, source=source) is changes
@@ -64,7 +64,7 @@ def test_all_ranks_but_the_source_take_its_bytes(rank: int, source: int | None, 
     assert {one.source is not None for one in group.sent} == {offers}
 
 
-def test_the_source_does_not_wait_until_it_sends_again() -> None:
+def test_the_source_waits_only_before_it_sends_again() -> None:
     waits: list[str] = []
 
     class Slow(Others):

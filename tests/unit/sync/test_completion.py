@@ -1,4 +1,4 @@
-"""A completion is done with its last answer, wakes those who wait, and then arrives at the gates."""
+"""A completion is done with its last answer, notifies waiting threads, and then arrives at the gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_answer(*, absent: bool = False) -> Contribution:
     return answer
 
 
-def test_it_arrives_with_its_last_answer_and_not_before() -> None:
+def test_a_completion_arrives_with_its_last_answer() -> None:
     arrivals = Arrivals()
     completion = Completion(2, [3, 4], arrivals)
     completion.answer(make_answer())
@@ -26,7 +26,7 @@ def test_it_arrives_with_its_last_answer_and_not_before() -> None:
     assert [one.members for one in arrivals] == [[3, 4]]
 
 
-def test_completions_arrive_in_the_order_in_which_they_end() -> None:
+def test_completions_arrive_in_the_order_of_their_last_answers() -> None:
     arrivals = Arrivals()
     first, second = Completion(1, [0], arrivals), Completion(1, [1], arrivals)
     second.answer(make_answer())
@@ -34,7 +34,7 @@ def test_completions_arrive_in_the_order_in_which_they_end() -> None:
     assert [one.members for one in arrivals] == [[1], [0]]
 
 
-def test_what_waits_is_woken_before_it_arrives() -> None:
+def test_waiting_threads_are_notified_before_a_completion_arrives() -> None:
     woken: list[bool] = []
 
     class Watched(Arrivals):
@@ -48,14 +48,14 @@ def test_what_waits_is_woken_before_it_arrives() -> None:
     assert woken == [True]
 
 
-def test_a_worker_that_took_no_part_is_remembered() -> None:
+def test_a_completion_remembers_an_absent_worker() -> None:
     completion = Completion(2, [0])
     completion.answer(make_answer(absent=True))
     completion.answer(make_answer())
     assert completion.absent
 
 
-def test_a_completion_that_was_taken_goes_without_a_garbage_collection() -> None:
+def test_a_taken_completion_is_freed_without_garbage_collection() -> None:
     arrivals = Arrivals()
     completion = Completion(1, [0], arrivals)
     completion.answer(make_answer())

@@ -1,4 +1,4 @@
-"""Syncers of factors, for a group of two whose other worker knows what the test says."""
+"""Syncers of factors, in a group of two whose other worker contributes what the test says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEIGHT, DEPTH, ROWS = 6, 4, 2
 
 
 class FactorGroup(FakeGroup):
-    """A group of two.  `theirs` are the payloads of the other worker by key; its rows are what `rows` says."""
+    """A group of two.  `theirs` holds the other worker's payloads by key, `rows` its rows."""
 
     def __init__(self) -> None:
         super().__init__(sizes=Sizes(fixed=1024))
@@ -108,7 +108,7 @@ def test_the_mean_of_all_factors_becomes_the_gradient(chunks: int) -> None:
     assert len(group.released) == chunks  # the other worker's
 
 
-def test_a_whole_gradient_travels_along_and_is_counted_but_not_in_the_first_pass() -> None:
+def test_a_whole_gradient_is_sent_along_and_counted_except_in_the_first_pass() -> None:
     group, slot, syncer = make_gathered()
     for counted in (0, 1):
         slot.layer.factors = make_slot(1).layer.factors
@@ -127,7 +127,7 @@ def empty_slot() -> NumpySlot:
     return slot
 
 
-def test_without_any_gradient_there_is_none() -> None:
+def test_without_a_gradient_on_any_rank_there_is_no_result() -> None:
     group, slot, syncer = make_gathered()
     slot.layer.factors = None
     share(group, syncer, empty_slot())
@@ -136,7 +136,7 @@ def test_without_any_gradient_there_is_none() -> None:
     assert slot.gradient is None
 
 
-def test_results_are_sampled_when_that_is_asked_for() -> None:
+def test_results_are_sampled_on_request() -> None:
     digests = []
     for samples, seed in ((False, 2), (True, 2), (True, 2), (True, 3)):
         group, _, syncer = make_gathered()
@@ -168,7 +168,7 @@ def share_with_shard(group: FactorGroup, theirs: NumpySlot) -> None:
     group.theirs = {key: RankBytes(one.array, one.descriptor) for key, one in zip(keys, payloads, strict=True)}
 
 
-def test_each_shard_computes_its_rows_and_all_of_them_become_the_gradient() -> None:
+def test_each_shard_computes_its_rows_which_together_form_the_gradient() -> None:
     group, slot, syncer = make_sharded()
     theirs = make_slot(2)
     expected = (product(slot) + product(theirs)) / 2
@@ -181,16 +181,16 @@ def test_each_shard_computes_its_rows_and_all_of_them_become_the_gradient() -> N
     assert len(group.released) == 2  # the other worker's two payloads
 
 
-def test_rows_of_other_shards_are_awaited_before_any_factors_leave() -> None:
-    """A shard that has the factors of all workers answers unasked."""
+def test_rounds_of_other_shards_rows_are_joined_before_factors_are_sent() -> None:
+    """A shard that has the factors of all workers answers without a request."""
     group, _, syncer = make_sharded()
     group.rows = np.zeros(HEIGHT // 2 * DEPTH, np.float32)
     run(syncer)
     assert group.order[0] == "MEAN 1"
-    assert group.order[1:3] == ["GATHER 0"] * 2  # each worker begins with its own shard
+    assert group.order[1:3] == ["GATHER 0"] * 2  # each worker starts with its own shard
 
 
-def test_rows_of_a_whole_gradient_travel_along() -> None:
+def test_rows_of_a_whole_gradient_are_sent_along() -> None:
     group, slot, syncer = make_sharded()
     slot.layer.gradients["weight"] = np.arange(HEIGHT * DEPTH, dtype=np.float32).reshape(HEIGHT, DEPTH)
     expected = (product(slot) + np.array(slot.gradient)) / 2

@@ -1,4 +1,4 @@
-"""What links and machines can do, measured over a group whose links are as the test says, by its own clock."""
+"""Measurements of links and hosts, over a fake group with given links and its own clock."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def measure(group: TimedGroup) -> Cluster:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("bytes_per_s", [1e6, 1e8, 5e9])
-def test_the_rate_and_the_latency_of_the_links_are_found(clock: Clock, bytes_per_s: float, size: int) -> None:
+def test_rate_and_latency_of_the_links_are_measured(clock: Clock, bytes_per_s: float, size: int) -> None:
     cluster = measure(TimedGroup(clock, size=size, bytes_per_s=bytes_per_s))
     assert cluster.workers == size
     assert cluster.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
     assert cluster.latency_s == pytest.approx(0.001)
 
 
-def test_every_figure_is_one_that_a_plan_can_be_made_with(clock: Clock) -> None:
+def test_all_figures_are_usable_by_the_planner(clock: Clock) -> None:
     """Even if no time passes at all."""
     cluster = measure(TimedGroup(clock, bytes_per_s=float("inf"), latency_s=0.0))
     for figure in (cluster.bytes_per_s, cluster.flops_per_s, cluster.shard_flops_per_s, cluster.add_bytes_per_s):
@@ -57,21 +57,21 @@ def test_transfers_grow_until_one_takes_long_enough(clock: Clock) -> None:
     assert all(duration_s <= ENOUGH_S for duration_s in durations_s[:-1])
 
 
-def test_a_slow_link_is_not_held_up_by_more_than_the_smallest_transfer(clock: Clock) -> None:
+def test_a_slow_link_carries_only_the_smallest_transfer(clock: Clock) -> None:
     group = TimedGroup(clock, bytes_per_s=1e6)
     measure(group)
     assert group.transfers == [SMALLEST_BYTES]
 
 
-def test_a_fast_link_gets_the_largest_transfer_and_no_more(clock: Clock) -> None:
+def test_a_fast_link_carries_transfers_up_to_the_largest(clock: Clock) -> None:
     group = TimedGroup(clock, bytes_per_s=1e12, latency_s=0.0)
     measure(group)
     assert len(group.transfers) == STEPS
     assert group.transfers[-1] == MOST_BYTES
 
 
-def test_all_ranks_stop_at_the_same_size_whoever_is_slow(clock: Clock) -> None:
-    """Ours would be fast enough for a larger one; the mean of all says no."""
+def test_all_ranks_stop_at_the_same_size_whichever_is_slow(clock: Clock) -> None:
+    """This rank would be fast enough for a larger transfer, but the mean of all ranks is not."""
     slow = TimedGroup(clock, size=4, bytes_per_s=1e12, others_s=2 * ENOUGH_S)
     measure(slow)
     assert slow.transfers == [SMALLEST_BYTES]
@@ -80,7 +80,7 @@ def test_all_ranks_stop_at_the_same_size_whoever_is_slow(clock: Clock) -> None:
     assert len(quick.transfers) > 1
 
 
-def test_the_ranks_tell_each_other_after_every_transfer(clock: Clock) -> None:
+def test_ranks_exchange_durations_after_every_transfer(clock: Clock) -> None:
     group = TimedGroup(clock)
     measure(group)
     assert group.verdicts == len(group.transfers)
@@ -96,7 +96,7 @@ def test_a_group_is_measured_once(clock: Clock) -> None:
     assert measure(group) is first
 
 
-def test_a_process_group_that_is_there_later_is_measured_then(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_group_is_measured_when_it_appears(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchDevice, "measure_allreduce", lambda device, size_bytes: 7.0)
     with_process_group = TorchDevice(torch.device("cpu"), "of torch")
     group = TimedGroup(clock)
@@ -106,7 +106,7 @@ def test_a_process_group_that_is_there_later_is_measured_then(clock: Clock, monk
     assert measure_cluster(group, with_process_group) is cluster
 
 
-def test_a_group_that_is_gone_is_forgotten(clock: Clock) -> None:
+def test_a_deleted_group_is_forgotten(clock: Clock) -> None:
     group = TimedGroup(clock)
     measure(group)
     ref = weakref.ref(group)
@@ -115,15 +115,15 @@ def test_a_group_that_is_gone_is_forgotten(clock: Clock) -> None:
     assert ref() is None
 
 
-def test_a_large_transfer_travels_in_all_its_slices(clock: Clock) -> None:
-    """Each with its own part of the memory, all of which is answered."""
+def test_a_large_transfer_uses_all_its_slices(clock: Clock) -> None:
+    """Each slice has its own range of the memory, all of which is answered."""
     group = TimedGroup(clock, bytes_per_s=1e12, latency_s=0.0)
     group.configure(sizes=Sizes(fixed=SMALLEST_BYTES))
     measure(group)
     assert group.transfers == [SMALLEST_BYTES * GROWTH**step for step in range(STEPS)]
 
 
-def test_of_several_runs_the_fastest_counts_but_never_the_first(clock: Clock) -> None:
+def test_the_fastest_run_counts_but_not_the_warm_up(clock: Clock) -> None:
     durations_s = iter([0.001, *(2.0 + run for run in range(REPEATS))])
 
     def work() -> None:

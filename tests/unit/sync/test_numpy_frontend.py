@@ -1,4 +1,4 @@
-"""What a frontend over `sync` hides and when it waits, over a group whose results come when a test says so."""
+"""Overlap and waiting in a frontend over `sync`, with a group whose results arrive when the test says so."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def make_trainer() -> tuple[NumpyTrainer, SlowGroup]:
 
 
 def list_weights(group: SlowGroup) -> list[tuple[str, int]]:
-    """Return the weights in flight, in the order in which they left, with their priorities."""
+    """Return the weights in flight in the order in which they were sent, with their priorities."""
     slices = [(group.slices[one.key], one.priority) for one in group.pending]
     names = [f"layer {len(WIDTHS) - 2 - item.ranges[0].tensor // 2}" for item, _ in slices]
     found = zip(names, slices, strict=True)
     return [(name, priority) for name, (item, priority) in found if not item.ranges[0].tensor % 2]
 
 
-def test_a_step_waits_for_nothing_and_the_last_layer_leaves_first() -> None:
+def test_a_step_does_not_wait_and_the_last_layer_is_sent_first() -> None:
     trainer, group = make_trainer()
     trainer.step(INPUTS, TARGETS)
     assert not group.waits
     assert list(dict.fromkeys(name for name, _ in list_weights(group))) == ["layer 2", "layer 1", "layer 0"]
 
 
-def test_the_layer_that_is_used_first_is_the_most_urgent() -> None:
+def test_the_layer_used_first_is_most_urgent() -> None:
     trainer, group = make_trainer()
     trainer.step(INPUTS, TARGETS)
     by_layer = dict(list_weights(group))

@@ -1,4 +1,4 @@
-"""Passes that are open at the same time: which one is late, and which end together."""
+"""Passes that are open at the same time: which of them is late, and which end together."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_the_second_pass_over_a_tensor_is_late_and_ends_alone(passes: OpenPasses
     assert not passes.add(third, 7)
     assert passes.find_together(first) == [first, third]
     assert passes.find_together(second) == [second]
-    # Also after a late one: it has not sent anything yet.
+    # Even after a late one, which has not sent anything yet.
     fourth = Owner("c")
     assert passes.add(fourth, 7)
     assert passes.find_together(second) == [second]
     assert passes.find_together(fourth) == [fourth]
 
 
-def test_a_pass_of_another_backward_makes_it_late_too(passes: OpenPasses[Owner]) -> None:
+def test_an_open_pass_of_another_backward_also_makes_it_late(passes: OpenPasses[Owner]) -> None:
     first, second = Owner("a"), Owner("a")
     passes.add(first, 7)
     assert passes.add(second, 8)
@@ -63,7 +63,7 @@ def test_members_count_as_they_are_now(passes: OpenPasses[Owner]) -> None:
     assert not passes.covers("a")
 
 
-def test_an_owner_that_is_discarded_takes_its_pass_along(passes: OpenPasses[Owner]) -> None:
+def test_a_discarded_owner_takes_its_pass_with_it(passes: OpenPasses[Owner]) -> None:
     owner = Owner("a")
     ref = weakref.ref(owner)
     passes.add(owner, 7)

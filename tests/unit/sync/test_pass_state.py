@@ -1,4 +1,4 @@
-"""The states of a model's passes: every transition, the impossible ones, and any sequence of facts."""
+"""The states of a model's passes: every transition, impossible ones, and any sequence of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from undertow.sync.pass_state import TRANSITIONS, PassEvent, PassState, PassTrac
 
 LOCAL, ARMED, OPEN, OPEN_LATE = PassState.LOCAL, PassState.ARMED, PassState.OPEN, PassState.OPEN_LATE
 
-# One line for each state; the columns are the events, in their order, and "-" is impossible.
+# One line per state and one column per event, in order; "-" is impossible.
 TABLE = """
 LOCAL            ARMED      LOCAL      ARMED            LOCAL            FOLLOWING_LOCAL  -     -          -
 ARMED            ARMED      LOCAL      ARMED            LOCAL            FOLLOWING_ARMED  OPEN  OPEN_LATE  -
@@ -30,7 +30,7 @@ CELLS = [
 @pytest.mark.parametrize(
     ("before", "event", "after"), CELLS, ids=[f"{before.name}-{event.name}" for before, event, _ in CELLS]
 )
-def test_each_fact_in_each_state(before: PassState, event: PassEvent, after: PassState | None) -> None:
+def test_every_event_in_every_state(before: PassState, event: PassEvent, after: PassState | None) -> None:
     tracker = PassTracker()
     tracker.state = before
     if after is not None:
@@ -47,7 +47,7 @@ def test_the_table_has_every_state() -> None:
     assert set(TRANSITIONS) == set(PassState)
 
 
-def test_an_impossible_fact_tells_what_came_before() -> None:
+def test_the_error_for_an_impossible_event_lists_earlier_ones() -> None:
     tracker = PassTracker()
     for _ in range(20):
         tracker.advance(PassEvent.FORWARD_LOCAL)
@@ -80,7 +80,7 @@ def test_the_policy_holds_from_one_pass_to_the_next() -> None:
     for _ in range(2):
         run_pass(tracker)
         assert tracker.state is ARMED
-    # It counts what the policy is when the pass ends.
+    # The policy at the end of the pass counts.
     tracker.advance(PassEvent.OUTPUT_REACHED)
     tracker.advance(PassEvent.GRADIENT_FOUND)
     tracker.advance(PassEvent.NONE_SYNCHRONISED)
@@ -116,8 +116,8 @@ FORWARDS = {PassEvent.FORWARD_SYNCHRONISED: ARMED, PassEvent.FORWARD_LOCAL: LOCA
 
 
 @given(st.lists(st.sampled_from(PassEvent), max_size=40))
-def test_any_sequence_of_facts(events: list[PassEvent]) -> None:
-    """What holds whatever happens, told without the table."""
+def test_any_sequence_of_events(events: list[PassEvent]) -> None:
+    """Invariants of any sequence, stated without the table."""
     tracker = PassTracker()
     policy = False
     for event in events:
@@ -130,12 +130,12 @@ def test_any_sequence_of_facts(events: list[PassEvent]) -> None:
         if event in (PassEvent.ALL_SYNCHRONISED, PassEvent.NONE_SYNCHRONISED):
             policy = event is PassEvent.ALL_SYNCHRONISED
         if was_open:
-            # Only the end of its backward ends a pass, and then the policy decides about the next gradient.
+            # Only the end of its backward ends a pass; then the policy decides about the next gradient.
             ended = ARMED if policy else LOCAL
             assert tracker.state is (ended if event is PassEvent.BACKWARD_OVER else before)
         elif event in FORWARDS:
             assert tracker.state is FORWARDS[event]
         assert tracker.is_open is (tracker.state in (OPEN, OPEN_LATE))
-        # A pass begins with a gradient, and with nothing else.
+        # A pass begins only with a gradient.
         found = event in (PassEvent.GRADIENT_FOUND, PassEvent.SHARED_GRADIENT_FOUND)
         assert (tracker.is_open and not was_open) is found

@@ -1,4 +1,4 @@
-"""The bytes of one worker's factors: where each array lies, and what is refused."""
+"""The byte format of one worker's factors: offsets of arrays, and refused payloads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FIELDS = (Field(5), Field(3))
 FLOAT = np.dtype(np.float32)
 
 
-def test_every_array_begins_where_any_type_may() -> None:
+def test_every_array_is_aligned_for_any_type() -> None:
     assert find_starts([10, 6, 60]) == [0, 16, 32, 96]
     assert find_starts([]) == [0]
 
 
-def test_a_descriptor_tells_rows_and_types() -> None:
+def test_a_descriptor_contains_rows_and_types() -> None:
     array = np.arange(16 * 5, dtype=np.uint8)
     found = unpack([array], describe(2, DType.FLOAT16, has_whole=True), FIELDS, (3, 5), np.dtype(np.float16))
     assert [one.shape for one in found.factors] == [(2, 5), (2, 3)]
@@ -36,7 +36,7 @@ def test_arrays_share_the_memory_of_a_single_chunk() -> None:
     assert np.isnan(found.factors[0]).all()
 
 
-def test_no_gradient_and_a_gradient_of_zeros_are_told_apart() -> None:
+def test_no_gradient_differs_from_a_gradient_of_zeros() -> None:
     assert unpack([None], 0, FIELDS, (3, 5), FLOAT) is NO_FACTORS
     zeros = unpack([None], describe(0, None, has_whole=False), FIELDS, (3, 5), FLOAT)
     assert zeros.is_present

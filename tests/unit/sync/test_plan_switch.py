@@ -1,4 +1,4 @@
-"""From one plan to the next: prepared in one pass, used in the next one, and every gradient stays what it was."""
+"""Switches between plans: prepared in one pass, used in the next, with the same gradients throughout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sent_specs(group: FakeGroup) -> list[tuple[Op, int]]:
 
 
 class Bench:
-    """A model whose passes are synchronised, beside one whose are not."""
+    """A model whose passes are synchronised, and a copy whose passes are not."""
 
     def __init__(self, process_group: object = None, *, without_middle: bool = False) -> None:
         torch.manual_seed(0)
@@ -74,12 +74,12 @@ class Bench:
         return self.switch.change()
 
     def switch_to(self, schemes: Mapping[str, Scheme], **options: int) -> None:
-        """As training does it: prepare before one backward, change before the next."""
+        """Switch as training does: prepare before one backward, change before the next."""
         self.train(before_backward=lambda: self.prepare(schemes, **options))
         self.train(before_backward=self.change)
 
     def train(self, before_backward: Callable[[], object] = lambda: None, *, synchronise: bool = True) -> None:
-        """One pass of both, after which their gradients are equal."""
+        """Run one pass of both, after which their gradients are equal."""
         for parameter in (*self.net.parameters(), *self.plain.parameters()):
             parameter.grad = None
         self.group.answered.clear()
@@ -99,18 +99,18 @@ class Bench:
         return [name for name, part in self.net.named_modules() if isinstance(part, Swapped)]
 
     def factored(self) -> list[str]:
-        """What is gathered from the next pass on."""
+        """Return the tensors that are sent as factors, beginning with the next pass."""
         one = self.gradients[0]
         return [one.name(index) for index in range(len(one.parameters)) if one.takes_factors(index, now=False)]
 
     def slices_of(self, name: str) -> list[Slice]:
-        """Those that are in use."""
+        """Return the slices in use."""
         one = self.gradients[0]
         index = [one.name(index) for index in range(len(one.parameters))].index(name)
         return one.table.current.places[index].slices
 
     def new_keys(self) -> set[int]:
-        """Those that are known but not in use."""
+        """Return the keys that are known but not in use."""
         return set(self.group.slices) - {item.spec.key for item in self.gradients[0].table.current.slices}
 
 
@@ -125,27 +125,27 @@ def test_nothing_is_prepared_at_the_start(bench: Bench) -> None:
     assert {op for op, _ in sent_specs(bench.group)} == {Op.MEAN}
 
 
-def test_what_is_prepared_is_known_but_not_yet_used(bench: Bench) -> None:
+def test_a_prepared_layout_is_known_but_not_yet_used(bench: Bench) -> None:
     known = set(bench.group.slices)
     bench.train(before_backward=lambda: bench.prepare(FACTORS))
     assert bench.switch.is_prepared
     assert set(bench.group.slices) > known
-    # This pass still went as before, the layers of its forward as well.
+    # This pass and the layers of its forward still used the old layout.
     assert set(bench.group.answered) == known
     assert bench.factored() == []
     assert bench.group.resized == []
     assert bench.gradients[0].table.current is bench.gradients[0].table.first
 
 
-def test_layers_hand_over_their_parts_from_the_next_forward_on(bench: Bench) -> None:
+def test_layers_hand_over_factors_from_the_next_forward(bench: Bench) -> None:
     bench.prepare(FACTORS)
-    assert bench.swapped == []  # a checkpoint may compute a forward again in this backward
+    assert bench.swapped == []  # a checkpoint may recompute a forward in this backward
     bench.switch.change_layers()
     assert bench.swapped == ["1", "2"]
     assert bench.net[1](torch.ones(1, 48)).shape == (1, 48)
 
 
-def test_after_the_change_parts_travel_instead_of_gradients(bench: Bench) -> None:
+def test_after_the_change_factors_are_sent_instead_of_gradients(bench: Bench) -> None:
     bench.switch_to(FACTORS)
     assert not bench.switch.is_prepared
     assert bench.factored() == [MIDDLE, TOP]
@@ -158,12 +158,12 @@ def test_after_the_change_parts_travel_instead_of_gradients(bench: Bench) -> Non
     assert bench.gradients[0].find_wholes() == []
 
 
-def test_the_change_tells_what_is_used_now(bench: Bench) -> None:
+def test_the_change_returns_the_slice_plan_in_force(bench: Bench) -> None:
     bench.prepare(FACTORS, 3072, {TOP: 5.0})
     assert bench.change() == make_slice_plan(3072, FACTORS, {TOP: 5.0})
 
 
-def test_rows_travel_where_a_plan_says_so(bench: Bench) -> None:
+def test_rows_are_sent_where_a_plan_says_so(bench: Bench) -> None:
     bench.switch_to({WORDS: Scheme.ROWS})
     assert bench.factored() == [WORDS]
     assert bench.swapped == ["0"]
@@ -175,10 +175,10 @@ def test_a_scheme_for_a_tensor_without_a_layer_is_not_followed() -> None:
     assert bench.factored() == [TOP]
 
 
-def test_a_layer_that_is_dense_again_is_restored_when_that_is_used(bench: Bench) -> None:
+def test_a_layer_is_restored_when_its_dense_scheme_takes_effect(bench: Bench) -> None:
     bench.switch_to(FACTORS)
     bench.train(before_backward=lambda: bench.prepare({TOP: Scheme.FACTORS}))
-    assert bench.swapped == ["1", "2"]  # the forward of the pass that ends it all may have begun
+    assert bench.swapped == ["1", "2"]  # the forward of the last factored pass may have begun
     assert bench.factored() == [MIDDLE, TOP]
     bench.train(before_backward=bench.change)
     assert bench.factored() == [TOP]
@@ -203,7 +203,7 @@ def test_kept_factors_survive_a_change_of_other_tensors(bench: Bench) -> None:
     assert collector._kept
 
 
-def test_factors_are_forgotten_when_the_layer_is_dense_again(bench: Bench) -> None:
+def test_factors_are_forgotten_when_the_layer_becomes_dense(bench: Bench) -> None:
     bench.switch_to(FACTORS)
     bench.train(synchronise=False)
     collector = bench.net[2]._undertow_collector
@@ -213,7 +213,7 @@ def test_factors_are_forgotten_when_the_layer_is_dense_again(bench: Bench) -> No
     assert not collector._kept
 
 
-def test_every_gradient_is_the_same_through_any_number_of_changes(bench: Bench) -> None:
+def test_gradients_stay_the_same_through_any_number_of_changes(bench: Bench) -> None:
     for schemes in (FACTORS, {}, {WORDS: Scheme.ROWS, TOP: Scheme.FACTORS}, {MIDDLE: Scheme.FACTORS}, FACTORS):
         for slice_bytes in (1024, 4096):
             bench.switch_to(schemes, slice_bytes=slice_bytes)
@@ -236,7 +236,7 @@ def test_keys_in_use_are_not_cut_anew(bench: Bench) -> None:
     ("peer_bytes", "chunks"),
     [(0.0, 1), (1.0, 1), (2048.0, 1), (2049.0, 2), (10_000.0, 5), (1e6, 48 * 48 * 4 // 1024 + 1)],
 )
-def test_pieces_are_sent_in_chunks_of_about_a_slice_as_far_as_there_are_keys(
+def test_factors_are_sent_in_chunks_of_about_a_slice_if_there_are_enough_keys(
     bench: Bench, peer_bytes: float, chunks: int
 ) -> None:
     bench.prepare(FACTORS, 2048, {MIDDLE: peer_bytes})
@@ -247,8 +247,8 @@ def test_pieces_are_sent_in_chunks_of_about_a_slice_as_far_as_there_are_keys(
 
 
 @pytest.mark.parametrize(("peer_bytes", "chunks"), [(0.0, 1), (4096.0, 2), (1e6, (48 * 48 * 4 // 1024 + 1) // 2)])
-def test_shards_that_make_a_gradient_get_chunks_each(bench: Bench, peer_bytes: float, chunks: int) -> None:
-    """As many of the activations as there are, one of the deltas; and their rows come back in slices."""
+def test_each_shard_that_computes_a_gradient_gets_chunks(bench: Bench, peer_bytes: float, chunks: int) -> None:
+    """All remaining chunks are activations and one is deltas; the rows come back in slices."""
     bench.prepare({MIDDLE: Scheme.FACTORS_TO_SHARD}, 2048, {MIDDLE: peer_bytes})
     bench.switch.change_layers()
     bench.change()
@@ -261,7 +261,7 @@ def test_shards_that_make_a_gradient_get_chunks_each(bench: Bench, peer_bytes: f
         assert sum(spec.elements for spec in own if spec.op is Op.MEAN) == 48 * 48 // 2
 
 
-def test_what_torchs_process_group_sums_has_no_slices() -> None:
+def test_tensors_that_torchs_process_group_sums_have_no_slices() -> None:
     bench = Bench(process_group="of torch")
     bench.prepare({MIDDLE: Scheme.ALLREDUCE, TOP: Scheme.FACTORS})
     bench.switch.change_layers()
@@ -272,7 +272,7 @@ def test_what_torchs_process_group_sums_has_no_slices() -> None:
     assert {TOP, WORDS} <= set(names)
 
 
-def test_without_a_process_group_its_tensors_travel_as_a_whole(bench: Bench) -> None:
+def test_without_a_process_group_its_tensors_are_sent_dense(bench: Bench) -> None:
     bench.switch_to({MIDDLE: Scheme.ALLREDUCE, TOP: Scheme.FACTORS})
     assert bench.factored() == [TOP]
     assert sum(item.spec.elements for item in bench.slices_of(MIDDLE)) == 48 * 48
@@ -287,7 +287,7 @@ def test_all_tables_change_together(bench: Bench) -> None:
     assert bench.factored() == [MIDDLE, TOP]
 
 
-def test_parameters_that_come_between_the_two_keep_their_first_slices(bench: Bench) -> None:
+def test_parameters_added_in_between_keep_their_first_slices(bench: Bench) -> None:
     bench.prepare(FACTORS)
     extra = nn.Linear(24, 24)
     bench.gradients.append(bench.watch([("extra.weight", extra.weight)], nn.Sequential(extra)))
@@ -296,8 +296,8 @@ def test_parameters_that_come_between_the_two_keep_their_first_slices(bench: Ben
     assert bench.factored() == [MIDDLE, TOP]
 
 
-def test_what_was_accumulated_before_the_change_is_not_lost(bench: Bench) -> None:
-    """A gradient that is there already when the first parts are asked for goes along as a whole."""
+def test_a_gradient_accumulated_before_the_change_is_not_lost(bench: Bench) -> None:
+    """A gradient that exists when factors are first wanted is sent along whole."""
     bench.train(before_backward=lambda: bench.prepare(FACTORS))
     bench.train(synchronise=False)
     for parameter in bench.plain.parameters():

@@ -1,4 +1,4 @@
-"""Syncers of dense gradients: what leaves when, from which memory, and where the mean ends up."""
+"""Syncers of dense gradients: what is sent when, from which memory, and where the mean is received."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLICE_BYTES = 64
 
 
 class HeldGroup(SlowGroup):
-    """A slow group that keeps the question whether the last contributions are in place."""
+    """A slow group that keeps the function that tells whether the last contributions are ready."""
 
     def __init__(self) -> None:
         super().__init__(SLICE_BYTES)
@@ -39,7 +39,7 @@ class HeldGroup(SlowGroup):
 
 
 class CopiedSlot(NumpySlot):
-    """A slot whose gradient is on a device: it is copied, and the copy takes its time."""
+    """A slot whose gradient is on a device and is copied slowly."""
 
     ready = False
 
@@ -52,7 +52,7 @@ class CopiedSlot(NumpySlot):
 
 
 class SharedSlot(NumpySlot):
-    """A slot whose gradient shares memory with what backward still computes with."""
+    """A slot whose gradient shares memory that backward still uses."""
 
     def expose(self, hint: Any) -> InPlace | None:
         found = super().expose(hint)
@@ -79,7 +79,7 @@ def run(syncer: DenseSyncer | FusedSyncer, priorities: Sequence[int] = (5,)) -> 
 
 
 @pytest.mark.parametrize("kind", [NumpySlot, CopiedSlot, SharedSlot])
-def test_a_gradient_leaves_in_slices_and_becomes_the_mean(kind: type[NumpySlot]) -> None:
+def test_a_gradient_is_sent_in_slices_and_becomes_the_mean(kind: type[NumpySlot]) -> None:
     group, slot = HeldGroup(), make_slot(kind)
     expected = np.array(slot.gradient) * 2
     syncer = make_dense(group, slot)
@@ -138,7 +138,7 @@ def test_without_a_gradient_nothing_is_sent_and_without_any_nothing_lands() -> N
     assert slot.gradient is None
 
 
-def test_a_mean_of_others_lands_where_there_was_no_gradient() -> None:
+def test_the_mean_of_other_ranks_lands_without_an_own_gradient() -> None:
     group, slot = HeldGroup(), make_slot()
     slot.layer.gradients["weight"] = None
     syncer = make_dense(group, slot)
@@ -153,7 +153,7 @@ def test_a_mean_of_others_lands_where_there_was_no_gradient() -> None:
     np.testing.assert_array_equal(slot.gradient, np.full((3, 12), 7, np.float32))
 
 
-def test_a_worker_that_took_no_part_is_told() -> None:
+def test_an_absent_worker_is_reported() -> None:
     group = HeldGroup()
     completion = run(make_dense(group, make_slot()))
     group.answer_all(absent=True)
@@ -174,7 +174,7 @@ def make_tiny() -> list[NumpySlot]:
     return [NumpySlot(slot.layer, "bias") for slot in slots]
 
 
-def test_tiny_gradients_leave_together_with_the_last_of_them() -> None:
+def test_tiny_gradients_are_sent_together_with_the_last_of_them() -> None:
     group, slots = HeldGroup(), make_tiny()
     syncer = make_fused(group, slots)
     completion = Completion(syncer.answers, syncer.members)
@@ -190,7 +190,7 @@ def test_tiny_gradients_leave_together_with_the_last_of_them() -> None:
         np.testing.assert_array_equal(slot.gradient, [2.0])
 
 
-def test_a_fused_slice_tells_which_of_its_tensors_have_a_gradient() -> None:
+def test_a_fused_slice_marks_which_tensors_have_a_gradient() -> None:
     group, slots = HeldGroup(), make_tiny()
     slots[0].layer.gradients["bias"] = None
     syncer = make_fused(group, slots)
@@ -203,7 +203,7 @@ def test_a_fused_slice_tells_which_of_its_tensors_have_a_gradient() -> None:
     np.testing.assert_array_equal(slots[1].gradient, [2.0])
 
 
-def test_a_syncer_is_used_in_one_pass_after_the_other() -> None:
+def test_a_syncer_is_reused_in_every_pass() -> None:
     group, slot = HeldGroup(), make_slot()
     syncer = make_dense(group, slot)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Layouts of a table: whatever is cut anew covers everything, with keys that nothing else uses meanwhile."""
+"""Layouts of a table: each one covers everything, with keys that nothing else uses at the same time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def keys_of(layout: Layout) -> set[int]:
 
 
 def check_covers(layout: Layout, specs: Sequence[TensorSpec], chunkings: Mapping[int, Chunking] | None = None) -> None:
-    """Each element once; what travels in parts to everybody only in chunks without elements."""
+    """Check that each element occurs once, and that factors for every worker have only chunks without elements."""
     marks = [np.zeros(spec.elements, int) for spec in specs]
     chunks: list[list[int]] = [[] for _ in specs]
     for item in layout.slices:
@@ -61,7 +61,7 @@ def check_covers(layout: Layout, specs: Sequence[TensorSpec], chunkings: Mapping
 
 
 def most(index: int, *, to_shards: bool = False) -> Chunking:
-    """As many chunks as are ever asked for."""
+    """Return the largest number of chunks that is ever needed."""
     chunks = count_most(SPECS[index], SIZES.smallest)
     return Chunking(max(1, chunks // SHARDS), to_shards) if to_shards else Chunking(chunks)
 
@@ -81,15 +81,15 @@ CUTS: list[Mapping[int, Chunking]] = [
 
 @pytest.mark.parametrize("chunkings", CUTS)
 @pytest.mark.parametrize("slice_bytes", [1024, 1040, 4096, 16384])
-def test_a_new_cut_covers_everything(chunkings: Mapping[int, Chunking], slice_bytes: int) -> None:
+def test_a_new_layout_covers_everything(chunkings: Mapping[int, Chunking], slice_bytes: int) -> None:
     table = make_table(make_group())
     check_covers(table.first, SPECS)
     check_covers(table.recut(slice_bytes, chunkings), SPECS, chunkings)
 
 
 @pytest.mark.parametrize("chunkings", CUTS)
-def test_the_keys_of_two_cuts_and_of_the_first_never_meet(chunkings: Mapping[int, Chunking]) -> None:
-    """Nor those of a table that was registered before or after."""
+def test_keys_of_two_layouts_and_of_the_first_never_overlap(chunkings: Mapping[int, Chunking]) -> None:
+    """Nor with those of a table registered before or after."""
     group = make_group()
     before = make_table(group)
     table = make_table(group)
@@ -109,8 +109,8 @@ def test_the_keys_of_two_cuts_and_of_the_first_never_meet(chunkings: Mapping[int
 
 
 @pytest.mark.parametrize("chunkings", CUTS)
-def test_keys_do_not_meet_where_the_user_gave_the_slice_size(chunkings: Mapping[int, Chunking]) -> None:
-    """Which may be smaller than the smallest that would be chosen."""
+def test_keys_do_not_overlap_with_a_slice_size_given_by_the_user(chunkings: Mapping[int, Chunking]) -> None:
+    """It may be smaller than any size that would be chosen."""
     group = make_group(Sizes(fixed=1024, smallest=64 << 10))
     table, after = make_table(group), make_table(group)
     first, second = keys_of(table.recut(1024, chunkings)), keys_of(table.recut(1024, chunkings))
@@ -120,14 +120,14 @@ def test_keys_do_not_meet_where_the_user_gave_the_slice_size(chunkings: Mapping[
     assert not (first | second) & keys_of(after.first)
 
 
-def test_keys_are_used_again_only_by_the_next_cut_but_one() -> None:
+def test_keys_are_reused_only_after_another_layout() -> None:
     table = make_table(make_group())
     first, second, third = (keys_of(table.recut(1024)) for _ in range(3))
     assert not first & second
     assert first == third
 
 
-def test_a_cut_is_made_known_at_once_and_used_when_it_is_changed_to() -> None:
+def test_a_layout_is_registered_when_prepared_and_used_after_the_change() -> None:
     group = make_group()
     table = make_table(group)
     made = table.recut(2048)
@@ -138,13 +138,13 @@ def test_a_cut_is_made_known_at_once_and_used_when_it_is_changed_to() -> None:
     check_covers(table.first, SPECS)
 
 
-def test_all_ranks_cut_alike() -> None:
+def test_all_ranks_make_the_same_layout() -> None:
     for chunkings in CUTS:
         ours, theirs = (make_table(make_group()) for _ in range(2))
         assert ours.recut(2048, chunkings).slices == theirs.recut(2048, chunkings).slices
 
 
-def test_places_tell_where_a_tensor_travels() -> None:
+def test_places_name_the_slices_of_a_tensor() -> None:
     table = make_table(make_group())
     layout = table.recut(4096, {0: Chunking(2)})
     assert [item.ranges for item in layout.places[0].slices] == [(TensorRange(0, 0, 0, 0),), (TensorRange(0, 1, 0, 0),)]
@@ -158,7 +158,7 @@ def test_places_tell_where_a_tensor_travels() -> None:
     assert sum(item.spec.elements for item in layout.places[5].slices) == SPECS[5].elements
 
 
-def test_what_everybody_gets_has_no_shard() -> None:
+def test_chunks_for_every_worker_have_no_shard() -> None:
     layout = make_table(make_group()).recut(4096, {0: Chunking(3), 5: Chunking(2, to_shards=True)})
     for_all = [item.spec for item in layout.places[0].slices]
     assert {(spec.owner, spec.op, spec.elements) for spec in for_all} == {(EVERYONE, Op.GATHER, 0)}
@@ -167,15 +167,15 @@ def test_what_everybody_gets_has_no_shard() -> None:
     assert {spec.owner for spec in to_shards if spec.op is Op.MEAN} == set(range(SHARDS))
 
 
-def test_a_table_that_is_gathered_has_one_key_per_tensor_whatever_its_size() -> None:
-    """As that of the reports: nobody knows before how long they are."""
+def test_a_gathered_table_has_one_key_per_tensor_of_any_size() -> None:
+    """Such as the table of reports, whose sizes are unknown in advance."""
     table = make_table(make_group(), [TensorSpec("report", (), DType.BYTES, 0), tensor(500, 500)], Op.GATHER)
     assert [item.spec.op for item in table.first.slices] == [Op.GATHER] * 2
     assert [item.spec.owner for item in table.first.slices] == [EVERYONE] * 2
     assert [len(place.slices) for place in table.first.places] == [1, 1]
 
 
-def test_tiny_tensors_are_fused_across_one_that_is_gathered() -> None:
+def test_tiny_tensors_are_fused_across_a_gathered_one() -> None:
     slices = cut(
         [tensor(3), tensor(100, 64), tensor(3)],
         Cut(0, 4096),
@@ -186,8 +186,8 @@ def test_tiny_tensors_are_fused_across_one_that_is_gathered() -> None:
     assert [[part.tensor for part in item.ranges] for item in slices] == [[1], [1], [0, 2]]
 
 
-def test_bytes_that_are_gathered_burden_no_shard() -> None:
-    """The others are placed as if it were not there."""
+def test_gathered_bytes_do_not_count_for_any_shard() -> None:
+    """The others are placed as if they did not exist."""
     specs = [tensor(1024), tensor(100, 64), tensor(1024), tensor(1024)]
     slices = cut(specs, Cut(0, 4096), op=Op.MEAN, placement=Placement(range(3)), chunkings={1: Chunking(5)})
     assert [item.spec.owner for item in slices if item.spec.op is Op.MEAN] == [0, 1, 2]

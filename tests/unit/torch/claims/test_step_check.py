@@ -1,4 +1,4 @@
-"""Gradients that were never synchronised are noticed before an optimizer steps with them."""
+"""Gradients that were never synchronised are detected before an optimizer steps with them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(called: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim
 
 
 def refuses(called: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer) -> str:
-    """The words in which a step was refused; no weight has changed by then."""
+    """Return the message with which a step is refused; no weight has changed by then."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.detach().clone() for p in parameters]
     with pytest.raises(ConfigError) as caught:
@@ -59,7 +59,7 @@ def refuses(called: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.opt
     return str(caught.value)
 
 
-def test_the_result_of_parallelize_is_thrown_away() -> None:
+def test_discarding_the_result_of_parallelize_is_refused() -> None:
     net = Net()
     optimizer = make(net)
     parallelize(net, optimizer, init_sync=False)
@@ -69,7 +69,7 @@ def test_the_result_of_parallelize_is_thrown_away() -> None:
     assert "parallelize" in words
 
 
-def test_the_wrapper_is_thrown_away() -> None:
+def test_discarding_the_wrapper_is_refused() -> None:
     net = Net()
     wrap(net)
     gc.collect()
@@ -79,7 +79,7 @@ def test_the_wrapper_is_thrown_away() -> None:
 
 
 class TorchsOwn(TorchDistributedDataParallel):
-    """Holds a module as torch's own class does."""
+    """A wrapper that holds a module as torch's own class does."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -89,7 +89,7 @@ class TorchsOwn(TorchDistributedDataParallel):
         return self.module(x)
 
 
-def test_a_wrapper_thrown_away_and_then_one_of_torchs_own(
+def test_torchs_own_wrapper_after_a_discarded_one_is_accepted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = Net()
@@ -99,14 +99,14 @@ def test_a_wrapper_thrown_away_and_then_one_of_torchs_own(
     train(model, optimizer)
     assert not caplog.records
     with monkeypatch.context() as patch:
-        patch.setattr(step_check, "find_averaged", None)  # it looks at every object, and is not called again
+        patch.setattr(step_check, "find_averaged", None)  # it inspects every object, so it is not called again
         train(model, optimizer)
     del model
     gc.collect()
     assert "'head.bias'" in refuses(net, make(net))
 
 
-def test_a_wrapper_thrown_away_and_then_an_optimizer_of_horovods(caplog: pytest.LogCaptureFixture) -> None:
+def test_horovods_optimizer_after_a_discarded_wrapper_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     wrap(net)
     gc.collect()
@@ -118,7 +118,7 @@ def test_a_wrapper_thrown_away_and_then_an_optimizer_of_horovods(caplog: pytest.
 
 @pytest.fixture
 def collectives(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """How many the script has called."""
+    """Return the number of collectives that the script has called."""
     count: list[int | None] = [7]
     for module in (step_check, other_means):
         monkeypatch.setattr(module, "count_collectives", lambda: count[0])
@@ -127,7 +127,7 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 @pytest.mark.parametrize("mistake", ["gone", "past", "added"])
 @pytest.mark.parametrize("count", [7, 8, None])
-def test_where_the_script_calls_collectives_a_warning_takes_the_place_of_the_error(
+def test_collectives_of_the_script_turn_the_error_into_a_warning(
     collectives: list[int | None], caplog: pytest.LogCaptureFixture, mistake: str, count: int | None
 ) -> None:
     net = Net()
@@ -151,7 +151,7 @@ def test_where_the_script_calls_collectives_a_warning_takes_the_place_of_the_err
 
 
 @pytest.mark.parametrize("library", ["mpi4py", "horovod"])
-def test_libraries_whose_calls_cannot_be_counted_make_it_a_warning(
+def test_libraries_with_uncounted_calls_turn_the_error_into_a_warning(
     monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     net = Net()
@@ -161,7 +161,7 @@ def test_libraries_whose_calls_cannot_be_counted_make_it_a_warning(
     train(net, make(net))
 
 
-def test_own_collectives_are_no_sign_of_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_collectives_do_not_count_as_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [SimpleNamespace(_get_sequence_number_for_group=lambda: 3)] * 2
     monkeypatch.setattr(other_means.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(other_means.dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
@@ -174,7 +174,7 @@ def test_own_collectives_are_no_sign_of_other_means(monkeypatch: pytest.MonkeyPa
     assert other_means.count_collectives() is None
 
 
-def test_a_part_that_a_wrapper_left_out_may_be_trained_when_it_is_gone() -> None:
+def test_a_part_that_a_deleted_wrapper_ignored_may_be_trained() -> None:
     net = Net()
     net.head.requires_grad_(False)
     model = wrap(net)
@@ -185,10 +185,10 @@ def test_a_part_that_a_wrapper_left_out_may_be_trained_when_it_is_gone() -> None
     train(net, torch.optim.SGD(net.head.parameters(), lr=0.1))
 
 
-def test_one_rank_may_train_a_new_or_frozen_head_of_a_model_that_was_trained_together(
+def test_one_rank_may_train_a_new_or_frozen_head_of_a_jointly_trained_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A linear probe: the wrapper is still there, but is called no more."""
+    """A linear probe: the wrapper still exists, but is no longer called."""
     net = Net()
     net.head.requires_grad_(False)
     model = wrap(net)
@@ -201,7 +201,7 @@ def test_one_rank_may_train_a_new_or_frozen_head_of_a_model_that_was_trained_tog
     assert len([record for record in caplog.records if "drift apart" in record.getMessage()]) <= 1
 
 
-def test_a_new_head_that_is_trained_through_the_wrapper_is_refused_at_any_step() -> None:
+def test_a_new_head_trained_through_the_wrapper_is_refused_at_any_step() -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     train(model, optimizer)
@@ -211,18 +211,18 @@ def test_a_new_head_that_is_trained_through_the_wrapper_is_refused_at_any_step()
     assert "'extra.weight'" in refuses(lambda x: model(x) + net.extra(x), own)
 
 
-def test_a_parameter_beside_the_model_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parameter_outside_the_model_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     net, weight = Net(), nn.Parameter(torch.ones(3))
     model, optimizer = wrap(net), torch.optim.SGD([*net.parameters(), weight], lr=0.1)
     for _ in range(2):
         train(lambda x: model(x).sum() * weight.sum(), optimizer)
-        keep = wrap(Net())  # a change: everything is looked through again
+        keep = wrap(Net())  # a change, so everything is searched again
     [words] = [record.getMessage() for record in caplog.records]
     assert words.startswith("1 parameters of this SGD (shapes: (3,)) belong to no wrapped module")
     assert keep is not None
 
 
-def test_parameters_beside_the_model_are_not_mentioned_where_something_else_averages_them(
+def test_parameters_outside_the_model_that_are_averaged_otherwise_cause_no_warning(
     collectives: list[int | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     net, other = Net(), Net()
@@ -248,7 +248,7 @@ def test_a_module_that_was_wrapped_for_one_worker_is_checked_once_several_train_
     assert "'body.weight'" in refuses(model.module, make(net))
 
 
-def test_the_inner_module_is_called_past_the_wrapper() -> None:
+def test_calling_the_inner_module_directly_is_refused() -> None:
     net = Net()
     model = wrap(net)
     words = refuses(model.module, make(net))
@@ -256,7 +256,7 @@ def test_the_inner_module_is_called_past_the_wrapper() -> None:
     assert "Call the model that parallelize or DistributedDataParallel returned" in words
 
 
-def test_a_part_is_always_called_past_the_wrapper() -> None:
+def test_a_part_that_is_always_called_directly_is_refused() -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     optimizer.zero_grad()
@@ -268,7 +268,7 @@ def test_a_part_is_always_called_past_the_wrapper() -> None:
         optimizer.step()
 
 
-def test_parameters_are_added_after_wrapping() -> None:
+def test_parameters_added_after_wrapping_are_refused() -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     train(model, optimizer)
@@ -279,7 +279,7 @@ def test_parameters_are_added_after_wrapping() -> None:
     assert "Add them before" in words
 
 
-def test_a_new_optimizer_with_parameters_that_get_gradients_later() -> None:
+def test_a_new_optimizer_is_checked_when_gradients_appear() -> None:
     net = Net()
     model = wrap(net)
     net.extra = nn.Linear(4, 2)
@@ -288,7 +288,7 @@ def test_a_new_optimizer_with_parameters_that_get_gradients_later() -> None:
     assert "'extra.weight'" in refuses(lambda x: model(x) + net.extra(x), optimizer)
 
 
-def test_a_closure_computes_the_gradients() -> None:
+def test_gradients_computed_by_a_closure_are_checked() -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     before = net.head.weight.detach().clone()
@@ -334,7 +334,7 @@ def test_gradients_that_are_accumulated_first_are_synchronised_later() -> None:
     optimizer.step()
 
 
-def test_gradients_that_were_thrown_away_do_not_count() -> None:
+def test_discarded_gradients_do_not_count() -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     model.module(BATCH).sum().backward()
@@ -343,7 +343,7 @@ def test_gradients_that_were_thrown_away_do_not_count() -> None:
     train(model, optimizer)
 
 
-def test_a_model_that_was_synchronised_may_be_trained_on_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_rank_may_continue_a_synchronised_model_alone(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     train(model, optimizer)
@@ -356,7 +356,7 @@ def test_a_model_that_was_synchronised_may_be_trained_on_alone(caplog: pytest.Lo
     train(net, make(net))
 
 
-def test_a_penalty_of_its_own_backward_may_be_the_same_on_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_penalty_with_its_own_backward_may_be_the_same_on_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     model(BATCH).sum().backward()
@@ -370,7 +370,7 @@ def test_a_penalty_of_its_own_backward_may_be_the_same_on_all_ranks(caplog: pyte
     )
 
 
-def test_parameters_of_no_wrapped_module_and_ignored_ones_are_the_users_business() -> None:
+def test_parameters_that_are_not_wrapped_or_ignored_are_not_checked() -> None:
     net, other = Net(), Net()
     net._ddp_params_and_buffers_to_ignore = ["head.weight", "head.bias"]  # type: ignore[assignment]
     model = wrap(net)
@@ -400,7 +400,7 @@ def test_two_wrappers_around_the_same_parameters() -> None:
     train(first, optimizer)
 
 
-def test_overlapped_training_goes_on(group: SlowGroup) -> None:
+def test_overlapped_training_passes_the_check(group: SlowGroup) -> None:
     net = Net()
     model, optimizer = parallelize(net, make(net), init_sync=False)
     for _ in range(3):
@@ -408,7 +408,7 @@ def test_overlapped_training_goes_on(group: SlowGroup) -> None:
     flush(model)
 
 
-def test_nothing_is_checked_after_the_ranks_have_parted() -> None:
+def test_nothing_is_checked_after_shutdown() -> None:
     net = Net()
     model = wrap(net)
     assert step_check._current is not None
@@ -417,7 +417,7 @@ def test_nothing_is_checked_after_the_ranks_have_parted() -> None:
     train(model.module, make(net))
 
 
-def test_a_step_looks_at_no_parameter_when_nothing_is_suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsuspicious_step_inspects_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     model, optimizer = wrap(net), make(net)
     train(model, optimizer)

@@ -1,4 +1,4 @@
-"""What `distribute` refuses, and says why."""
+"""Loaders that `distribute` refuses, and the reasons it gives."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ SAMPLER = DistributedSampler(NUMBERS, num_replicas=2, rank=0)  # type: ignore[ar
         (iter(DataLoader(NUMBERS)), "not _SingleProcessDataLoaderIter"),  # type: ignore[arg-type]
         (Endless(NUMBERS), "Endless overrides __iter__"),  # type: ignore[arg-type]
         (DataLoader(NUMBERS, sampler=SAMPLER), "already gives each worker its share"),  # type: ignore[arg-type]
-        (DataLoader(NUMBERS, batch_sampler=BatchSampler(SAMPLER, 2, False)), "its share already"),  # type: ignore[arg-type]
+        (DataLoader(NUMBERS, batch_sampler=BatchSampler(SAMPLER, 2, False)), "gives each worker its share"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_shared_is_refused_at_once(loader: Any, words: str) -> None:
+def test_loaders_that_cannot_be_shared_are_refused_immediately(loader: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         distribute(loader)
 
@@ -53,7 +53,7 @@ class Counter(IterableDataset[int]):
         return iter(NUMBERS)
 
 
-def test_messages_name_the_variable_beside_the_flag_that_torchrun_does_not_have() -> None:
+def test_messages_name_the_variable_as_well_as_the_flag() -> None:
     sharing: Any = SimpleNamespace(size=2, is_split=True)
     with pytest.raises(ConfigError, match=r"nothing to split; use --batch same \(or UNDERTOW_BATCH=same\)"):
         check_shareable(sharing, DataLoader(NUMBERS, batch_size=None))  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_messages_name_the_variable_beside_the_flag_that_torchrun_does_not_have(
 
 
 class SilentGroup(FakeGroup):
-    """A fake group whose answers never come."""
+    """A fake group whose answers never arrive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SilentGroup(FakeGroup):
         self.waiters.wait_for(ticket, reason, tensor=tensor)
 
 
-def test_a_worker_that_waits_in_vain_says_that_all_must_call_backward() -> None:
+def test_a_timeout_in_backward_explains_that_all_workers_must_call_it() -> None:
     group = SilentGroup()
     exchange = weighing._ReportExchange(group)
     with pytest.raises(UndertowError, match=r"nothing has come .* all workers must call backward equally often"):
@@ -86,7 +86,7 @@ def test_a_worker_that_waits_in_vain_says_that_all_must_call_backward() -> None:
         exchange.run(Report(1, ()))
 
 
-def test_backward_of_another_library_around_ours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_librarys_wrapper_around_our_backward_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     torchs = torch.autograd.backward
     sharing: Any = SimpleNamespace()
     ours = run_backward(torchs, sharing)

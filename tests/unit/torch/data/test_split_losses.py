@@ -1,4 +1,4 @@
-"""Losses of all sorts on parts of a batch: weighed, they have the gradients of the whole batch, or that is told."""
+"""Losses of many kinds on shares of a batch have the gradients of the whole batch, or cause a warning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_model() -> nn.Module:
 
 
 def make_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of which more and more is ignored."""
+    """Return sequences of which an increasing part is ignored."""
     targets = torch.randint(0, CLASSES, (samples, LENGTH))
     for index in range(samples):
         targets[index, LENGTH - index % 4 :] = IGNORED
@@ -115,7 +115,7 @@ def gradients(model: nn.Module, loss: torch.Tensor, weight: float = 1.0) -> torc
 
 
 def weigh_parts(loss: Loss, samples: int, ranks: int) -> tuple[float, list[str]]:
-    """How far the weighed parts are off the whole, and what is told."""
+    """Return the error of the weighted shares relative to the whole batch, and the warnings."""
     model = make_model()
     x, y = make_batch(samples)
     losses = [loss(model, model(x[part]), y[part]) for part in cut_evenly(range(samples), ranks)]
@@ -135,7 +135,7 @@ def weigh_parts(loss: Loss, samples: int, ranks: int) -> tuple[float, list[str]]
 
 @pytest.mark.parametrize("samples", [22, 17])
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_weighed_parts_have_the_gradients_of_the_whole_batch(name: str, samples: int) -> None:
+def test_weighted_shares_have_the_gradients_of_the_whole_batch(name: str, samples: int) -> None:
     off, doubts = weigh_parts(KNOWN[name], samples, 2)
     assert off < 1e-6  # a script computes its divisors in float32
     assert doubts == []
@@ -143,7 +143,7 @@ def test_the_weighed_parts_have_the_gradients_of_the_whole_batch(name: str, samp
 
 @pytest.mark.parametrize("samples", [22, 17])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_known_is_told(name: str, samples: int) -> None:
+def test_unknown_terms_cause_a_warning(name: str, samples: int) -> None:
     off, doubts = weigh_parts(UNKNOWN[name], samples, 2)
     assert off > 1e-6
     assert doubts != []

@@ -1,4 +1,4 @@
-"""The terms of a loss, read from its graph, against what one process computes of the parts."""
+"""The terms of a loss, as read from its graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def only(loss: torch.Tensor) -> Term:
     return found.term
 
 
-def test_a_mean_over_targets_says_what_it_has_counted() -> None:
+def test_a_mean_over_targets_reports_its_count() -> None:
     for loss, amount in (F.cross_entropy, 3.0), (nn.CrossEntropyLoss(CLASSES), 5.5):
         assert only(loss(outputs(), TARGETS)) == Term(ReductionKind.COUNTED, 5, (5,), amount, is_loss=True)
 
@@ -52,7 +52,7 @@ REDUCED: list[Callable[..., torch.Tensor]] = [
 
 
 @pytest.mark.parametrize("loss", REDUCED)
-def test_every_loss_says_whether_it_is_a_mean_or_a_sum(loss: Callable[..., torch.Tensor]) -> None:
+def test_every_loss_is_recognised_as_mean_or_sum(loss: Callable[..., torch.Tensor]) -> None:
     target = torch.full((5, 3), 0.5)
     for reduction, kind in ("mean", ReductionKind.MEAN), ("sum", ReductionKind.SUM):
         term = only(loss(outputs(), target, reduction=reduction))
@@ -72,14 +72,14 @@ def test_every_loss_says_whether_it_is_a_mean_or_a_sum(loss: Callable[..., torch
         (lambda o: o.values().mean(), Term(ReductionKind.MEAN, 18, (6, 3))),
     ],
 )
-def test_sizes_of_nested_tensors_are_not_known(loss: Callable[..., torch.Tensor], expected: Term) -> None:
+def test_sizes_of_nested_tensors_are_unknown(loss: Callable[..., torch.Tensor], expected: Term) -> None:
     rows = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(4, 4)], layout=torch.jagged)
     found = only(loss(F.linear(rows, WEIGHT.T)))
     assert found == expected
     assert msgspec.msgpack.encode(Report(2, (found,)))
 
 
-def test_scalings_are_read_and_signs_and_views_passed() -> None:
+def test_scalings_are_read_through_signs_and_views() -> None:
     loss = -(3 * (outputs().sum() / torch.tensor(7)) / 2).reshape(1, 1).squeeze()
     assert only(loss) == Term(ReductionKind.SUM, 15, (5, 3), scales=TermScales((2.0, 7.0), (1 / 3,), (False, True)))
 
@@ -100,7 +100,7 @@ def test_penalties_are_left_out() -> None:
     assert kinds(F.mse_loss(outputs(), torch.zeros(5, 3)) + penalty) == [ReductionKind.MEAN]
 
 
-def test_data_that_a_parameter_meets_is_no_penalty() -> None:
+def test_a_term_with_data_is_not_a_penalty() -> None:
     mean = WEIGHT[0]
     assert kinds((mean - torch.ones(5, 3)).pow(2).sum()) == [ReductionKind.SUM]
     assert kinds(F.mse_loss(mean.expand(5, 3), torch.ones(5, 3), reduction="sum")) == [ReductionKind.SUM]
@@ -110,7 +110,7 @@ def test_data_that_a_parameter_meets_is_no_penalty() -> None:
 @pytest.mark.parametrize(
     "loss", [lambda o: o.sum().sqrt(), lambda o: o.sum() * o.mean(), lambda o: o.logsumexp((0, 1))]
 )
-def test_what_is_no_sum_over_the_batch_is_not_taken_for_one(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_other_reductions_are_not_taken_for_sums_over_the_batch(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert kinds(loss(outputs().square())) == [ReductionKind.OTHER]
 
 
@@ -136,18 +136,20 @@ def test_what_is_no_sum_over_the_batch_is_not_taken_for_one(loss: Callable[[torc
         (lambda o: F.cross_entropy(o @ o.T, torch.arange(5)), Reduction(ReductionKind.OTHER, (), is_first=True)),
     ],
 )
-def test_reductions_below_a_reduction_are_named(loss: Callable[[torch.Tensor], torch.Tensor], stage: Reduction) -> None:
+def test_reductions_below_a_reduction_are_listed(
+    loss: Callable[[torch.Tensor], torch.Tensor], stage: Reduction
+) -> None:
     assert only(loss(outputs())).reductions == (stage,)
 
 
-def test_losses_that_are_reduced_once_more_or_stacked_are_terms_of_their_own() -> None:
+def test_reduced_or_stacked_losses_are_separate_terms() -> None:
     o = outputs()
     known = F.cross_entropy(o, TARGETS)
     assert kinds(known.mean()) == kinds(known.sum()) == [ReductionKind.COUNTED]
     assert kinds(torch.stack([known, o.mean()]).mean()) == [ReductionKind.COUNTED, ReductionKind.MEAN]
 
 
-def test_a_term_that_is_scaled_in_two_ways_is_unknown() -> None:
+def test_a_term_with_two_different_scales_is_unknown() -> None:
     total = outputs().sum()
     assert kinds(total + total / 5) == [ReductionKind.OTHER]
 

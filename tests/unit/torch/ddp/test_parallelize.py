@@ -1,4 +1,4 @@
-"""Which optimizers step in parts, which wait, and what is refused."""
+"""Which optimizers defer steps, which wait, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ sgd = functools.partial(optim.SGD, lr=0.1, momentum=0.9)
 
 
 class Own(optim.SGD):
-    """Nobody knows what it does."""
+    """An optimizer with an unknown step."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
 
 class Named(optim.SGD):
-    """Does what SGD does, but who knows?"""
+    """An optimizer that steps as SGD does, which is not known."""
 
 
 def make_net() -> nn.Sequential:
@@ -38,7 +38,7 @@ def make_net() -> nn.Sequential:
 
 
 def steps_in_parts(group: SlowGroup, twin: Twin) -> bool:
-    """After a few steps, which are right in any case."""
+    """Return whether steps are deferred, after a few steps, which are right in any case."""
     group.deliver_all()
     for _ in range(3):
         twin.train(BATCH)
@@ -48,7 +48,7 @@ def steps_in_parts(group: SlowGroup, twin: Twin) -> bool:
     return is_deferred
 
 
-def test_the_optimizer_is_the_same_object_and_steps_in_parts(group: SlowGroup, caplog: Any) -> None:
+def test_the_optimizer_remains_the_same_object_and_defers_steps(group: SlowGroup, caplog: Any) -> None:
     net = make_net()
     optimizer = sgd(net.parameters())
     assert parallelize(net, optimizer)[1] is optimizer
@@ -57,7 +57,7 @@ def test_the_optimizer_is_the_same_object_and_steps_in_parts(group: SlowGroup, c
 
 
 @pytest.mark.parametrize("kind", [Own, Named])
-def test_an_optimizer_that_nobody_knows_waits_in_its_step_and_says_so_once(
+def test_an_unknown_optimizer_waits_in_step_and_logs_it_once(
     group: SlowGroup, caplog: pytest.LogCaptureFixture, kind: type[optim.Optimizer]
 ) -> None:
     assert not steps_in_parts(group, Twin(make_net(), functools.partial(kind, lr=0.1)))
@@ -68,14 +68,14 @@ def test_an_optimizer_that_nobody_knows_waits_in_its_step_and_says_so_once(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_only_the_first_rank_says_so(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_rank_0_logs_it(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
     group.rank = 1
     net = make_net()
     parallelize(net, Own(net.parameters(), lr=0.1), init_sync=False)
     assert not caplog.records
 
 
-def test_lbfgs_waits_in_its_step_and_says_so_once(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_lbfgs_waits_in_step_and_logs_it_once(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
     twin = Twin(make_net(), optim.LBFGS)
     group.deliver_all()
 
@@ -100,12 +100,12 @@ def test_lbfgs_waits_in_its_step_and_says_so_once(group: SlowGroup, caplog: pyte
     ]
 
 
-def test_who_says_that_his_optimizer_is_separable_is_believed(group: SlowGroup, caplog: Any) -> None:
+def test_separable_true_defers_steps_of_any_optimizer(group: SlowGroup, caplog: Any) -> None:
     assert steps_in_parts(group, Twin(make_net(), functools.partial(Own, lr=0.1), separable=True))
     assert not caplog.records
 
 
-def test_who_says_that_it_is_not_is_believed_as_well(group: SlowGroup, caplog: Any) -> None:
+def test_separable_false_makes_any_optimizer_wait(group: SlowGroup, caplog: Any) -> None:
     assert not steps_in_parts(group, Twin(make_net(), sgd, separable=False))
     assert not caplog.records
 
@@ -172,7 +172,7 @@ def test_a_model_without_its_optimizer_is_refused(group: SlowGroup) -> None:
         parallelize(make_net())
 
 
-def test_what_is_no_optimizer_is_refused_by_its_name(group: SlowGroup) -> None:
+def test_an_object_that_is_not_an_optimizer_is_refused_by_name(group: SlowGroup) -> None:
     net = make_net()
     with pytest.raises(
         ConfigError, match=r"^parallelize takes a model and its optimizers: float is not a torch optimizer$"
@@ -181,7 +181,7 @@ def test_what_is_no_optimizer_is_refused_by_its_name(group: SlowGroup) -> None:
     assert not group.pending
 
 
-def test_the_wrong_order_is_told_with_the_right_one(group: SlowGroup) -> None:
+def test_the_error_for_a_wrong_argument_order_shows_the_right_one(group: SlowGroup) -> None:
     net = make_net()
     with pytest.raises(ConfigError, match=r"not SGD: write parallelize\(model, optimizer\)$"):
         parallelize(sgd(net.parameters()), net)

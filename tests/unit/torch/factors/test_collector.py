@@ -1,4 +1,4 @@
-"""A collector returns all that its worker knows of a gradient: each factor once, and none that is stale."""
+"""A collector returns its worker's share of a gradient: each factor once, and no stale one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def multiply(factors: Factors) -> torch.Tensor:
 def add_up(
     weight: nn.Parameter, collector: FactorCollector, *calls: Factors, beside: torch.Tensor | None = None
 ) -> None:
-    """A backward that is not synchronised, as autograd does it: adds all gradients of it, then adds the sum."""
+    """Run a local backward as autograd does: sum its gradients, then accumulate the sum."""
     made = []
     for factors in calls:
         made.append(multiply(factors))
@@ -48,7 +48,7 @@ def add_up(
 
 
 def total(taken: WorkerFactors[torch.Tensor]) -> torch.Tensor:
-    """What a worker contributes in the end."""
+    """Return the gradient that a worker contributes."""
     result = multiply(taken.factors) if taken.factors else torch.zeros(3, 5)
     return result if taken.whole is None else result + taken.whole
 
@@ -57,16 +57,14 @@ def check_total(taken: WorkerFactors[torch.Tensor], expected: torch.Tensor) -> N
     torch.testing.assert_close(total(taken), expected)
 
 
-def test_without_a_gradient_there_is_nothing() -> None:
+def test_without_a_gradient_there_are_no_factors() -> None:
     _, collector = make_collector()
     assert collector.take() is NO_FACTORS
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_factors_that_were_made_on_another_stream_are_read_after_it(
-    monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
-    """Autograd orders streams by the gradients that it hands on, and of factors it hands on none."""
+def test_factors_computed_on_another_stream_are_read_after_it(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """Autograd orders streams by the gradients that it passes on, and there are none for factors."""
     weight, collector = make_collector()
     steps: list[str] = []
 
@@ -85,7 +83,7 @@ def test_factors_that_were_made_on_another_stream_are_read_after_it(
     assert steps == ["made", "followed", "read"]
 
 
-def test_factors_are_given_once() -> None:
+def test_factors_are_taken_once() -> None:
     _, collector = make_collector()
     collector.add(make_factors(1))
     collector.add(make_factors(2, rows=4))
@@ -96,7 +94,7 @@ def test_factors_are_given_once() -> None:
     assert collector.take() is NO_FACTORS
 
 
-def test_what_the_gradient_holds_besides_goes_along() -> None:
+def test_a_gradient_beside_the_factors_is_sent_along() -> None:
     weight, collector = make_collector()
     weight.grad = torch.ones(3, 5)
     collector.add(make_factors(1))
@@ -105,7 +103,7 @@ def test_what_the_gradient_holds_besides_goes_along() -> None:
     check_total(taken, multiply(make_factors(1)) + 1)
 
 
-def test_a_gradient_of_zeros_is_present_but_does_not_travel() -> None:
+def test_a_gradient_of_zeros_is_present_but_not_sent() -> None:
     weight, collector = make_collector()
     weight.grad = torch.zeros(3, 5)
     assert collector.take() == WorkerFactors((), None)
@@ -113,7 +111,7 @@ def test_a_gradient_of_zeros_is_present_but_does_not_travel() -> None:
     assert collector.take().whole is not None
 
 
-def test_factors_that_were_kept_go_in_the_place_of_the_gradient_that_they_make() -> None:
+def test_kept_factors_replace_their_gradient() -> None:
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1))
     add_up(weight, collector, make_factors(2))
@@ -132,19 +130,19 @@ def test_factors_that_are_kept_are_copies() -> None:
     check_total(collector.take(), multiply(make_factors(1)))
 
 
-def test_a_layer_that_is_called_twice_in_such_a_pass_gives_a_whole_gradient() -> None:
+def test_a_layer_called_twice_in_a_local_pass_sends_a_whole_gradient() -> None:
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1), make_factors(2))
     check_total(collector.take(), multiply(make_factors(1)) + multiply(make_factors(2)))
 
 
-def test_what_comes_another_way_in_such_a_pass_is_not_lost() -> None:
+def test_a_gradient_that_bypasses_the_layer_in_a_local_pass_is_not_lost() -> None:
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1), beside=torch.ones(3, 5))
     check_total(collector.take(), multiply(make_factors(1)) + 1)
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1))
-    weight.grad = weight.grad + 1  # a pass in which nobody was wanted
+    weight.grad = weight.grad + 1  # a pass that wanted no factors
     collector.accumulated(torch.ones(3, 5))
     check_total(collector.take(), multiply(make_factors(1)) + 1)
 
@@ -155,7 +153,7 @@ def halve_in_place(weight: nn.Parameter) -> None:
 
 
 def halve_out_of_place(weight: nn.Parameter) -> None:
-    # Once more and back: the memory of the first gradient may be used again.
+    # There and back: the memory of the first gradient may be reused.
     for factor in (0.25, 2.0):
         weight.grad = weight.grad * factor  # type: ignore[operator]
 
@@ -171,8 +169,8 @@ def halve_memory(weight: nn.Parameter) -> None:
 
 
 @pytest.mark.parametrize("halve", [halve_in_place, halve_out_of_place, halve_data, halve_memory])
-def test_a_gradient_that_somebody_changes_is_not_what_the_factors_make(halve: Callable[[nn.Parameter], None]) -> None:
-    for _ in range(20):  # memory is used again, or not
+def test_a_changed_gradient_invalidates_its_factors(halve: Callable[[nn.Parameter], None]) -> None:
+    for _ in range(20):  # memory may be reused
         weight, collector = make_collector(Wanted.BOTH)
         add_up(weight, collector, make_factors(1))
         halve(weight)
@@ -185,7 +183,7 @@ def test_a_gradient_that_somebody_changes_is_not_what_the_factors_make(halve: Ca
         check_total(collector.take(), multiply(make_factors(1)) / 2 + multiply(make_factors(2)))
 
 
-def test_a_gradient_that_somebody_forgets_is_forgotten() -> None:
+def test_a_removed_gradient_removes_its_factors() -> None:
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1))
     weight.grad = None
@@ -197,7 +195,7 @@ def test_a_gradient_that_somebody_forgets_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("left", [0.0, 1.0])
-def test_what_was_in_the_gradient_before_the_first_pass_is_not_lost(left: float) -> None:
+def test_a_gradient_from_before_the_first_pass_is_not_lost(left: float) -> None:
     weight, collector = make_collector(Wanted.BOTH)
     weight.grad = torch.full((3, 5), left)
     for seed in (1, 2):
@@ -205,7 +203,7 @@ def test_what_was_in_the_gradient_before_the_first_pass_is_not_lost(left: float)
     check_total(collector.take(), multiply(make_factors(1)) + multiply(make_factors(2)) + left)
 
 
-def test_factors_are_kept_anew_after_they_were_taken() -> None:
+def test_factors_are_kept_again_after_they_were_taken() -> None:
     weight, collector = make_collector(Wanted.BOTH)
     add_up(weight, collector, make_factors(1))
     collector.take()
@@ -216,7 +214,7 @@ def test_factors_are_kept_anew_after_they_were_taken() -> None:
 
 
 @pytest.mark.parametrize("wanted", list(Wanted))
-def test_hooks_want_to_see_the_gradient(wanted: Wanted) -> None:
+def test_hooks_need_the_gradient(wanted: Wanted) -> None:
     weight, collector = make_collector(wanted)
     assert collector.find_wanted() is wanted
     handle = weight.register_hook(lambda gradient: None)
@@ -244,7 +242,7 @@ def test_the_mean_is_that_of_all_factors_and_all_wholes() -> None:
     torch.testing.assert_close(only_whole, whole / 2)
 
 
-def test_if_nobody_has_a_gradient_there_is_none_and_if_somebody_has_zeros_there_are() -> None:
+def test_no_gradients_give_none_and_zeros_give_zeros() -> None:
     _, collector = make_collector()
     assert collector.combine([NO_FACTORS, NO_FACTORS], torch.float32) is None
     zeros = collector.combine([NO_FACTORS, WorkerFactors()], torch.float32)
@@ -252,9 +250,9 @@ def test_if_nobody_has_a_gradient_there_is_none_and_if_somebody_has_zeros_there_
     assert not zeros.any()
 
 
-def test_the_mean_is_of_the_type_of_the_gradient_but_made_in_32_bits() -> None:
+def test_the_mean_has_the_gradients_type_but_is_computed_in_32_bits() -> None:
     _, collector = make_collector()
-    # At 16 bits 256 + 1 is 256 again.
+    # In 16 bits, 256 + 1 is 256.
     factors = [(torch.ones(1, 5).bfloat16(), torch.full((1, 3), value).bfloat16()) for value in (256.0, 1.0, 1.0, 2.0)]
     mean = collector.combine([WorkerFactors(one) for one in factors], torch.bfloat16)
     assert mean is not None

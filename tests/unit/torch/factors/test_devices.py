@@ -1,4 +1,4 @@
-"""Factors are exact on the CPU only: elsewhere no plan chooses them, and plans that name them are refused."""
+"""Factors are exact only on the CPU: elsewhere no plan chooses them, and plans that name them are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLUSTER = Cluster(workers=4, bytes_per_s=1e8, flops_per_s=1e12, shard_flops_per_
 
 
 class Handing(nn.Module):
-    """Hands over its factors by itself."""
+    """A module that hands over its factors itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ def plan_net(net: nn.Module, policy: str) -> dict[str, tuple[Scheme, str]]:
     return {choice.tensor: (choice.scheme, choice.reason) for choice in plan.choices}
 
 
-# What the planner is told
+# Input of the planner
 
 
-def test_linear_weights_that_are_not_on_the_cpu_have_no_other_way_and_embeddings_have() -> None:
+def test_off_the_cpu_linear_weights_have_no_factors_but_embeddings_have_rows() -> None:
     net = make_net()
     layers, obstacles = find_layers(net)
     assert [(layer.weight is net[0].weight, layer.kind) for layer in layers] == [(True, LayerKind.EMBEDDING)]
@@ -84,18 +84,18 @@ def test_linear_weights_that_are_not_on_the_cpu_have_no_other_way_and_embeddings
     assert find_layers(make_net(torch.device("cpu")))[1] == {}
 
 
-def test_so_has_the_weight_of_a_module_that_hands_over_by_itself() -> None:
+def test_off_the_cpu_modules_with_take_factors_have_none_either() -> None:
     net = Handing().to(META)
     assert find_layers(net) == ([], {net.weight: REASON})
 
 
 @pytest.mark.parametrize("policy", ["auto", "poseidon", *NAMED])
-def test_a_plan_for_another_device_is_dense_and_says_why(policy: str) -> None:
+def test_a_plan_for_another_device_is_dense_and_gives_the_reason(policy: str) -> None:
     choices = plan_net(make_net(), policy)
     assert choices["1.weight"] == choices["3.weight"] == (Scheme.DENSE, REASON)
 
 
-def test_a_profile_that_was_saved_keeps_the_reason(tmp_path: Any) -> None:
+def test_a_saved_profile_keeps_the_reason(tmp_path: Any) -> None:
     net = make_net()
     names = {parameter: name for name, parameter in net.named_parameters()}
     profile = Survey(net).make_profile(names, {}, find_layers(net)[1])
@@ -112,11 +112,11 @@ def test_a_profile_that_was_saved_keeps_the_reason(tmp_path: Any) -> None:
     assert {choice.reason for choice in plan.choices if choice.tensor in ("1.weight", "3.weight")} == {REASON}
 
 
-# Plans that name them
+# Plans that name factors
 
 
 @pytest.mark.parametrize("policy", NAMED)
-def test_a_plan_that_names_them_is_refused_when_a_module_is_wrapped(group: SlowGroup, policy: str) -> None:
+def test_a_policy_of_factors_is_refused_when_a_module_is_wrapped(group: SlowGroup, policy: str) -> None:
     net = make_net()
     with pytest.raises(ConfigError) as caught:
         DistributedDataParallel(net, plan=policy)
@@ -128,7 +128,7 @@ def test_a_plan_that_names_them_is_refused_when_a_module_is_wrapped(group: SlowG
 
 
 @pytest.mark.parametrize("scheme", [Scheme.FACTORS, Scheme.FACTORS_TO_SHARD])
-def test_so_is_a_plan_that_was_given(group: SlowGroup, scheme: Scheme, tmp_path: Any) -> None:
+def test_a_given_plan_with_factors_is_refused(group: SlowGroup, scheme: Scheme, tmp_path: Any) -> None:
     net = make_net()
     given = make_given(scheme, net)
     given.write(tmp_path / "plan.json")
@@ -141,7 +141,7 @@ def test_so_is_a_plan_that_was_given(group: SlowGroup, scheme: Scheme, tmp_path:
         )
 
 
-def test_so_is_one_in_the_environment_also_for_scripts_as_they_are(group: SlowGroup) -> None:
+def test_a_policy_of_factors_in_the_environment_is_refused(group: SlowGroup) -> None:
     group.configure(plan="factors")
     net = make_net()
     with pytest.raises(
@@ -164,17 +164,17 @@ def test_many_weights_are_counted() -> None:
         check_asked("factors", weights)
 
 
-# Modules that move
+# Modules that are moved
 
 
 def move(monkeypatch: pytest.MonkeyPatch, *weights: torch.Tensor) -> None:
-    """Let these look as if they were on another device, where they can still be computed with."""
+    """Make these appear to be on another device, although they can still be used in computations."""
     moved = {id(weight) for weight in weights}
     monkeypatch.setattr(devices, "find_device", lambda weight: META if id(weight) in moved else weight.device)
 
 
 @pytest.mark.parametrize("policy", [*NAMED, "given"])
-def test_a_module_that_is_moved_after_it_was_wrapped_is_refused_in_its_next_forward(
+def test_a_module_moved_after_wrapping_is_refused_in_its_next_forward(
     group: SlowGroup, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     net = make_net(torch.device("cpu"))
@@ -187,8 +187,8 @@ def test_a_module_that_is_moved_after_it_was_wrapped_is_refused_in_its_next_forw
         planning.start_forward()
 
 
-def test_a_layer_that_hands_over_factors_stops_when_it_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient comes as a whole instead: exact, whatever the other ranks do."""
+def test_a_moved_layer_stops_handing_over_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient is sent whole instead, which is exact whatever the other ranks do."""
     net = nn.Linear(4, 3)
     layer = make_layer(net)
     assert layer is not None
@@ -204,7 +204,7 @@ def test_a_layer_that_hands_over_factors_stops_when_it_is_moved(monkeypatch: pyt
     assert torch.equal(known.whole, torch.full((3, 4), 2.0))
 
 
-def test_so_does_a_module_that_hands_over_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_module_with_take_factors_stops_handing_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Handing()
     layer = make_layer(net)
     assert layer is not None

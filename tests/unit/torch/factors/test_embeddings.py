@@ -1,4 +1,4 @@
-"""An embedding that hands over its rows computes what it always did, and its rows make its gradient."""
+"""An embedding that hands over its rows computes the same outputs, and its rows give its gradient."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_weighted_bags(wanted: Wanted) -> None:
     torch.testing.assert_close(weights[1].grad, weights[0].grad)
 
 
-def test_another_weight_in_its_place_is_none_of_the_sources_business() -> None:
+def test_a_replaced_weight_does_not_feed_the_collector() -> None:
     plain, layer, collector = make_pair(nn.Embedding(WORDS, WIDTH), Wanted.FACTORS)
     for one in (plain, layer):
         outputs = torch.func.functional_call(one, {"weight": one.weight * 3}, (torch.tensor([1, 5]),))
@@ -99,7 +99,7 @@ def test_another_weight_in_its_place_is_none_of_the_sources_business() -> None:
     torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
 
 
-def test_a_graph_of_the_graph_is_the_same() -> None:
+def test_double_backward_is_the_same() -> None:
     gradients = []
     for one in make_pair(nn.Embedding(WORDS, WIDTH), Wanted.GRADIENT)[:2]:
         (first,) = torch.autograd.grad(one(torch.tensor([1, 1, 5])).pow(3).sum(), one.weight, create_graph=True)
@@ -116,14 +116,14 @@ def make_form(*, is_sparse: bool = False, dtype: torch.dtype = torch.float32) ->
     return EmbeddingForm(nn.Parameter(torch.zeros(WORDS, WIDTH, dtype=dtype)), is_sparse=is_sparse)
 
 
-def test_several_calls_become_one_with_every_row_once() -> None:
+def test_rows_of_several_calls_are_joined() -> None:
     numbers, values = make_form().join([make_rows(5, 2), make_rows(5), make_rows()])
     assert numbers.tolist() == [[2], [5]]
     assert values[:, 0].tolist() == [3.0, 12.0]
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_rows_of_all_workers_make_the_mean(is_sparse: bool) -> None:
+def test_rows_of_all_workers_give_the_mean(is_sparse: bool) -> None:
     made = make_form(is_sparse=is_sparse).make([make_rows(2, 5), make_rows(5, 9), make_rows()], 4)
     assert made.is_sparse == is_sparse
     if is_sparse:
@@ -136,15 +136,15 @@ def test_rows_of_all_workers_make_the_mean(is_sparse: bool) -> None:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_no_rows_make_zeros(is_sparse: bool) -> None:
+def test_no_rows_give_zeros(is_sparse: bool) -> None:
     for parts in ([], [make_rows()], [make_rows(), make_rows()]):
         made = make_form(is_sparse=is_sparse).make(parts, 2)
         assert made.shape == (WORDS, WIDTH)
         assert not made.to_dense().any()
 
 
-def test_16_bit_rows_are_added_in_32() -> None:
-    # At 16 bits 256 + 1 is 256 again.
+def test_16_bit_rows_are_summed_in_32_bits() -> None:
+    # In 16 bits, 256 + 1 is 256.
     rows = [(torch.tensor([[3]]), torch.full((1, WIDTH), value).bfloat16()) for value in (256.0, 1.0, 1.0, 2.0)]
     made = make_form(dtype=torch.bfloat16).make(rows, 4)
     assert (made[3] == 65).all()
@@ -160,7 +160,7 @@ def test_only_a_gradient_of_rows_can_be_split() -> None:
     assert values.tolist() == [[2.0] * WIDTH]
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_values_that_are_not_finite_stay_so() -> None:
     numbers, values = make_rows(2, 5)
     values[0], values[1] = float("nan"), float("inf")
     made = make_form().make([(numbers, values), make_rows(2, 5)], 2)

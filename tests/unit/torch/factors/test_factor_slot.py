@@ -1,4 +1,4 @@
-"""What a worker knows of a gradient becomes bytes, and these become it again, in however many chunks they travel."""
+"""A worker's share of a gradient is packed into bytes and unpacked from any number of chunks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_same(one: Tensors, other: Tensors) -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 3, 7, 500])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_factors_and_a_whole_gradient_come_out_as_they_went_in(rows: int, dtype: torch.dtype, chunks: int) -> None:
+def test_factors_and_a_whole_gradient_survive_packing(rows: int, dtype: torch.dtype, chunks: int) -> None:
     slot = make_slot()
     for whole in (None, torch.randn(3, 5)):
         factors = WorkerFactors(make_factors(rows, dtype), whole)
@@ -80,11 +80,11 @@ def test_factors_without_rows_are_present(module: nn.Module, chunks: int) -> Non
         check_same(unpack_here(payload, slot, chunks), WorkerFactors(empty, whole))
 
 
-def test_a_gradient_without_factors_and_no_gradient_at_all_are_told_apart() -> None:
+def test_a_gradient_without_factors_differs_from_no_gradient() -> None:
     slot = make_slot()
     whole: Tensors = WorkerFactors((), torch.randn(3, 5))
     check_same(unpack_here(slot.pack(whole), slot, chunks=2), whole)
-    zero = slot.pack(WorkerFactors())  # there, but zero
+    zero = slot.pack(WorkerFactors())  # present, but zero
     assert zero.array is None
     check_same(unpack_here(zero, slot), WorkerFactors())
     nothing = slot.pack(NO_FACTORS)
@@ -110,7 +110,7 @@ def test_a_payload_is_a_copy_of_any_layout() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_shards_compute_the_rows_that_all_ranks_would(dtype: torch.dtype) -> None:
+def test_shards_compute_the_same_rows_as_all_ranks(dtype: torch.dtype) -> None:
     slot = make_slot(dtype=dtype)
     workers = [
         WorkerFactors(make_factors(2, dtype)),

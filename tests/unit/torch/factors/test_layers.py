@@ -1,4 +1,4 @@
-"""Which layers can hand over parts, why others cannot, and what they are before and after."""
+"""Which layers can hand over factors, why others cannot, and their classes before and after."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from undertow.torch.factors.linear import LinearForm
 
 
 class Doubled(nn.Linear):
-    """A forward of its own: nobody knows what it does with its weight."""
+    """A layer with its own forward, whose use of the weight is unknown."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) * 2
 
 
 class Named(nn.Linear):
-    """Only its class is its own."""
+    """A subclass without any change."""
 
     def __init__(self, name: str) -> None:
         super().__init__(4, 4)
@@ -33,7 +33,7 @@ class Named(nn.Linear):
 
 
 class Handing(nn.Module):
-    """Hands over its parts by itself."""
+    """A module that hands over its factors itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def make_collector(layer: Any, wanted: Wanted = Wanted.FACTORS) -> FactorCollect
     return FactorCollector(layer.weight, layer.form, lambda: wanted)
 
 
-def test_linear_layers_and_embeddings_have_another_way() -> None:
+def test_linear_layers_and_embeddings_are_found() -> None:
     net = nn.ModuleDict(
         {
             "linear": nn.Linear(4, 4),
@@ -86,7 +86,7 @@ def test_linear_layers_and_embeddings_have_another_way() -> None:
     ]
 
 
-def test_layers_that_do_more_than_to_multiply_or_to_look_up_have_none() -> None:
+def test_layers_that_do_more_than_multiply_or_look_up_are_not_found() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of an empty layer
         empty = nn.Linear(4, 0)
@@ -103,7 +103,7 @@ def test_layers_that_do_more_than_to_multiply_or_to_look_up_have_none() -> None:
     assert find_names(net) == ({}, {})
 
 
-def test_a_weight_of_several_modules_travels_as_a_whole() -> None:
+def test_a_weight_shared_by_modules_is_sent_whole() -> None:
     net = nn.ModuleDict({"words": nn.Embedding(9, 4), "out": nn.Linear(4, 9, bias=False), "alone": nn.Linear(4, 4)})
     net["out"].weight = net["words"].weight
     kinds, obstacles = find_names(net)
@@ -116,7 +116,7 @@ def test_a_module_that_is_found_twice_is_one_layer() -> None:
     assert len(find_layers(nn.Sequential(layer, layer))[0]) == 1
 
 
-def test_types_that_are_not_simply_numbers_travel_as_a_whole() -> None:
+def test_gradients_of_unusual_types_are_sent_whole() -> None:
     kinds, obstacles = find_names(nn.Linear(4, 4, dtype=torch.complex64))
     assert kinds == {}
     assert obstacles == {"weight": "gradients of type torch.complex64 are only sent whole"}
@@ -127,7 +127,7 @@ def test_types_that_are_not_simply_numbers_travel_as_a_whole() -> None:
     [nn.Linear(4, 3), Named("mine"), nn.Embedding(9, 4), nn.EmbeddingBag(9, 4)],
     ids=lambda net: type(net).__name__,
 )
-def test_a_layer_is_another_while_it_is_attached_and_so_is_none_of_its_copies(net: nn.Module) -> None:
+def test_an_attached_layer_has_another_class_but_its_copies_do_not(net: nn.Module) -> None:
     plain, before = type(net), dict(vars(net))
     layer = make_layer(net)
     assert layer is not None
@@ -145,7 +145,7 @@ def test_a_layer_is_another_while_it_is_attached_and_so_is_none_of_its_copies(ne
     layer.detach()
 
 
-def test_a_layer_that_is_attached_twice_hands_over_to_the_last() -> None:
+def test_a_layer_attached_twice_hands_over_to_the_last_collector() -> None:
     net = nn.Linear(4, 4)
     layer = make_layer(net)
     assert layer is not None
@@ -158,7 +158,7 @@ def test_a_layer_that_is_attached_twice_hands_over_to_the_last() -> None:
     assert type(net) is nn.Linear
 
 
-def test_a_layer_that_somebody_else_has_attached_can_be_found_again() -> None:
+def test_a_layer_attached_elsewhere_is_found_again() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Embedding(9, 4))
     for layer in find_layers(net)[0]:
         layer.attach(make_collector(layer))
@@ -185,7 +185,7 @@ def test_a_sparse_embedding_stays_as_it_is() -> None:
     assert made.is_sparse
 
 
-def test_a_module_may_hand_over_by_itself() -> None:
+def test_a_module_may_hand_over_factors_itself() -> None:
     net = Handing()
     layer = make_layer(net)
     assert layer is not None

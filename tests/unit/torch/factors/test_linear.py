@@ -1,4 +1,4 @@
-"""A linear layer that hands over its factors computes what it always did, and its factors make its gradient."""
+"""A linear layer that hands over its factors computes the same outputs, and its factors give its gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [(5,), (4, 5), (2, 3, 5), (2, 1, 3, 5), (0, 5), (2, 0, 5)]
 def make_pair(
     wanted: Wanted, *, bias: bool = True, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Linear, Any, FactorCollector]:
-    """A plain layer, and the same with a collector."""
+    """Return a plain layer and a copy with a collector."""
     torch.manual_seed(0)
     plain = nn.Linear(5, 3, bias=bias, dtype=dtype)
     layer = copy.deepcopy(plain)
@@ -69,7 +69,7 @@ def test_gradients_of_gradients_are_right(wanted: Wanted) -> None:
     assert torch.autograd.gradgradcheck(run, (inputs, weight, bias))
 
 
-def test_a_graph_of_the_graph_gets_real_gradients_even_where_parts_are_wanted() -> None:
+def test_double_backward_gets_gradients_even_where_factors_are_wanted() -> None:
     plain, layer, collector = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5)
     for one in (plain, layer):
@@ -79,7 +79,7 @@ def test_a_graph_of_the_graph_gets_real_gradients_even_where_parts_are_wanted() 
     torch.testing.assert_close(made, plain.weight.grad)
 
 
-def test_a_graph_of_the_graph_in_autocast_reaches_the_weight() -> None:
+def test_double_backward_under_autocast_reaches_the_weight() -> None:
     plain, layer, _ = make_pair(Wanted.GRADIENT)
     values = torch.randn(4, 5)
     for one in (plain, layer):
@@ -91,7 +91,7 @@ def test_a_graph_of_the_graph_in_autocast_reaches_the_weight() -> None:
     torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=0.05, atol=0.05)
 
 
-def test_autocast_makes_factors_of_its_type_and_gradients_of_the_layers() -> None:
+def test_under_autocast_factors_have_its_type_and_gradients_the_layers() -> None:
     plain, layer, collector = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -105,7 +105,7 @@ def test_autocast_makes_factors_of_its_type_and_gradients_of_the_layers() -> Non
 
 
 @pytest.mark.parametrize("layer_first", [False, True])
-def test_who_uses_weight_and_bias_beside_the_layer_in_autocast_reaches_them(layer_first: bool) -> None:
+def test_other_uses_of_weight_and_bias_under_autocast_reach_them(layer_first: bool) -> None:
     gradients = []
     for one in make_pair(Wanted.GRADIENT)[:2]:
         inputs = torch.ones(4, 5)
@@ -117,7 +117,7 @@ def test_who_uses_weight_and_bias_beside_the_layer_in_autocast_reaches_them(laye
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0.02, atol=0.02)
 
 
-def test_another_weight_in_its_place_is_none_of_the_sources_business() -> None:
+def test_a_replaced_weight_does_not_feed_the_collector() -> None:
     plain, layer, collector = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5)
     for one in (plain, layer):
@@ -127,7 +127,7 @@ def test_another_weight_in_its_place_is_none_of_the_sources_business() -> None:
     torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
 
 
-def test_a_weight_that_no_gradient_goes_through_may_change_before_backward() -> None:
+def test_a_weight_without_an_input_gradient_may_change_before_backward() -> None:
     plain, layer, collector = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5)
     for one in (plain, layer):
@@ -139,7 +139,7 @@ def test_a_weight_that_no_gradient_goes_through_may_change_before_backward() -> 
     torch.testing.assert_close(deltas.t() @ activations, plain.weight.grad)
 
 
-def test_an_input_that_changed_before_backward_is_an_error_as_ever() -> None:
+def test_an_input_changed_before_backward_is_an_error_as_in_torch() -> None:
     _, layer, _ = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5)
     outputs = layer(inputs)
@@ -149,11 +149,11 @@ def test_an_input_that_changed_before_backward_is_an_error_as_ever() -> None:
 
 
 class Odd(torch.Tensor):
-    """A kind of tensor with ways of its own."""
+    """A tensor subclass."""
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_where_somebody_else_looks_on_the_layer_is_a_plain_one() -> None:
+def test_under_tracers_and_transforms_the_layer_is_a_plain_one() -> None:
     _, layer, collector = make_pair(Wanted.FACTORS)
     inputs = torch.randn(4, 5)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_where_somebody_else_looks_on_the_layer_is_a_plain_one() -> None:
     assert not collector.take().factors
 
 
-def test_a_layer_that_is_restored_is_what_it_was() -> None:
+def test_a_restored_layer_is_an_ordinary_one() -> None:
     plain, layer, _ = make_pair(Wanted.FACTORS)
     assert type(layer) is not nn.Linear
     assert isinstance(layer, nn.Linear)
@@ -182,7 +182,7 @@ def test_a_layer_that_is_restored_is_what_it_was() -> None:
     assert type(layer) is nn.Linear
 
 
-def test_a_layer_that_is_made_like_another_is_a_plain_one() -> None:
+def test_a_layer_constructed_from_anothers_class_is_a_plain_one() -> None:
     _, layer, collector = make_pair(Wanted.FACTORS)
     other = type(layer)(5, 2)
     other(torch.ones(1, 5)).sum().backward()
@@ -190,7 +190,7 @@ def test_a_layer_that_is_made_like_another_is_a_plain_one() -> None:
     assert not collector.take().is_present
 
 
-def test_joined_factors_make_the_mean_of_all_workers() -> None:
+def test_joined_factors_give_the_mean_of_all_workers() -> None:
     weight = nn.Parameter(torch.zeros(3, 5))
     form = LinearForm(weight)
     calls = [(torch.randn(rows, 5), torch.randn(rows, 3)) for rows in (2, 0, 4)]
@@ -214,7 +214,7 @@ def test_factors_of_calls_in_different_precision_can_be_joined() -> None:
     assert torch.equal(form.make([joined], 1), torch.full((3, 5), 3.0))
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_values_that_are_not_finite_stay_so() -> None:
     form = LinearForm(nn.Parameter(torch.zeros(3, 5)))
     deltas = torch.tensor([[float("nan"), float("inf"), 1.0]])
     made = form.make([(torch.ones(1, 5), deltas), (torch.ones(1, 5), torch.ones(1, 3))], 2)
@@ -223,7 +223,7 @@ def test_what_is_not_finite_stays_so() -> None:
     assert (made[2] == 1).all()
 
 
-def test_whoever_multiplies_in_a_way_of_his_own_gets_everything() -> None:
+def test_a_custom_rebuild_gets_all_factors() -> None:
     form = LinearForm(nn.Parameter(torch.zeros(3, 5)), lambda activations, deltas: deltas.t() @ activations)
     made = form.make([(torch.ones(2, 5), torch.ones(2, 3)), (torch.ones(1, 5), torch.ones(1, 3))], 2)
     assert torch.equal(made, torch.full((3, 5), 3.0))

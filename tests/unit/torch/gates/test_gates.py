@@ -1,4 +1,4 @@
-"""Whoever reads a parameter or a gradient gets the right one, however early and in whatever way."""
+"""Every read of a parameter or a gradient returns the right value, however early and by whatever means."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_backward_and_step_return_before_anything_has_come(group: SlowGroup, twin: Twin) -> None:
+def test_backward_and_step_return_before_any_result_arrives(group: SlowGroup, twin: Twin) -> None:
     assert group.waits == 0
     assert all(is_deferred(parameter) for parameter in twin.module.parameters())
 
@@ -133,9 +133,9 @@ def hooked(net: nn.Module) -> torch.Tensor:
     return seen[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.func brings torch.jit along
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.func imports torch.jit
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_a_reader_gets_the_updated_value(twin: Twin, reader: Callable[[nn.Module, nn.Parameter], Any]) -> None:
+def test_a_read_returns_the_updated_value(twin: Twin, reader: Callable[[nn.Module, nn.Parameter], Any]) -> None:
     ours = reader(twin.module, twin.module[2].weight)
     theirs = reader(twin.plain, twin.plain[2].weight)
     assert torch.equal(ours, theirs)
@@ -168,7 +168,7 @@ def test_printing_shows_the_updated_value(twin: Twin) -> None:
         hash,
     ],
 )
-def test_what_no_update_changes_is_not_waited_for(twin: Twin, group: SlowGroup, look: Callable[[Any], Any]) -> None:
+def test_reads_that_no_update_changes_do_not_wait(twin: Twin, group: SlowGroup, look: Callable[[Any], Any]) -> None:
     before = look(twin.module[2].weight)
     assert group.waits == 0
     assert is_deferred(twin.module[2].weight)
@@ -176,7 +176,7 @@ def test_what_no_update_changes_is_not_waited_for(twin: Twin, group: SlowGroup, 
     assert look(twin.module[2].weight) == before
 
 
-def test_the_way_to_write_waits_too(twin: Twin) -> None:
+def test_writes_wait_too(twin: Twin) -> None:
     for net in (twin.module, twin.plain):
         with torch.no_grad():
             net[2].weight.mul_(0.5)
@@ -200,10 +200,10 @@ def test_a_layer_waits_for_its_own_parameters_only(twin: Twin, group: SlowGroup)
     assert is_deferred(twin.module[4].weight)
 
 
-def test_what_has_come_is_stepped_when_somebody_else_waits(twin: Twin, group: SlowGroup) -> None:
+def test_arrived_gradients_are_stepped_when_another_thread_waits(twin: Twin, group: SlowGroup) -> None:
     for contribution in [one for one in group.pending if one.priority % PLACES >= 2]:
         group.deliver(contribution)
-    assert is_deferred(twin.module[4].weight)  # nobody was told yet
+    assert is_deferred(twin.module[4].weight)  # no gate has taken it yet
     meanwhile: list[bool] = []
     group.on_wait = lambda: meanwhile.append(is_deferred(twin.module[4].weight))
     twin.module[0](BATCH)
@@ -257,7 +257,7 @@ def test_a_second_backward_adds_to_the_mean_of_the_first(group: SlowGroup) -> No
     first = [parameter.grad.clone() for parameter in twin.plain.parameters() if parameter.grad is not None]
     twin.plain_optimizer.zero_grad()
     twin.plain(BATCH * 2).sum().backward()
-    # What is sent is the mean so far and the new gradient; this group gives twice of both.
+    # The mean so far plus the new gradient is sent; this group doubles both.
     for parameter, mean in zip(twin.plain.parameters(), first, strict=True):
         assert parameter.grad is not None
         parameter.grad.add_(mean).mul_(2)
@@ -275,7 +275,7 @@ def test_a_backward_that_is_not_synchronised_waits_for_the_gradient_it_adds_to(g
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_gradients_are_there_after_a_step_until_they_are_zeroed(twin: Twin) -> None:
+def test_gradients_remain_after_a_step_until_they_are_zeroed(twin: Twin) -> None:
     assert torch.equal(twin.module[2].weight.grad, twin.plain[2].weight.grad)
     twin.optimizer.zero_grad()
     assert all(parameter.grad is None for parameter in twin.module.parameters())
@@ -302,7 +302,7 @@ def test_zeroing_gradients_waits_for_nothing(twin: Twin, group: SlowGroup, zero:
     assert same(twin.module.parameters(), twin.plain.parameters())
 
 
-def test_gradients_that_are_filled_with_zeros_are_so_after_the_update(twin: Twin) -> None:
+def test_gradients_filled_with_zeros_stay_so_after_the_update(twin: Twin) -> None:
     twin.optimizer.zero_grad(set_to_none=False)
     assert all((parameter.grad == 0).all() for parameter in twin.module.parameters())
     assert same(twin.module.parameters(), twin.plain.parameters())
@@ -317,7 +317,7 @@ def test_a_graph_from_before_the_step_cannot_be_used_after_it(group: SlowGroup) 
         late.backward()
 
 
-def test_a_parameter_that_is_not_used_is_updated_before_its_next_gradient(group: SlowGroup) -> None:
+def test_an_unused_parameter_is_updated_before_its_next_gradient(group: SlowGroup) -> None:
     class Choice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -363,7 +363,7 @@ def test_a_failed_group_raises_instead_of_showing_an_old_value(twin: Twin, group
             read()
 
 
-def test_a_parameter_class_of_the_user_is_kept(group: SlowGroup) -> None:
+def test_the_users_parameter_class_is_kept(group: SlowGroup) -> None:
     class Scaled(nn.Parameter):
         scale = 3
 

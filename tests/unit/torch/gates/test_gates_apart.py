@@ -1,4 +1,4 @@
-"""A gate is opened anywhere and by anybody: threads, modes, tracers; and what goes wrong is never silent."""
+"""Gates are opened from any thread, mode or tracer, and errors are never silent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from undertow.torch.gates.pending_tensors import find_gate
 
 
 class Held(torch.optim.SGD):
-    """Stops in the middle of a step until it is told to go on."""
+    """An optimizer that stops in the middle of a step until it is released."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -36,7 +36,7 @@ class Held(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_another_thread_sees_no_value_before_its_update_is_made(group: SlowGroup) -> None:
+def test_another_thread_sees_no_value_before_its_update(group: SlowGroup) -> None:
     twin = Twin(make_net(), Held, separable=True)
     group.deliver_all()
     twin.train(BATCH)
@@ -78,7 +78,7 @@ def test_two_threads_that_step_do_not_mix_up_the_groups(group: SlowGroup) -> Non
     assert [len(part["params"]) for part in optimizer.param_groups] == [2, 2, 2]
 
 
-def test_while_a_thread_makes_an_update_the_others_see_all_groups(group: SlowGroup) -> None:
+def test_other_threads_see_all_groups_during_an_update(group: SlowGroup) -> None:
     twin = Twin(make_net(), Held, separable=True)
     group.deliver_all()
     twin.train(BATCH)
@@ -134,14 +134,14 @@ def test_a_step_that_fails_late_is_not_forgotten(group: SlowGroup) -> None:
     optimizer.fails = True
     with pytest.raises(ZeroDivisionError):
         net[0].weight.sum()
-    for parameter in net.parameters():  # all that were to be made in the same go
+    for parameter in net.parameters():  # all that were to be stepped together
         with pytest.raises(UndertowError, match=r"the optimizer's step of '\d.\w+' failed") as raised:
             parameter.sum()
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("mode", [lambda: FakeTensorMode(allow_non_fake_inputs=True), lambda: torch.device("meta")])
-def test_an_update_is_no_part_of_the_readers_mode(twin: Twin, mode: Callable[[], Any]) -> None:
+def test_an_update_does_not_run_in_the_readers_mode(twin: Twin, mode: Callable[[], Any]) -> None:
     with mode():
         twin.module[2].weight.detach()
     flush(twin.model)
@@ -158,7 +158,7 @@ def test_an_update_is_not_recorded_by_a_tracer(twin: Twin) -> None:
     assert same(twin.module.parameters(), twin.plain.parameters())
 
 
-def test_selective_checkpointing_does_not_take_the_update_for_its_own(twin: Twin) -> None:
+def test_selective_checkpointing_does_not_see_the_update(twin: Twin) -> None:
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     def contexts() -> Any:
@@ -171,7 +171,7 @@ def test_selective_checkpointing_does_not_take_the_update_for_its_own(twin: Twin
     assert same(ours, [parameter.grad for parameter in twin.plain.parameters()])
 
 
-def test_gradients_in_memory_of_the_user_are_there_when_backward_ends(group: SlowGroup) -> None:
+def test_gradients_in_the_users_memory_arrive_before_backward_ends(group: SlowGroup) -> None:
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     flats = []
@@ -192,7 +192,7 @@ def test_gradients_in_memory_of_the_user_are_there_when_backward_ends(group: Slo
     assert same(twin.module.parameters(), twin.plain.parameters())
 
 
-def test_a_gradient_that_the_user_keeps_is_there_when_backward_ends(group: SlowGroup) -> None:
+def test_a_gradient_kept_by_the_user_is_the_mean_after_backward(group: SlowGroup) -> None:
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     twin.train(BATCH)
@@ -207,7 +207,7 @@ def test_a_gradient_that_the_user_keeps_is_there_when_backward_ends(group: SlowG
     assert same(twin.module.parameters(), twin.plain.parameters())
 
 
-def test_a_value_that_the_user_holds_is_stepped_at_once(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_value_the_user_refers_to_is_stepped_immediately(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     states = [net.state_dict() for net in (twin.module, twin.plain)]
@@ -231,7 +231,7 @@ def test_a_value_that_the_user_holds_is_stepped_at_once(group: SlowGroup, caplog
         lambda p: torch._C.TensorBase.data.__set__(other := torch.empty(p.shape), p) or other,
     ],
 )
-def test_native_code_that_does_not_ask_finds_no_old_value(
+def test_unguarded_native_code_finds_no_old_value(
     twin: Twin, look: Callable[[Any], torch.Tensor], is_gradient: bool
 ) -> None:
     flush(twin.model)
@@ -246,7 +246,7 @@ def test_native_code_that_does_not_ask_finds_no_old_value(
     assert torch.equal(held, twin.module[2].weight.grad)
 
 
-def test_a_model_that_is_dropped_takes_its_gates_along(group: SlowGroup) -> None:
+def test_a_deleted_model_takes_its_gates_with_it(group: SlowGroup) -> None:
     net = make_net()
     model, optimizer = parallelize(net, sgd(net.parameters()))
     group.deliver_all()
@@ -260,7 +260,7 @@ def test_a_model_that_is_dropped_takes_its_gates_along(group: SlowGroup) -> None
     assert [ref() for ref in refs] == [None, None, None]
 
 
-def test_what_came_in_time_is_not_kept(group: SlowGroup) -> None:
+def test_results_that_arrive_in_time_are_not_kept(group: SlowGroup) -> None:
     twin = Twin(make_net(), sgd)
     for _ in range(5):
         group.deliver_all()
@@ -270,7 +270,7 @@ def test_what_came_in_time_is_not_kept(group: SlowGroup) -> None:
     assert sum(map(len, twin.model._overlap.gates._arrivals.values())) <= 6
 
 
-def test_evaluation_waits_for_everything_at_once(twin: Twin) -> None:
+def test_evaluation_waits_for_all_parameters(twin: Twin) -> None:
     seen: list[bool] = []
     twin.module.eval()
     twin.module[0].register_forward_hook(
@@ -280,14 +280,14 @@ def test_evaluation_waits_for_everything_at_once(twin: Twin) -> None:
     assert seen == [False]
 
 
-def test_a_part_in_evaluation_mode_waits_for_its_own_only(twin: Twin) -> None:
+def test_a_part_in_evaluation_mode_waits_for_its_own_parameters_only(twin: Twin) -> None:
     twin.module[0].eval()
     twin.module[0](BATCH)
     assert not find_gate(twin.module[0].weight)
     assert is_deferred(twin.module[2].weight)
 
 
-def test_a_tied_weight_by_memory_is_stepped_at_once(group: SlowGroup) -> None:
+def test_weights_tied_by_memory_are_stepped_immediately(group: SlowGroup) -> None:
     net = make_net()
     net[4].weight.data = net[2].weight.data[:2]
     twin = Twin(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -298,7 +298,7 @@ def test_a_tied_weight_by_memory_is_stepped_at_once(group: SlowGroup) -> None:
     assert is_deferred(twin.module[0].weight)
 
 
-def test_a_parameter_with_ways_of_its_own_is_never_behind_a_gate(group: SlowGroup) -> None:
+def test_a_parameter_with_its_own_torch_function_is_never_a_gate(group: SlowGroup) -> None:
     class Loud(nn.Parameter):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -330,7 +330,7 @@ def test_a_gate_that_a_thread_opens_during_a_step_is_not_closed_again(
 
     def read_first(gate: Gate, update: Any) -> bool:
         if gate.parameter is weight:
-            reader = threading.Thread(target=lambda: weight.grad)  # just when the step has decided to put it off
+            reader = threading.Thread(target=lambda: weight.grad)  # just when the step has decided to defer it
             reader.start()
             reader.join(20)
         return defer(gate, update)

@@ -1,4 +1,4 @@
-"""Results are told to gates by the engine and by threads of torch's, at the same time."""
+"""The engine and torch's threads report results to gates at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTRIBUTION = Contribution(-1, None, None, 1, lambda contribution: None)
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
-    """Threads change places as often as they can."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -27,7 +27,7 @@ def impatient() -> Iterator[None]:
 
 
 class Tally:
-    """Stands in for gates that are not closed: counts how often each one is taken up."""
+    """A fake of gates that are not closed, which counts how often each one is taken."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ def answer_all(completions: list[Completion]) -> None:
         completion.answer(CONTRIBUTION)
 
 
-def test_no_arrival_is_lost_or_taken_twice_whichever_threads_tell_of_it() -> None:
+def test_no_arrival_is_lost_or_taken_twice_from_any_threads() -> None:
     gates, tally = Gates(), Tally()
     tables: list[Any] = [object(), object()]
     threads = []
@@ -57,7 +57,7 @@ def test_no_arrival_is_lost_or_taken_twice_whichever_threads_tell_of_it() -> Non
         gates._gates[table] = [tally.make_gate(number, index) for index in range(COUNT)]
         arrivals = gates.expect(table)
         completions = [Completion(1, range(index, index + 4), arrivals) for index in range(0, COUNT, 4)]
-        # Two threads for one table: the engine's, and one of torch's.
+        # Two threads for one table: the engine's and one of torch's.
         threads += [threading.Thread(target=answer_all, args=(completions[part::2],)) for part in (0, 1)]
     for thread in threads:
         thread.start()
@@ -78,7 +78,7 @@ def test_a_completion_arrives_with_its_last_answer_and_only_once() -> None:
     assert list(arrivals) == [completion]
 
 
-def test_what_comes_late_of_an_earlier_pass_reaches_no_gate() -> None:
+def test_late_results_of_an_earlier_pass_reach_no_gate() -> None:
     gates, tally = Gates(), Tally()
     table: Any = object()
     gates._gates[table] = [tally.make_gate(0, 0)]

@@ -1,4 +1,4 @@
-"""Whoever holds a gradient, or its memory, from before a backward pass reads the mean, whatever is counted where."""
+"""References to a gradient or its memory from before a backward pass read the mean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from undertow.torch.gates.pending_tensors import find_gate
 
 @pytest.fixture
 def ready(group: SlowGroup) -> Twin:
-    """After one backward whose results have come: the gradients are there, and added to from now on."""
+    """Return a model after one backward whose results have arrived, so that gradients exist and are added to."""
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     twin.backward(BATCH)
@@ -72,7 +72,9 @@ def test_a_held_gradient_makes_its_reader_wait(ready: Twin, reader: Callable[[to
 
 
 @pytest.mark.parametrize("reader", [READERS["clone"], READERS["numpy"]])
-def test_after_a_step_as_well(ready: Twin, group: SlowGroup, reader: Callable[[torch.Tensor], Any]) -> None:
+def test_a_held_gradient_makes_its_reader_wait_after_a_step(
+    ready: Twin, group: SlowGroup, reader: Callable[[torch.Tensor], Any]
+) -> None:
     held, expected = (net[2].weight.grad for net in (ready.module, ready.plain))
     backward(ready)
     waits = group.waits
@@ -93,7 +95,7 @@ def test_holding_gradients_does_not_make_backward_wait(ready: Twin, group: SlowG
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, many
-def test_a_backward_in_compiled_code_does_not_wait_either(group: SlowGroup) -> None:
+def test_holding_gradients_does_not_make_a_compiled_backward_wait(group: SlowGroup) -> None:
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     torch.compile(lambda: twin.model(BATCH).sum().backward(), backend="eager")()
@@ -131,7 +133,7 @@ def test_an_alias_of_its_memory_makes_backward_wait(ready: Twin, alias: Callable
     del held
 
 
-def test_a_gradient_of_a_class_of_its_own_makes_backward_wait(ready: Twin) -> None:
+def test_a_gradient_of_a_subclass_makes_backward_wait(ready: Twin) -> None:
     class Loud(torch.Tensor):
         pass
 
@@ -156,7 +158,9 @@ def test_a_sparse_gradient_that_is_held_becomes_the_mean(group: SlowGroup) -> No
 
 
 @pytest.mark.parametrize("keep", [lambda o: o, lambda o: o.view(-1), lambda o: o.numpy()])
-def test_what_a_hook_has_kept_is_the_mean_after_backward(group: SlowGroup, keep: Callable[[torch.Tensor], Any]) -> None:
+def test_a_gradient_kept_by_a_hook_is_the_mean_after_backward(
+    group: SlowGroup, keep: Callable[[torch.Tensor], Any]
+) -> None:
     from undertow.torch.passes.backward import find_accumulator
 
     twin = Twin(make_net(), sgd)
@@ -181,7 +185,7 @@ def test_a_fresh_gradient_of_its_own_memory_is_received_there() -> None:
     assert is_gradient_alone(parameter.grad)
 
 
-def test_a_storage_object_of_a_parameter_is_told_from_one_that_torch_keeps() -> None:
+def test_the_users_storage_object_is_distinguished_from_torchs() -> None:
     parameter = nn.Parameter(torch.zeros(3))
     assert is_value_alone(parameter)
     copy.deepcopy(parameter)

@@ -1,4 +1,4 @@
-"""Native functions that take hold of a tensor without asking it wait as well."""
+"""Native functions that read a tensor without consulting its class also wait."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def setting_data(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def held(group: SlowGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """A gradient whose mean has not come, and the mean."""
+    """Return a gradient whose mean has not arrived, and the mean."""
     twin = Twin(make_net(), sgd)
     group.deliver_all()
     twin.backward(BATCH)
@@ -95,7 +95,7 @@ def held(group: SlowGroup) -> tuple[torch.Tensor, torch.Tensor]:
             parameter.grad.zero_()
     twin.backward(BATCH)
     assert find_gate(ours)
-    vars(ours)["twin"] = twin  # else its gate would be gone with it
+    vars(ours)["twin"] = twin  # otherwise its gate would be deleted with it
     return ours, theirs
 
 
@@ -121,7 +121,7 @@ def test_a_held_gradient_is_read_as_the_mean(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_function_reads_what_has_come_too(twin: Twin) -> None:
+def test_a_compiled_function_reads_the_updated_value(twin: Twin) -> None:
     compiled = torch.compile(double, backend="eager")
     for _ in range(3):
         assert find_gate(twin.module[2].weight)
@@ -142,14 +142,14 @@ def make_compiled(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compilers_know_guarded_functions(group: SlowGroup) -> None:
+def test_compilers_recognise_guarded_functions(group: SlowGroup) -> None:
     Twin(make_net(), sgd)
     one = torch.ones(1)
     assert torch.jit.script(make_scripted)(one) == 4
     assert torch.compile(make_compiled, backend="eager", fullgraph=True)(one) == 4
 
 
-def test_a_default_device_reaches_guarded_functions() -> None:
+def test_a_default_device_applies_to_guarded_functions() -> None:
     unguard_native_functions()
     _device_constructors.cache_clear()
     guard_native_functions()
@@ -159,7 +159,7 @@ def test_a_default_device_reaches_guarded_functions() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_shutdown_makes_them_torchs_own_again(twin: Twin) -> None:
+def test_shutdown_restores_torchs_own_functions(twin: Twin) -> None:
     undertow.shutdown()
     flush(twin.model)
     assert type(torch.Tensor.data) is types.GetSetDescriptorType

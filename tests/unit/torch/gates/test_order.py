@@ -1,4 +1,4 @@
-"""What the next forward pass needs first travels first."""
+"""Gradients that the next forward pass needs first are sent first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = torch.ones(2, 4)
 
 
 class Steered(nn.Module):
-    """Layers in whatever order a test asks for.  They are known by their size: 16, 32, 48 elements."""
+    """Layers used in the order that a test gives.  They are identified by their size: 16, 32, 48 elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def make_model(group: SlowGroup, module: nn.Module | None = None) -> Any:
 
 
 def sent(group: SlowGroup) -> dict[int, int]:
-    """How many elements have left with each priority since the last time."""
+    """Return the number of elements sent with each priority since the last call."""
     elements: Counter[int] = Counter()
     for contribution in group.pending:
         assert contribution.target is not None
@@ -50,7 +50,7 @@ def sent(group: SlowGroup) -> dict[int, int]:
     return dict(elements)
 
 
-def test_what_is_used_first_travels_first(group: SlowGroup) -> None:
+def test_the_layer_used_first_is_sent_first(group: SlowGroup) -> None:
     model = make_model(group)
     model(BATCH, 2, 0, 1).backward()
     assert sent(group) == {0: 48, 1: 16, 2: 32}
@@ -63,13 +63,13 @@ def test_a_graph_that_changes_is_followed(group: SlowGroup) -> None:
         assert sent(group) == {place: 16 * (index + 1) for place, index in enumerate(order)}
 
 
-def test_a_layer_that_is_used_again_counts_from_its_first_use(group: SlowGroup) -> None:
+def test_the_first_use_of_a_layer_counts(group: SlowGroup) -> None:
     model = make_model(group)
     model(BATCH, 1, 0, 1, 2, 0).backward()
     assert sent(group) == {0: 32, 1: 16, 2: 48}
 
 
-def test_a_weight_that_is_tied_counts_from_its_first_use(group: SlowGroup) -> None:
+def test_the_first_use_of_a_tied_weight_counts(group: SlowGroup) -> None:
     module = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False), nn.Linear(4, 8, bias=False))
     module[2].weight = module[0].weight
     model = make_model(group, module)
@@ -77,7 +77,7 @@ def test_a_weight_that_is_tied_counts_from_its_first_use(group: SlowGroup) -> No
     assert sent(group) == {0: 32, 1: 32}
 
 
-def test_weights_of_one_layer_follow_each_other(group: SlowGroup) -> None:
+def test_weights_of_one_layer_are_consecutive(group: SlowGroup) -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 16))
     model = make_model(group, module)
     model(BATCH).sum().backward()
@@ -92,7 +92,7 @@ def test_an_evaluation_does_not_change_the_order(group: SlowGroup) -> None:
     assert sent(group) == {0: 32, 1: 16, 2: 48}
 
 
-def test_a_parameter_that_is_not_used_keeps_its_place(group: SlowGroup) -> None:
+def test_an_unused_parameter_keeps_its_position(group: SlowGroup) -> None:
     model = make_model(group)
     model(BATCH, 2, 1, 0).backward()
     sent(group)
@@ -102,7 +102,7 @@ def test_a_parameter_that_is_not_used_keeps_its_place(group: SlowGroup) -> None:
     assert sent(group) == {0: 48, 1: 32, 2: 16}
 
 
-def test_the_first_places_are_those_in_the_module(group: SlowGroup) -> None:
+def test_initial_positions_are_those_in_the_module(group: SlowGroup) -> None:
     model = make_model(group)
     model(BATCH, 0).backward()
     assert sent(group) == {0: 16, 1: 32, 2: 48}
@@ -116,22 +116,22 @@ def test_tiny_gradients_in_one_slice_are_as_urgent_as_the_first_of_them() -> Non
         assert sent(group) == {0: 12}
 
 
-def test_a_layer_that_is_computed_again_in_backward_does_not_turn_the_order_around(group: SlowGroup) -> None:
+def test_recomputation_in_backward_does_not_change_the_order(group: SlowGroup) -> None:
     model = make_model(group)
     for _ in range(3):
         model(BATCH, 0, 1, 2, in_checkpoints=True).backward()
         assert sent(group) == {0: 16, 1: 32, 2: 48}
 
 
-def test_without_priorities_everything_is_as_urgent(group: SlowGroup) -> None:
+def test_without_priorities_all_gradients_are_equally_urgent(group: SlowGroup) -> None:
     group.configure(priority=Priority.OFF)
     model = make_model(group)
     model(BATCH, 2, 0, 1).backward()
     assert sent(group) == {0: 96}
 
 
-def test_what_is_left_of_a_pass_goes_before_all_of_the_next(group: SlowGroup) -> None:
-    """Of another model too: else a rank that is ahead holds back the answers that the others wait for."""
+def test_the_rest_of_a_pass_is_sent_before_the_next_pass(group: SlowGroup) -> None:
+    """Even of another model: otherwise a rank that is ahead delays the answers that others wait for."""
     models = [make_model(group), make_model(group)]
     latest = 0
     for model in (models[0], models[0], models[1], models[0]):

@@ -1,4 +1,4 @@
-"""The user's own optimizer steps in parts, and nobody can tell: bit by bit what one process computes."""
+"""The user's own optimizer steps some parameters at a time, with the same bits as one process."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ SEPARABLE: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("make_optimizer", SEPARABLE.values(), ids=SEPARABLE)
-def test_parts_of_a_step_give_the_bits_of_the_whole(group: SlowGroup, make_optimizer: Callable[..., Any]) -> None:
+def test_partial_steps_give_the_bits_of_a_whole_step(group: SlowGroup, make_optimizer: Callable[..., Any]) -> None:
     twin = make_twin(group, make_optimizer)
     train(twin, group)
     check(twin)
 
 
-def test_a_step_of_matrices_as_well(group: SlowGroup) -> None:
+def test_partial_steps_of_muon_give_the_same_bits(group: SlowGroup) -> None:
     twin = make_twin(group, functools.partial(optim.Muon, lr=0.01), make_net(bias=False))
     train(twin, group)
     check(twin)
 
 
-def test_a_step_of_sparse_gradients_as_well(group: SlowGroup) -> None:
+def test_partial_steps_of_sparse_gradients_give_the_same_bits(group: SlowGroup) -> None:
     twin = make_twin(group, functools.partial(optim.SparseAdam, lr=0.01), nn.Embedding(10, 8, sparse=True))
     train(twin, group, torch.tensor([1, 4, 4, 7]))
     check(twin)
 
 
-# Hyper-parameters are those of the moment of step().
+# Hyperparameters are those at the time of step().
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
@@ -88,7 +88,7 @@ def test_a_scheduler_changes_the_rate_of_later_steps_only(group: SlowGroup, rate
     check(twin)
 
 
-def test_a_scheduler_that_was_there_first_still_sees_a_step_that_is_missing(group: SlowGroup) -> None:
+def test_an_earlier_scheduler_still_notices_a_missing_step(group: SlowGroup) -> None:
     net = make_net()
     optimizer = momentum(net.parameters())
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -105,7 +105,7 @@ def test_a_cycle_of_rate_and_momentum(group: SlowGroup) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
-def test_a_rate_that_is_changed_by_hand_right_after_a_step(group: SlowGroup, rate: Any) -> None:
+def test_a_rate_changed_by_hand_after_a_step_does_not_affect_it(group: SlowGroup, rate: Any) -> None:
     twin = make_twin(group, lambda parameters: optim.SGD(parameters, lr=copy.deepcopy(rate), momentum=0.9))
     twin.train(BATCH)
     for optimizer in optimizers(twin):
@@ -117,7 +117,7 @@ def test_a_rate_that_is_changed_by_hand_right_after_a_step(group: SlowGroup, rat
     check(twin)
 
 
-def test_tensors_inside_of_a_hyper_parameter_are_those_of_the_step(group: SlowGroup) -> None:
+def test_tensors_in_a_hyperparameter_are_those_of_the_step(group: SlowGroup) -> None:
     twin = make_twin(group, lambda parameters: optim.Adam(parameters, betas=(torch.tensor(0.9), torch.tensor(0.999))))
     twin.train(BATCH)
     for optimizer in optimizers(twin):
@@ -125,10 +125,10 @@ def test_tensors_inside_of_a_hyper_parameter_are_those_of_the_step(group: SlowGr
     check(twin)
 
 
-# Whose parameters they are.
+# Several groups, models and optimizers.
 
 
-def test_groups_of_parameters_keep_their_own_hyper_parameters(group: SlowGroup) -> None:
+def test_parameter_groups_keep_their_own_hyperparameters(group: SlowGroup) -> None:
     def make_optimizer(parameters: Any) -> optim.Optimizer:
         first, second, *rest = parameters
         return optim.SGD([{"params": [first, second], "lr": 0.5}, {"params": rest, "momentum": 0.9}], lr=0.1)
@@ -154,7 +154,7 @@ def test_parameters_without_optimizer_only_get_gradients(group: SlowGroup) -> No
     assert equal([p.grad for p in twin.module.parameters()], [p.grad for p in twin.plain.parameters()])
 
 
-def test_parameters_of_no_model_are_stepped_at_once(group: SlowGroup) -> None:
+def test_parameters_outside_the_model_are_stepped_immediately(group: SlowGroup) -> None:
     scales = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     spare = iter(scales)
     twin = make_twin(group, lambda parameters: momentum([*parameters, next(spare)]))
@@ -208,7 +208,7 @@ def test_two_optimizers_of_one_model(group: SlowGroup) -> None:
     assert equal([half.state_dict() for half in halves[0]], [half.state_dict() for half in halves[1]])
 
 
-def test_two_optimizers_of_the_same_parameters_step_one_after_the_other(group: SlowGroup) -> None:
+def test_two_optimizers_of_the_same_parameters_step_in_order(group: SlowGroup) -> None:
     ours, theirs = make_net(), make_net()
     model, *two = parallelize(ours, adam(ours.parameters()), momentum(ours.parameters()))
     plain = [adam(theirs.parameters()), momentum(theirs.parameters())]
@@ -288,7 +288,7 @@ def test_a_closure_is_called_once_and_gives_the_loss(group: SlowGroup) -> None:
     check(twin)
 
 
-# Steps without gradients, and the same ones again.
+# Steps without gradients, and with the same gradients again.
 
 
 def test_a_second_step_with_the_same_gradients(group: SlowGroup) -> None:
@@ -311,7 +311,7 @@ def test_a_step_without_gradients_changes_nothing(group: SlowGroup) -> None:
 
 
 @pytest.mark.parametrize("is_none", [True, False])
-def test_gradients_that_are_zeroed_before_the_step_are_gone(group: SlowGroup, is_none: bool) -> None:
+def test_gradients_zeroed_before_the_step_are_not_used(group: SlowGroup, is_none: bool) -> None:
     twin = make_twin(group)
     for is_skipped in (False, True, False):
         twin.backward(BATCH)

@@ -1,4 +1,4 @@
-"""Who has a say in a step, or reads what it has made: gradient scalers, averages, other precisions."""
+"""Gradient scalers, averages and other precisions, which affect a step or read its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_gradient_scaler_skips_the_steps_that_it_should(group: SlowGroup, is_f
     check(twin)
 
 
-def test_a_gradient_scaler_has_nothing_to_say_to_a_step_that_was_deferred_before(group: SlowGroup) -> None:
+def test_a_gradient_scaler_does_not_affect_an_earlier_deferred_step(group: SlowGroup) -> None:
     firsts, seconds = [make_net(), make_net()], [make_net(), make_net()]
     made = [adam([*one.parameters(), *two.parameters()], fused=True) for one, two in zip(firsts, seconds, strict=True)]
     models = [parallelize(net, made[0])[0] for net in (firsts[0], seconds[0])]
@@ -46,7 +46,7 @@ def test_a_gradient_scaler_has_nothing_to_say_to_a_step_that_was_deferred_before
     assert equal(list(firsts[0].parameters()), list(firsts[1].parameters()))
 
 
-def test_a_scale_that_is_given_by_hand_is_good_for_one_step(group: SlowGroup) -> None:
+def test_a_scale_given_by_hand_applies_to_one_step(group: SlowGroup) -> None:
     twin = make_twin(group, functools.partial(adam, fused=True))
     for scale in (4.0, 8.0):
         twin.backward(BATCH)
@@ -66,7 +66,7 @@ def test_an_average_of_all_weights_so_far(group: SlowGroup) -> None:
     assert equal(averages[0].state_dict(), averages[1].state_dict())
 
 
-def test_an_average_that_follows_the_weights(group: SlowGroup) -> None:
+def test_a_moving_average_sees_updated_weights(group: SlowGroup) -> None:
     twin = make_twin(group)
     averages = [[parameter.detach().clone() for parameter in net.parameters()] for net in nets(twin)]
 
@@ -85,7 +85,7 @@ def test_an_average_that_follows_the_weights(group: SlowGroup) -> None:
     [adam, functools.partial(optim.Muon, lr=0.01), functools.partial(optim.Adafactor, lr=0.01)],
     ids=["Adam", "Muon", "Adafactor"],
 )
-def test_a_forward_in_lower_precision_makes_the_step_in_full(group: SlowGroup, make_optimizer: Any) -> None:
+def test_a_forward_in_lower_precision_steps_in_full_precision(group: SlowGroup, make_optimizer: Any) -> None:
     twin = make_twin(group, make_optimizer, make_net(bias=False))
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16):
@@ -99,7 +99,7 @@ def test_a_forward_in_lower_precision_makes_the_step_in_full(group: SlowGroup, m
 
 
 @pytest.mark.parametrize("make_optimizer", [momentum, adam], ids=["SGD", "Adam"])
-def test_a_forward_in_inference_mode_makes_ordinary_state(group: SlowGroup, make_optimizer: Any) -> None:
+def test_a_forward_in_inference_mode_creates_ordinary_state(group: SlowGroup, make_optimizer: Any) -> None:
     twin = make_twin(group, make_optimizer)
     for _ in range(3):
         twin.train(BATCH)

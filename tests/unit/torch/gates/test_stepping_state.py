@@ -1,4 +1,4 @@
-"""The optimizer's state, while steps are deferred: read, replaced, loaded, copied."""
+"""The optimizer's state while steps are deferred: read, replaced, loaded, copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.slow_group import SlowGroup, Twin
 from tests.support.stepping import BATCH, adam, check, equal, make_net, make_twin, nets, optimizers, train
 
 
-def test_whoever_asks_for_the_state_gets_it_after_the_step(group: SlowGroup) -> None:
+def test_a_read_of_the_state_returns_it_after_the_step(group: SlowGroup) -> None:
     twin = make_twin(group)
     twin.train(BATCH)
     ours, theirs = (
@@ -33,9 +33,7 @@ def test_whoever_asks_for_the_state_gets_it_after_the_step(group: SlowGroup) -> 
         lambda optimizer, state: optimizer.__setstate__({"state": state}),
     ],
 )
-def test_a_state_that_is_replaced_is_not_used_by_a_step_that_was_deferred(
-    group: SlowGroup, replace: Callable[..., Any]
-) -> None:
+def test_a_new_state_is_not_used_by_an_earlier_deferred_step(group: SlowGroup, replace: Callable[..., Any]) -> None:
     twin = make_twin(group)
     twin.train(BATCH)
     twin.train(BATCH)
@@ -62,7 +60,7 @@ def test_a_state_is_loaded_in_the_middle_of_a_run(group: SlowGroup, is_pending: 
     check(twin)
 
 
-def test_a_state_goes_to_an_ordinary_optimizer_and_back(group: SlowGroup) -> None:
+def test_a_state_moves_to_an_ordinary_optimizer_and_back(group: SlowGroup) -> None:
     twin = make_twin(group, adam)
     train(twin, group, steps=2)
     twin.plain_optimizer.load_state_dict(twin.optimizer.state_dict())
@@ -91,7 +89,7 @@ def test_a_copy_is_an_ordinary_optimizer(group: SlowGroup, duplicate: Callable[[
     check(twin)
 
 
-def test_the_optimizer_looks_as_before(group: SlowGroup) -> None:
+def test_the_optimizer_looks_unchanged(group: SlowGroup) -> None:
     twin = make_twin(group)
     assert repr(twin.optimizer) == repr(twin.plain_optimizer)
     assert isinstance(twin.optimizer, optim.SGD)
@@ -100,7 +98,7 @@ def test_the_optimizer_looks_as_before(group: SlowGroup) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, torch.tensor(0)], ids=["number", "tensor"])
-def test_an_optimizer_that_counts_in_its_group_counts_every_step_once(group: SlowGroup, zero: Any) -> None:
+def test_an_optimizer_that_counts_steps_in_its_group_counts_each_once(group: SlowGroup, zero: Any) -> None:
     class Decaying(optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": 0.1, "taken": copy.deepcopy(zero)})

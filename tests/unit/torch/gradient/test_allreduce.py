@@ -1,4 +1,4 @@
-"""Buckets of gradients that torch's process group sums: called in one order, answered once, and the mean in place."""
+"""Buckets of gradients that torch's process group sums: called in one order, and answered once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def begin(syncers: list[AllreduceSyncer]) -> list[Completion]:
     return completions
 
 
-def test_the_mean_comes_back_and_nothing_where_no_worker_has_a_gradient(collectives: Collectives) -> None:
+def test_the_mean_arrives_except_where_no_worker_has_a_gradient(collectives: Collectives) -> None:
     group, slots, [syncer] = make_buckets(3, 5, 2)
     [completion] = begin([syncer])
     for index in syncer.members:
@@ -79,7 +79,7 @@ def test_the_mean_comes_back_and_nothing_where_no_worker_has_a_gradient(collecti
     ]
 
 
-def test_buckets_are_called_in_one_order_whichever_gradients_come_first(collectives: Collectives) -> None:
+def test_buckets_are_called_in_one_order_whichever_fills_first(collectives: Collectives) -> None:
     _, _, syncers = make_buckets(100, 2000, 10)
     assert [list(syncer.members) for syncer in syncers] == [[0], [1], [2]]
     completions = begin(syncers)
@@ -103,7 +103,7 @@ def test_a_sum_that_fails_is_an_error_of_the_group(collectives: Collectives) -> 
     assert group.owed.is_nothing
 
 
-def test_a_bucket_is_used_in_one_pass_after_the_other(collectives: Collectives) -> None:
+def test_a_bucket_is_reused_in_every_pass(collectives: Collectives) -> None:
     _, slots, [syncer] = make_buckets(3, 2)
     for number in range(3):
         begin([syncer])

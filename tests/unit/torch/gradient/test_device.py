@@ -1,4 +1,4 @@
-"""The logic of copies from and to a device, on a stand-in: streams that run only when they are told to."""
+"""The logic of copies from and to a device, on fake streams that run only when the test says so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEVICE = torch.device("cuda", 1)
 
 
 class Stream:
-    """Work in order; nothing happens before `run`."""
+    """A fake stream: does its work in order, and nothing before `run`."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class Stream:
         self.enqueue(lambda: other.run(awaited))
 
     def run(self, until: int | None = None) -> None:
-        """Do what is queued, up to that much of it, each once."""
+        """Do up to this number of queued items, each once."""
         for position, work in enumerate(self.work[:until]):
             self.work[position] = lambda: None
             work()
@@ -64,7 +64,7 @@ class Event:
 
 
 class Streams:
-    """What torch.cuda is: a current stream per device, and others beside it."""
+    """A fake of torch.cuda: one current stream per device, and others."""
 
     Event = Event
 
@@ -89,7 +89,7 @@ class Streams:
 
 
 class DeviceTensor:
-    """Memory that the streams fill and read; `value` is what is in it now."""
+    """Memory that the streams write and read; `value` is its current content."""
 
     def __init__(self, streams: Streams, value: int = 0) -> None:
         self.streams = streams
@@ -115,18 +115,18 @@ def copier(streams: Streams) -> Any:
     return DeviceCopier(streams, DEVICE)
 
 
-def test_a_copy_out_waits_for_the_computation_and_nothing_else_does(streams: Streams, copier: Any) -> None:
+def test_only_a_copy_out_waits_for_the_computation(streams: Streams, copier: Any) -> None:
     gradient, host = DeviceTensor(streams), DeviceTensor(streams)
     streams.compute.enqueue(lambda: setattr(gradient, "value", 7))
     is_done = copier.out(gradient, host)
-    assert len(streams.compute.work) == 1  # the computation goes on beside it
+    assert len(streams.compute.work) == 1  # the computation continues concurrently
     assert not is_done()
     copier._side.run()
     assert is_done()
     assert host.value == 7
 
 
-def test_what_another_stream_has_made_is_read_after_it(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_another_stream_are_read_after_it(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
     theirs, made, read = Stream(), DeviceTensor(streams), DeviceTensor(streams)
     with streams.stream(theirs):
@@ -139,7 +139,7 @@ def test_what_another_stream_has_made_is_read_after_it(streams: Streams, monkeyp
     assert made.used_by == [streams.compute]
 
 
-def test_what_the_same_stream_or_the_host_has_made_is_there(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_the_same_stream_or_the_host_need_no_wait(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
     made = DeviceTensor(streams)
     for made.device in (DEVICE, torch.device("cpu")):
@@ -148,7 +148,7 @@ def test_what_the_same_stream_or_the_host_has_made_is_there(streams: Streams, mo
     assert not made.used_by
 
 
-def test_a_copy_out_keeps_the_gradients_memory(streams: Streams, copier: Any) -> None:
+def test_a_copy_out_keeps_the_gradients_memory_alive(streams: Streams, copier: Any) -> None:
     gradient = DeviceTensor(streams)
     copier.out(gradient, DeviceTensor(streams))
     assert gradient.used_by == [copier._side]
@@ -160,13 +160,11 @@ def test_the_computation_after_a_copy_back_sees_the_result(streams: Streams, cop
     copier.back(host, gradient)
     streams.compute.enqueue(lambda: seen.append(gradient.value))
     streams.compute.run()
-    assert seen == [1, 9]  # what came before had the old value, what comes after the new one
+    assert seen == [1, 9]  # earlier work had the old value, later work has the new one
     assert gradient.used_by == [copier._side]
 
 
-def test_a_copy_back_waits_for_what_the_computation_still_does_with_the_old_value(
-    streams: Streams, copier: Any
-) -> None:
+def test_a_copy_back_waits_for_uses_of_the_old_value(streams: Streams, copier: Any) -> None:
     gradient, seen = DeviceTensor(streams, 1), []
     streams.compute.enqueue(lambda: seen.append(gradient.value))
     copier.back(DeviceTensor(streams, 9), gradient)
@@ -175,7 +173,7 @@ def test_a_copy_back_waits_for_what_the_computation_still_does_with_the_old_valu
     assert gradient.value == 9
 
 
-def test_copies_out_come_after_earlier_copies_back_of_the_same_memory(streams: Streams, copier: Any) -> None:
+def test_copies_out_follow_earlier_copies_back_of_the_same_memory(streams: Streams, copier: Any) -> None:
     gradient, host = DeviceTensor(streams), DeviceTensor(streams, 9)
     copier.back(host, gradient)
     streams.compute.enqueue(lambda: setattr(gradient, "value", 5))
@@ -185,13 +183,13 @@ def test_copies_out_come_after_earlier_copies_back_of_the_same_memory(streams: S
     assert (gradient.value, host.value) == (5, 5)
 
 
-def test_the_device_is_named_and_never_guessed(streams: Streams, copier: Any) -> None:
+def test_the_device_is_passed_explicitly(streams: Streams, copier: Any) -> None:
     copier.out(DeviceTensor(streams), DeviceTensor(streams))
     copier.back(DeviceTensor(streams), DeviceTensor(streams))
     assert streams.asked_for == {DEVICE}
 
 
-def test_on_the_host_a_copy_is_a_copy() -> None:
+def test_copies_on_the_host_are_immediate() -> None:
     copier = copier_for(torch.device("cpu"))
     assert isinstance(copier, HostCopier)
     target = torch.zeros(3)
@@ -204,7 +202,7 @@ def test_on_the_host_a_copy_is_a_copy() -> None:
 
 
 class Timers:
-    """A loop without a thread: posted calls run at once, timers when told."""
+    """A loop without a thread: posted calls run immediately, timers when the test says so."""
 
     def __init__(self) -> None:
         self.later_calls: list[Callable[[], None]] = []
@@ -233,21 +231,21 @@ def make_group(loop: Timers) -> ConnectedGroup:
     return group
 
 
-def test_a_contribution_leaves_when_its_copy_has_ended_and_not_before() -> None:
+def test_a_contribution_is_sent_when_its_copy_is_complete() -> None:
     loop = Timers()
     memory, results, answers = np.zeros(3, np.float32), [], [False, False, True]
     contribution = Contribution(0, memory, memory, 1, results.append)
     make_group(loop).contribute([contribution], lambda: answers.pop(0))
     for _ in range(2):
         assert results == []
-        memory += 1  # the copy is still under way
+        memory += 1  # the copy is not complete
         loop.later_calls.pop()()
     assert results == [contribution]
     assert memory.tolist() == [2, 2, 2]
     assert not loop.later_calls
 
 
-def test_without_a_copy_it_leaves_at_once() -> None:
+def test_without_a_copy_a_contribution_is_sent_immediately() -> None:
     loop = Timers()
     results: list[Contribution] = []
     memory = np.ones(3, np.float32)
@@ -262,7 +260,7 @@ def test_the_cores_of_a_host_are_one_device(monkeypatch: pytest.MonkeyPatch) -> 
     assert name_device(torch.device("cpu")) == "cpu"
 
 
-def test_workers_with_cores_of_their_own_share_them_with_their_like(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_bound_to_the_same_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 2})
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert name_device(torch.device("cpu")) == "cpu 2,3"
@@ -275,7 +273,7 @@ class Properties:
 
 
 @pytest.mark.parametrize(("uuid", "name"), [("GPU-12ab", "cuda GPU-12ab"), (None, "cuda 1")])
-def test_a_device_has_the_name_that_all_processes_know(
+def test_a_device_has_the_same_name_in_all_processes(
     monkeypatch: pytest.MonkeyPatch, uuid: str | None, name: str
 ) -> None:
     module = type("Module", (), {"get_device_properties": lambda self, index: Properties(uuid)})()
@@ -283,7 +281,7 @@ def test_a_device_has_the_name_that_all_processes_know(
     assert name_device(DEVICE) == name
 
 
-def test_free_memory_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     module = type("Module", (), {"mem_get_info": lambda self, device: (5, 8)})()
     monkeypatch.setattr("torch.get_device_module", lambda device: module)
     assert find_free_bytes(DEVICE) == 5
@@ -294,7 +292,7 @@ def test_free_memory_of_the_host_is_a_number_of_bytes() -> None:
 
 
 class FakeDevices:
-    """What is needed of `torch.cuda` where a host has several devices."""
+    """A fake of `torch.cuda` on a host with several devices."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -320,7 +318,7 @@ def test_workers_of_a_host_take_its_devices_in_turn(
     assert devices.calls == calls
 
 
-def test_a_device_draws_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accelerator_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = FakeDevices(1)
     monkeypatch.setattr(torch, "get_device_module", lambda: devices)
     seed_accelerator(5)

@@ -1,4 +1,4 @@
-"""A backward pass concerns other ranks if it reaches a parameter of a wrapped module."""
+"""A backward pass involves other ranks if it reaches a parameter of a wrapped module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(loss: torch.Tensor, **options: Any) -> bool:
     return found == [True]
 
 
-def test_a_pass_reaches_what_is_wrapped_by_whatever_forward() -> None:
+def test_a_pass_reaches_wrapped_parameters_by_any_forward() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     model = DistributedDataParallel(net, init_sync=False)
     assert ask(model(BATCH).sum())
@@ -35,7 +35,7 @@ def test_a_pass_reaches_what_is_wrapped_by_whatever_forward() -> None:
     assert ask(model(BATCH).sum(), inputs=[net[0].bias])
 
 
-def test_a_pass_reaches_nothing_that_other_ranks_train() -> None:
+def test_a_pass_that_reaches_nothing_wrapped_is_local() -> None:
     net, probe, alone = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     claims.exempt(alone)
     model = DistributedDataParallel(net, init_sync=False)
@@ -47,7 +47,7 @@ def test_a_pass_reaches_nothing_that_other_ranks_train() -> None:
     assert not ask(model(image).sum())
 
 
-def test_outside_of_a_pass_nothing_is_known() -> None:
+def test_outside_a_pass_the_answer_is_unknown() -> None:
     model = DistributedDataParallel(nn.Linear(4, 1), init_sync=False)
     assert reaches_wrapped()
     assert not ask(nn.Linear(4, 1)(BATCH).sum())
@@ -55,5 +55,5 @@ def test_outside_of_a_pass_nothing_is_known() -> None:
 
 
 def test_without_a_wrapper_every_pass_may_concern_others() -> None:
-    step_check.forget_all()  # what earlier tests have wrapped
+    step_check.forget_all()  # modules that earlier tests have wrapped
     assert ask(nn.Linear(4, 1)(BATCH).sum())

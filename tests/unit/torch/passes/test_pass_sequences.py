@@ -17,7 +17,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, min_size=12, max_size=24))
 @settings(max_examples=100, deadline=None)
-def test_a_backward_is_a_pass_if_it_reaches_an_output_or_the_last_word_was_to_synchronise(
+def test_a_backward_is_a_pass_if_it_reaches_an_output_or_the_last_forward_requested_one(
     steps: list[tuple[str, int, bool]],
 ) -> None:
     bench = Bench()

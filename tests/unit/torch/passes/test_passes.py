@@ -1,4 +1,4 @@
-"""Which backward passes are synchronised, and what is called in which order, without a group."""
+"""Which backward passes are synchronised, and the order of calls, without a group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCAL = ["accumulated 1", "accumulated 0"]
 
 
 class Calls(list[str]):
-    """What was called, in order."""
+    """A record of calls, in order."""
 
     def take(self) -> list[str]:
         taken, self[:] = [*self], []
@@ -31,7 +31,7 @@ class Calls(list[str]):
 
 
 class FakeGradients:
-    """A table that writes down what it is told."""
+    """A table that records its calls."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], calls: Calls, name: str = "") -> None:
         self.parameters = list(parameters)
@@ -148,7 +148,7 @@ class Bench:
         self.inputs = torch.ones(1, 2, requires_grad=True)
 
     def forward(self, *, synchronise: bool = True, seen: bool = True) -> torch.Tensor:
-        """As a wrapper does it; with `seen` off the outputs are not found."""
+        """Run a forward as a wrapper does; without `seen` its outputs are not found."""
         if synchronise:
             self.passes.check_closed()
             self.passes.start_forward()
@@ -158,7 +158,7 @@ class Bench:
         return outputs.sum()  # type: ignore[no-any-return]
 
     def asked_in(self, loss: torch.Tensor, **options: Any) -> Wanted:
-        """What the backward of this loss wants of the first layer."""
+        """Return what the backward of this loss wants from the first layer."""
         answers: list[Wanted] = []
         self.hidden.register_hook(lambda gradient: answers.append(self.gradients.wants(0)))
         torch.autograd.backward(loss, **options)
@@ -170,7 +170,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_backward_of_a_forward_that_asked_is_a_pass(bench: Bench) -> None:
+def test_the_backward_of_a_requesting_forward_is_a_pass(bench: Bench) -> None:
     for _ in range(2):
         bench.forward().backward()
         assert bench.calls.take() == OF_A_PASS
@@ -181,12 +181,12 @@ def test_a_local_backward_only_accumulates(bench: Bench) -> None:
     assert bench.calls.take() == LOCAL
 
 
-def test_outputs_out_of_sight_begin_a_pass_with_the_first_gradient(bench: Bench) -> None:
+def test_without_visible_outputs_the_first_gradient_begins_a_pass(bench: Bench) -> None:
     bench.forward(seen=False).backward()
     assert bench.calls.take() == OF_A_PASS
 
 
-def test_a_pass_uses_up_what_a_forward_asked_for(bench: Bench) -> None:
+def test_a_pass_uses_up_the_request_of_a_forward(bench: Bench) -> None:
     seen = bench.forward()
     hidden = bench.forward(seen=False)
     seen.backward()
@@ -201,7 +201,7 @@ def test_each_forward_decides_about_its_own_backward(bench: Bench) -> None:
     assert bench.calls.take() == LOCAL + OF_A_PASS
 
 
-def test_gradients_that_are_asked_for_change_nothing(bench: Bench) -> None:
+def test_autograd_grad_changes_nothing(bench: Bench) -> None:
     asked = bench.forward()
     hidden = bench.forward(seen=False)
     torch.autograd.grad(asked, bench.inputs, retain_graph=True)
@@ -216,7 +216,7 @@ def test_gradients_that_are_asked_for_change_nothing(bench: Bench) -> None:
     assert bench.calls.take() == LOCAL + OF_A_PASS
 
 
-def test_every_backward_may_be_a_pass_without_any_forward(bench: Bench) -> None:
+def test_with_the_policy_every_backward_is_a_pass(bench: Bench) -> None:
     bench.passes.synchronise_all()
     for _ in range(2):
         bench.net(bench.inputs).sum().backward()
@@ -226,7 +226,7 @@ def test_every_backward_may_be_a_pass_without_any_forward(bench: Bench) -> None:
     assert bench.calls.take() == LOCAL
 
 
-def test_a_framework_may_ask_for_the_next_pass(bench: Bench) -> None:
+def test_a_framework_may_request_the_next_pass(bench: Bench) -> None:
     loss = bench.forward(synchronise=False)
     bench.passes.request([])
     loss.backward()
@@ -234,22 +234,22 @@ def test_a_framework_may_ask_for_the_next_pass(bench: Bench) -> None:
     assert bench.calls.take() == OF_A_PASS + LOCAL
 
 
-def test_without_wait_free_sending_all_leaves_at_the_end() -> None:
+def test_without_wait_free_sending_everything_is_sent_at_the_end() -> None:
     bench = Bench(wait_free=False)
     bench.forward().backward()
     assert bench.calls.take() == ["begin", "send_rest", "wait", "land", "end"]
 
 
-def test_gradients_of_a_nested_backward_leave_at_the_end(bench: Bench) -> None:
+def test_gradients_of_a_nested_backward_are_sent_at_the_end(bench: Bench) -> None:
     bench.passes.start_forward()
     outputs = checkpoint(bench.net, bench.inputs, use_reentrant=True)
     bench.passes.expect(outputs, synchronise=True)
     outputs.sum().backward()
-    # No node of a weight is in the outer graph: its pass begins with the first gradient, in the nested one.
+    # The outer graph contains no weight's node: the pass begins with the first gradient, in the nested backward.
     assert bench.calls.take() == ["begin", "check 1", "check 0", "send_rest", "wait", "land", "end"]
 
 
-def test_a_forward_inside_of_the_followed_backward_is_known(bench: Bench) -> None:
+def test_recomputation_in_the_followed_backward_is_recognised(bench: Bench) -> None:
     found: list[bool] = []
 
     def compute(inputs: torch.Tensor) -> torch.Tensor:
@@ -270,7 +270,7 @@ def test_two_models_in_one_backward_end_together() -> None:
     taken = calls.take()
     end = taken.index("a end") if taken.index("a end") < taken.index("b end") else taken.index("b end")
     head, tail = taken[:end], taken[end:]
-    # The pass that ends first sends and waits for both: another rank may have met them in another order.
+    # The pass that ends first sends and waits for both, because another rank may have begun them in another order.
     assert {"a send_rest", "b send_rest", "a wait", "b wait"} <= set(head)
     assert max(head.index("a send_rest"), head.index("b send_rest")) < min(head.index("a wait"), head.index("b wait"))
     assert sum(call.endswith("land") for call in head) == sum(call.endswith("land") for call in tail) == 1
@@ -300,7 +300,7 @@ def test_a_late_pass_waits_in_spite_of_gates() -> None:
     assert [call[2:] for call in taken if call.endswith(("wait", "land"))] == ["wait", "land"]
 
 
-def test_a_backward_that_broke_off_is_told_at_the_next_forward(bench: Bench) -> None:
+def test_an_interrupted_backward_is_reported_at_the_next_forward(bench: Bench) -> None:
     loss = bench.forward()
     with pytest.raises(ArithmeticError):
         (Broken.apply(loss) * bench.forward()).backward()
@@ -309,8 +309,8 @@ def test_a_backward_that_broke_off_is_told_at_the_next_forward(bench: Bench) -> 
             bench.forward()
 
 
-def break_off_before_any_gradient(bench: Bench, *, then_local: bool = False) -> None:
-    """Let a backward come to an output, and then to an exception."""
+def interrupt_before_any_gradient(bench: Bench, *, then_local: bool = False) -> None:
+    """Let a backward reach an output, and then raise an exception."""
     breaking = bench.net[1](Broken.apply(bench.inputs)).sum()  # made first, so it runs last
     loss = breaking + bench.forward()
     if then_local:
@@ -320,28 +320,28 @@ def break_off_before_any_gradient(bench: Bench, *, then_local: bool = False) -> 
     assert not bench.calls.take()
 
 
-def test_one_that_broke_off_before_any_gradient_is_forgotten_at_the_next_forward(bench: Bench) -> None:
-    break_off_before_any_gradient(bench)
+def test_a_backward_interrupted_before_any_gradient_is_forgotten_at_the_next_forward(bench: Bench) -> None:
+    interrupt_before_any_gradient(bench)
     bench.forward().backward()
     assert bench.calls.take() == OF_A_PASS
 
 
-def test_one_that_broke_off_before_any_gradient_is_forgotten_at_the_next_backward(bench: Bench) -> None:
+def test_a_backward_interrupted_before_any_gradient_is_forgotten_at_the_next_backward(bench: Bench) -> None:
     seen, unseen = bench.forward(), bench.net(bench.inputs).sum()
-    break_off_before_any_gradient(bench)
+    interrupt_before_any_gradient(bench)
     seen.backward()
     unseen.backward()
     assert bench.calls.take() == OF_A_PASS + LOCAL
 
 
-def test_one_that_broke_off_before_any_gradient_takes_no_local_ones_along(bench: Bench) -> None:
-    break_off_before_any_gradient(bench, then_local=True)
+def test_a_backward_interrupted_before_any_gradient_does_not_affect_local_ones(bench: Bench) -> None:
+    interrupt_before_any_gradient(bench, then_local=True)
     bench.net(bench.inputs).sum().backward()
     assert bench.calls.take() == LOCAL
 
 
 def test_a_forward_elsewhere_while_a_backward_is_followed(bench: Bench) -> None:
-    """In another thread, where it is no part of that backward."""
+    """In another thread, where it does not belong to that backward."""
     known: list[bool] = []
 
     def run_elsewhere(gradient: torch.Tensor) -> None:
@@ -363,7 +363,7 @@ def test_a_forward_elsewhere_while_a_backward_is_followed(bench: Bench) -> None:
     assert bench.calls.take() == OF_A_PASS
 
 
-def test_a_pass_whose_results_never_come_is_over(bench: Bench) -> None:
+def test_a_pass_whose_results_never_arrive_is_over(bench: Bench) -> None:
     bench.gradients.failure = UndertowError("a worker is gone")
     with pytest.raises(UndertowError, match="a worker is gone"):
         bench.forward().backward()
@@ -373,7 +373,7 @@ def test_a_pass_whose_results_never_come_is_over(bench: Bench) -> None:
     assert bench.calls.take() == OF_A_PASS
 
 
-def test_with_gates_a_pass_ends_before_its_results_are_there(bench: Bench) -> None:
+def test_with_gates_a_pass_ends_before_its_results_arrive(bench: Bench) -> None:
     bench.passes.overlap_with(FakeOverlap(bench.calls))  # type: ignore[arg-type]
     bench.forward().backward()
     assert bench.calls.take() == [
@@ -382,7 +382,7 @@ def test_with_gates_a_pass_ends_before_its_results_are_there(bench: Bench) -> No
     ]
 
 
-def test_in_a_join_results_are_waited_for_and_slices_are_the_first() -> None:
+def test_a_join_waits_for_results_and_uses_the_first_layout() -> None:
     calls = Calls()
     bench = Bench(calls=calls, is_joining=lambda: True, planning=FakePlanning(calls))
     bench.passes.overlap_with(FakeOverlap(calls))  # type: ignore[arg-type]
@@ -393,7 +393,7 @@ def test_in_a_join_results_are_waited_for_and_slices_are_the_first() -> None:
     ]
 
 
-def test_the_plan_is_told_of_each_pass_that_a_forward_announced() -> None:
+def test_planning_sees_each_pass_that_a_forward_announced() -> None:
     calls = Calls()
     bench = Bench(calls=calls, planning=FakePlanning(calls))
     bench.forward().backward()
@@ -401,7 +401,7 @@ def test_the_plan_is_told_of_each_pass_that_a_forward_announced() -> None:
         *("plan a forward", "plan begins, has_gates=False", "begin", "plan sees one", "send 1", "plan sees one"),
         *("send 0", "plan ends", "send_rest", "wait", "land", "end"),
     ]
-    # Unforeseen: a framework asks, or every backward is a pass, and no forward has begun.
+    # Unforeseen: no forward has begun, but a framework requests a pass or every backward is one.
     for _ in range(2):
         bench.passes.request([])
         bench.net(bench.inputs).sum().backward()
@@ -412,20 +412,20 @@ def test_the_plan_is_told_of_each_pass_that_a_forward_announced() -> None:
 
 
 @pytest.mark.parametrize("gathered", [False, True])
-def test_a_layer_is_told_what_its_backward_wants(bench: Bench, gathered: bool) -> None:
+def test_a_layer_learns_what_its_backward_wants(bench: Bench, gathered: bool) -> None:
     bench.gradients.gathered = gathered
     assert bench.asked_in(bench.forward()) is (Wanted.FACTORS if gathered else Wanted.GRADIENT)
     assert bench.asked_in(bench.forward(synchronise=False)) is (Wanted.BOTH if gathered else Wanted.GRADIENT)
-    # This gradient's pass has begun with that of the layer above.
+    # The pass has begun with the gradient of the layer above.
     assert bench.asked_in(bench.forward(seen=False)) is (Wanted.FACTORS if gathered else Wanted.GRADIENT)
 
 
-def test_a_layer_keeps_its_gradient_where_nothing_is_added(bench: Bench) -> None:
+def test_a_layer_returns_its_gradient_if_none_is_accumulated(bench: Bench) -> None:
     bench.gradients.gathered = True
     assert bench.asked_in(bench.forward(), inputs=[bench.inputs]) is Wanted.GRADIENT
 
 
-def test_a_layer_keeps_its_gradient_before_the_pass_has_begun(bench: Bench) -> None:
+def test_a_layer_returns_its_gradient_before_the_pass_has_begun(bench: Bench) -> None:
     bench.gradients.gathered = True
     outputs = bench.net(bench.inputs)
     bench.passes.expect(None, synchronise=True)
@@ -442,7 +442,7 @@ def claims() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("claims")
-def test_the_claim_learns_what_was_synchronised() -> None:
+def test_the_claim_records_synchronised_parameters() -> None:
     net = make_net()
     bench = Bench(net, claim=claim(net, ()))
     bench.net(bench.inputs).sum().backward()
@@ -452,17 +452,17 @@ def test_the_claim_learns_what_was_synchronised() -> None:
 
 
 @pytest.mark.usefixtures("claims")
-def test_a_gradient_that_another_wrappers_pass_sends_is_no_stray(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gradient_sent_by_another_wrappers_pass_is_not_a_stray(caplog: pytest.LogCaptureFixture) -> None:
     net = make_net()
     bench, _ = Bench(net, claim=claim(net, ())), Bench(net, claim=claim(net, ()))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    bench.inputs.register_hook(lambda gradient: check(optimizer))  # as an optimizer that steps in backward
+    bench.inputs.register_hook(lambda gradient: check(optimizer))  # like an optimizer that steps in backward
     bench.forward().backward()
     assert bench.calls.take() == OF_A_PASS
     assert not caplog.messages
 
 
-def test_a_wrapper_that_is_gone_leaves_dead_hooks_behind(bench: Bench) -> None:
+def test_hooks_of_a_deleted_wrapper_do_nothing(bench: Bench) -> None:
     ref = weakref.ref(bench.passes)
     del bench.passes
     gc.collect()

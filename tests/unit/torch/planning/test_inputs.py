@@ -1,4 +1,4 @@
-"""Ranks that train on the same inputs are noticed."""
+"""Ranks that train on the same inputs are detected."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from undertow.torch.planning import inputs
 from undertow.torch.planning.inputs import SAMPLES, digest_inputs
 
 
-def test_changing_inputs_that_are_the_same_everywhere_are_told_once() -> None:
+def test_identical_changing_inputs_cause_one_warning() -> None:
     same = SameInputs()
     told = [same.compare([step, step]) for step in range(2 * ENOUGH)]
     assert told == [step == ENOUGH - 1 for step in range(2 * ENOUGH)]
 
 
-def test_inputs_that_never_change_say_nothing() -> None:
+def test_constant_inputs_cause_no_warning() -> None:
     same = SameInputs()
     assert not any(same.compare([7, 7]) for _ in range(10))
 
 
-def test_different_inputs_say_nothing_and_start_anew() -> None:
+def test_different_inputs_cause_no_warning_and_restart_the_count() -> None:
     same = SameInputs()
     assert not any(same.compare([step, 0 if step % ENOUGH else step]) for step in range(1, 20))
     assert not any(same.compare([None, None]) for _ in range(10))
 
 
-def test_a_digest_follows_values_and_shapes_however_nested() -> None:
+def test_a_digest_depends_on_values_and_shapes_at_any_depth() -> None:
     tensor = torch.arange(6.0)
     assert digest_inputs((tensor,), {}) == digest_inputs((tensor.clone(),), {})
     assert digest_inputs((), {"x": [tensor + 1]}) != digest_inputs((), {"x": [tensor]})
     assert digest_inputs(tensor.view(2, 3)) != digest_inputs(tensor)
 
 
-def test_what_has_no_cheap_tensor_has_no_digest() -> None:
+def test_inputs_without_a_cheap_tensor_have_no_digest() -> None:
     assert digest_inputs((3, "word"), {}) is None
     assert digest_inputs(torch.ones(2, device="meta"), torch.ones(0)) is None
     assert digest_inputs(torch.ones(3, 2, dtype=torch.bool), torch.tensor(1)) is not None
@@ -52,7 +52,7 @@ def test_a_nested_tensor_has_no_digest(layout: torch.layout) -> None:
     assert digest_inputs(nested, torch.ones(3)) == digest_inputs(torch.ones(3))
 
 
-def test_what_functorch_wraps_has_no_digest() -> None:
+def test_tensors_wrapped_by_functorch_have_no_digest() -> None:
     found: list[int | None] = []
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_tensors_that_are_not_contiguous_have_a_digest(change: Callable[[torch.T
     assert found != digest_inputs(change(tensor + 1))
 
 
-def test_of_a_large_tensor_little_is_read() -> None:
+def test_little_of_a_large_tensor_is_read() -> None:
     made: list[torch.Tensor] = []
 
     class Noting(TorchFunctionMode):
@@ -98,7 +98,7 @@ def test_of_a_large_tensor_little_is_read() -> None:
     assert 0 < max(sizes) < 2 * SAMPLES * 8
 
 
-def test_tensors_on_accelerators_are_read_only_by_those_who_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_accelerators_are_read_only_if_waiting_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.arange(6.0)
     expected = digest_inputs(tensor)
     monkeypatch.setattr(inputs, "HOST", "another")  # the tensor is on an accelerator, as it were

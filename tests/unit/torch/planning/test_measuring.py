@@ -1,4 +1,4 @@
-"""A survey of the first passes, by a clock that the test turns; and how many rows each layer sees."""
+"""A survey of the first passes with a fake clock, and the rows that each layer sees."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Clock:
 
 
 class Slow(nn.Linear):
-    """Takes its time."""
+    """A layer that takes a given time."""
 
     def __init__(self, clock: Clock, duration_s: float) -> None:
         super().__init__(2, 2)
-        self.clock = [clock]  # in a list, so that it is no part of the state that is compared
+        self.clock = [clock]  # in a list, so that it does not belong to the compared state
         self.duration_s = duration_s
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Slow(nn.Linear):
 
 
 class Net(nn.Module):
-    """Used in another order than defined, one of them twice, one never, with a pause in between."""
+    """A net whose layers are used in another order than defined, one twice, one never, with a pause in between."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output = self.first(input)
-        self.clock[0].now_s += 0.5  # whatever has no parameters belongs to the layer before
+        self.clock[0].now_s += 0.5  # time without parameters belongs to the layer before
         return self.first(self.last(output))
 
 
@@ -115,9 +115,9 @@ def test_the_first_pass_only_warms_up(net: Net, clock: Clock) -> None:
     assert seen == [(False, False)] * WARM_UP + [(True, False)] * MEASURED + [(False, True)]
 
 
-def test_what_is_slow_at_first_does_not_count(net: Net, clock: Clock) -> None:
+def test_a_slow_first_pass_does_not_count(net: Net, clock: Clock) -> None:
     survey = Survey(net, clock)
-    net.last.duration_s = 0.001  # faster than ever again
+    net.last.duration_s = 0.001  # faster than any later pass
     for _ in range(WARM_UP):
         run_pass(survey, net, clock, backward_s=0.0)
     net.last.duration_s = 4.0
@@ -128,7 +128,7 @@ def test_what_is_slow_at_first_does_not_count(net: Net, clock: Clock) -> None:
     assert [layer.backward_s for layer in profile.layers] == [3.0, 3.0, 0.0]
 
 
-def test_of_each_layer_the_shortest_time_counts(net: Net, clock: Clock) -> None:
+def test_the_shortest_time_of_each_layer_counts(net: Net, clock: Clock) -> None:
     survey = Survey(net, clock)
     for last_s, first_s, backward_s in ((9.0, 9.0, 9.0), (4.0, 7.0, 2.0), (6.0, 5.0, 3.0)):
         net.last.duration_s, net.first.duration_s = last_s, first_s
@@ -152,7 +152,7 @@ def test_a_forward_without_backward_is_forgotten(net: Net, clock: Clock) -> None
     assert [layer.forward_s for layer in make_profile(survey, net).layers] == [2.75, 4.0, 0.0]
 
 
-def test_what_comes_after_the_last_pass_is_not_measured(net: Net, clock: Clock) -> None:
+def test_nothing_is_measured_after_the_last_pass(net: Net, clock: Clock) -> None:
     survey = survey_all(net, clock)
     before = make_profile(survey, net)
     net.last.duration_s = net.first.duration_s = 0.0
@@ -160,7 +160,7 @@ def test_what_comes_after_the_last_pass_is_not_measured(net: Net, clock: Clock) 
     assert make_profile(survey, net) == before
 
 
-def test_gradients_of_others_are_ignored(net: Net, clock: Clock) -> None:
+def test_gradients_of_other_modules_are_ignored(net: Net, clock: Clock) -> None:
     survey = Survey(net, clock)
     for _ in range(WARM_UP + MEASURED):
         survey.start_forward()
@@ -184,13 +184,13 @@ def test_a_shared_parameter_belongs_to_its_first_reader(net: Net, clock: Clock) 
 
 
 def test_only_named_parameters_are_in_the_profile(net: Net, clock: Clock) -> None:
-    """Frozen ones are not synchronised, and cost nothing but time."""
+    """Frozen ones are not synchronised, and cost only time."""
     profile = survey_all(net, clock).make_profile({net.last.weight: "last.weight"}, {}, {})
     assert [tensor.name for tensor in profile.tensors] == ["last.weight"]
     assert profile.layers[0].forward_s == 4.0
 
 
-def test_kinds_shapes_and_obstacles_are_told() -> None:
+def test_the_profile_has_kinds_shapes_and_obstacles() -> None:
     class Rebuilt(nn.Linear):
         product_s = 0.125
 
@@ -256,7 +256,7 @@ WAYS_TO_COPY = [copy.deepcopy, copy_through_file]
 
 
 @pytest.mark.parametrize("duplicate", WAYS_TO_COPY)
-def test_a_copy_is_not_surveyed(duplicate: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_copy_of_the_module_is_not_measured(duplicate: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     clock = Clock()
     survey = Survey(net, clock)
@@ -304,7 +304,7 @@ def test_rows_of_a_linear_layer_are_samples_times_positions() -> None:
     assert counter.take() == {"weight": 0.0}
 
 
-def test_rows_are_those_of_an_average_pass_since_the_last_question() -> None:
+def test_rows_are_averaged_over_passes_since_the_last_call() -> None:
     net = nn.Linear(4, 3)
     counter = watch(net)
     run(counter, net, torch.ones(2, 4))
@@ -317,14 +317,14 @@ def test_rows_are_those_of_an_average_pass_since_the_last_question() -> None:
 
 
 def test_several_calls_of_a_layer_in_one_pass_add_up() -> None:
-    """Also those of passes that only accumulate."""
+    """Including those of passes that only accumulate."""
     net = nn.Linear(4, 3)
     counter = watch(net)
     run(counter, net, torch.ones(2, 4), torch.ones(3, 4))
     assert counter.take() == {"weight": 5.0}
 
 
-def test_touched_rows_are_counted_once_and_then_follow_the_tokens() -> None:
+def test_touched_rows_are_counted_once_and_then_estimated_from_tokens() -> None:
     net = nn.Embedding(10, 3)
     counter = watch(net)
     run(counter, net, torch.tensor([[1, 1, 2, 2]]))
@@ -333,7 +333,7 @@ def test_touched_rows_are_counted_once_and_then_follow_the_tokens() -> None:
     assert counter.take() == {"weight": 4.0}
 
 
-def test_an_empty_batch_teaches_nothing_about_touched_rows() -> None:
+def test_an_empty_batch_does_not_count_touched_rows() -> None:
     net = nn.Embedding(10, 3)
     counter = watch(net)
     run(counter, net, torch.empty(0, dtype=torch.int64))
@@ -349,7 +349,7 @@ def test_bags_count_their_touched_rows() -> None:
     assert counter.take() == {"weight": 2.0}
 
 
-def test_an_input_by_name_counts_as_well() -> None:
+def test_an_input_passed_by_name_counts() -> None:
     net = nn.Linear(4, 3)
     counter = watch(net)
     net(input=torch.ones(5, 4))
@@ -369,7 +369,7 @@ def test_calls_without_gradient_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_what_backward_computes_again_counts_once(use_reentrant: bool) -> None:
+def test_recomputation_in_backward_is_counted_once(use_reentrant: bool) -> None:
     net = nn.Linear(4, 3)
     counter = watch(net)
     for _ in range(2):
@@ -380,7 +380,7 @@ def test_what_backward_computes_again_counts_once(use_reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("duplicate", WAYS_TO_COPY)
-def test_calls_of_a_copy_are_not_counted(duplicate: Callable[[nn.Module], nn.Module]) -> None:
+def test_calls_of_a_copied_module_are_not_counted(duplicate: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(nn.Linear(4, 4))
     counter = watch(net)
     copied = duplicate(net)
@@ -389,7 +389,7 @@ def test_calls_of_a_copy_are_not_counted(duplicate: Callable[[nn.Module], nn.Mod
     assert counter.take() == {}
 
 
-def test_a_counter_that_is_gone_leaves_a_layer_that_works() -> None:
+def test_a_layer_works_after_its_counter_is_deleted() -> None:
     net = nn.Linear(4, 3)
     watch(net)
     gc.collect()
