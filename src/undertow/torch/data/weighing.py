@@ -21,7 +21,7 @@ from undertow.engine.interface import Group
 from undertow.errors import UndertowError
 from undertow.sync.broadcast import ByteGather
 from undertow.torch.data.data_sharing import DataSharing
-from undertow.torch.data.losses import LossWeights, weigh
+from undertow.torch.data.losses import weigh
 from undertow.torch.data.reports import ReductionKind, Report, Term
 from undertow.torch.data.terms import FoundTerm, find_nodes, find_terms
 from undertow.torch.passes.backward import reaches_wrapped
@@ -46,7 +46,7 @@ class LossWeigher:
 
     def __init__(self, sharing: DataSharing) -> None:
         self._sharing = sharing
-        self._exchange: _ReportExchange | None = None
+        self._gather: ByteGather | None = None  # of reports; created when first needed
 
     @contextmanager
     def weighing(self, tensors: Sequence[Any]) -> Iterator[None]:
@@ -75,17 +75,26 @@ class LossWeigher:
         assert sharing.samples is not None
         if sharing.knows_ranks and not reaches_wrapped():
             return []
-        weights = self._exchange_reports(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
+        reports = self.exchange(sharing.group, Report(sharing.samples, tuple(found.term for found in terms)))
+        weights = weigh(reports, batch=sharing.batch if sharing.is_split else None)
         for doubt in weights.doubts:
             sharing.announce(doubt)
         if weights.has_sums and not sharing.is_split:
             sharing.announce(_SUMMED)
         return [ratio_of(one, sharing.rank, sharing.weight) for one in weights.weights]
 
-    def _exchange_reports(self, group: Group, report: Report) -> LossWeights:
-        if self._exchange is None:
-            self._exchange = _ReportExchange(group)
-        return weigh(self._exchange.run(report), batch=self._sharing.batch if self._sharing.is_split else None)
+    def exchange(self, group: Group, report: Report) -> list[Report]:
+        """Send this rank's report to all others, and return the reports of all ranks."""
+        if self._gather is None:
+            self._gather = ByteGather(group, _LABEL)
+        self._gather.send(msgspec.msgpack.encode(report))
+        try:
+            return [_reports.decode(body) for body in self._gather.receive(_LABEL)]
+        except UndertowError as error:
+            if group.error is not None:
+                raise
+            # The group works: some rank has not called this backward.
+            raise UndertowError(f"{error}. {_EQUALLY_OFTEN}") from None
 
 
 class _Ratios:
@@ -119,24 +128,6 @@ class _Ratios:
     def _ratio(self, index: int) -> float:
         ratios = self.find()
         return ratios[index] if index < len(ratios) else 1.0  # a rank with weight 0 may have other terms
-
-
-class _ReportExchange:
-    """A repeatable exchange of reports between all ranks."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._gather = ByteGather(group, _LABEL)
-
-    def run(self, report: Report) -> list[Report]:
-        self._gather.send(msgspec.msgpack.encode(report))
-        try:
-            return [_reports.decode(body) for body in self._gather.receive(_LABEL)]
-        except UndertowError as error:
-            if self._group.error is not None:
-                raise
-            # The group works: some rank has not called this backward.
-            raise UndertowError(f"{error}. {_EQUALLY_OFTEN}") from None
 
 
 def _find(tensors: Sequence[Any]) -> list[FoundTerm]:

@@ -77,13 +77,14 @@ class SilentGroup(FakeGroup):
 
 def test_a_timeout_in_backward_explains_that_all_workers_must_call_it() -> None:
     group = SilentGroup()
-    exchange = weighing._ReportExchange(group)
+    sharing: Any = SimpleNamespace()
+    weigher = weighing.LossWeigher(sharing)
     with pytest.raises(UndertowError, match=r"nothing has come .* all workers must call backward equally often"):
-        exchange.run(Report(1, ()))
+        weigher.exchange(group, Report(1, ()))
     group.error = PeerLost("it closed", rank=1)
     group.waiters.fail(group.error)
     with pytest.raises(PeerLost, match=r"^rank 1 was lost: it closed$"):
-        exchange.run(Report(1, ()))
+        weigher.exchange(group, Report(1, ()))
 
 
 def test_another_librarys_wrapper_around_our_backward_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
