@@ -27,6 +27,7 @@ from undertow.engine.core.slicing import Slice, TensorSpec
 from undertow.engine.interface import Group
 from undertow.errors import ConfigError
 from undertow.runtime import process
+from undertow.sync.table import view_slice
 
 
 def create() -> KVStore:
@@ -122,8 +123,8 @@ class KVStore:
             [
                 Contribution(
                     item.spec.key,
-                    _cut(source, item),
-                    _cut(target, item),
+                    None if source is None else view_slice(item, source),
+                    None if target is None else view_slice(item, target),
                     int(source is not None),
                     ticket.answer,
                     priority=priority,
@@ -135,11 +136,6 @@ class KVStore:
         handle = Handle(self._group, ticket, _copy_later(target, out))
         self._handles = [other for other in self._handles if not other.is_over] + [handle]
         return handle
-
-
-def _cut(array: Array | None, item: Slice) -> Array | None:
-    cut = item.ranges[0]
-    return None if array is None else array[cut.offset : cut.offset + cut.elements]
 
 
 def _flat_source(value: Array, spec: TensorSpec) -> Array:

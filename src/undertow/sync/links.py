@@ -21,7 +21,7 @@ from undertow.engine.core.slicing import TensorSpec
 from undertow.engine.interface import Group
 from undertow.plan.cluster import Cluster
 from undertow.sync.order import URGENT
-from undertow.sync.table import Layout, Table
+from undertow.sync.table import Layout, Table, view_slice
 
 SMALLEST_BYTES, STEPS, GROWTH = 64 << 10, 5, 4
 ENOUGH_S = 0.03
@@ -102,7 +102,7 @@ class _Links:
         ticket = Ticket(len(layout.slices))
         contributions = []
         for item in layout.slices:
-            part = memory[item.ranges[0].offset :][: item.spec.elements]
+            part = view_slice(item, memory)
             contributions.append(Contribution(item.spec.key, part, part, 1, ticket.answer, URGENT))
         since_s = time.perf_counter()
         self._group.contribute(contributions)

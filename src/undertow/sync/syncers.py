@@ -15,6 +15,7 @@ from undertow.engine.core.rounds import Array
 from undertow.engine.core.slicing import Slice
 from undertow.engine.interface import Group
 from undertow.sync.slot import GradientSlot, IsReady
+from undertow.sync.table import view_slice
 
 
 class Syncer(Protocol):
@@ -86,10 +87,9 @@ class DenseSyncer:
             self._slot.copy_in(self._host)
 
     def _contribution_for(self, item: Slice, source: Array | None, target: Array, priority: int) -> Contribution:
-        part = item.ranges[0]
-        span = slice(part.offset, part.offset + part.elements)
-        sent = None if source is None else source[span]
-        return Contribution(item.spec.key, sent, target[span], int(sent is not None), self._ticket.answer, priority)
+        sent = None if source is None else view_slice(item, source)
+        present = int(sent is not None)
+        return Contribution(item.spec.key, sent, view_slice(item, target), present, self._ticket.answer, priority)
 
 
 class FusedSyncer:
@@ -114,7 +114,7 @@ class FusedSyncer:
         self._contribution: Contribution | None = None
         self._present = 0
         self._left = 0
-        self._copies: list[IsReady] = []  # copies from a device that may not be complete
+        self._copies: list[IsReady | None] = []  # copies from a device that may not be complete
 
     def begin(self, ticket: Ticket, priorities: Sequence[int]) -> None:
         self._ticket, self._priorities = ticket, priorities
@@ -127,9 +127,7 @@ class FusedSyncer:
         self._left -= 1
         slot = self._slots[index]
         self._present |= slot.has_gradient << self._bits[index]
-        is_ready = slot.copy_out(self._segments[index])
-        if is_ready is not None:
-            self._copies.append(is_ready)
+        self._copies.append(slot.copy_out(self._segments[index]))
         if not self._left:
             self._contribute()
 
@@ -150,6 +148,7 @@ class FusedSyncer:
         self._group.contribute([self._contribution], all_ready(self._copies))
 
 
-def all_ready(copies: Sequence[IsReady]) -> IsReady | None:
-    """Return a function that tells whether all these copies are complete; None if there are none."""
-    return (lambda: all(is_ready() for is_ready in copies)) if copies else None
+def all_ready(copies: Sequence[IsReady | None]) -> IsReady | None:
+    """Return a function that tells whether all these copies are complete; None if they already are."""
+    incomplete = [is_ready for is_ready in copies if is_ready is not None]
+    return (lambda: all(is_ready() for is_ready in incomplete)) if incomplete else None

@@ -95,6 +95,12 @@ class Table:
         self.current, self._next = self._next, None
 
 
+def view_slice(item: Slice, array: Array) -> Array:
+    """Return the elements of a slice of one tensor, as a view of the tensor's array."""
+    [part] = item.ranges
+    return array[part.offset : part.offset + part.elements]
+
+
 def gather_segments(item: Slice, arrays: Sequence[Array]) -> Array:
     """Return the slice's elements: a view if they belong to one tensor, a copy if the slice is fused."""
     segments = [arrays[part.tensor][part.offset : part.offset + part.elements] for part in item.ranges]

@@ -60,7 +60,7 @@ class TorchFactorSlot:
         for tensor, start in zip(tensors, starts, strict=False):
             target = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             copies.append(self._slot.copier.out(tensor, target))
-        return Payload(memory.numpy(), descriptor, all_ready([is_ready for is_ready in copies if is_ready is not None]))
+        return Payload(memory.numpy(), descriptor, all_ready(copies))
 
     def split_rows(self, factors: WorkerFactors[torch.Tensor], rows: range) -> WorkerFactors[torch.Tensor]:
         own = slice(rows.start, rows.stop)
