@@ -68,17 +68,17 @@ class FactorsToShardSyncer(FactoredSyncer):
         self._result = None
 
     def _send_factors(self, shard: _ShardRows, activations: Payload, columns: Payload) -> None:
-        own = _OwnFactors(self, shard) if shard.rank == self._group.rank else None
+        contributions: list[Contribution] = []
+        answer = _ignore
+        if shard.rank == self._group.rank:
+            answer = Ticket(len(shard.keys), lambda: self._compute_beside(shard, contributions)).answer
         arrays = [*split(activations.array, len(shard.keys) - 1), columns.array]
         descriptors = [activations.descriptor] * (len(shard.keys) - 1) + [columns.descriptor]
-        contributions = [
-            Contribution(key, array, None, descriptor, _ignore if own is None else own.arrived, self._priority)
+        contributions += [
+            Contribution(key, array, None, descriptor, answer, self._priority)
             for key, array, descriptor in zip(shard.keys, arrays, descriptors, strict=True)
         ]
-        if own is not None:
-            own.contributions = contributions
-        copies = [payload.is_ready for payload in (activations, columns) if payload.is_ready is not None]
-        self._group.contribute(contributions, all_ready(copies))
+        self._group.contribute(contributions, all_ready([activations.is_ready, columns.is_ready]))
 
     def _await_rows(self, shard: _ShardRows, computed: Array | None = None) -> None:
         """Join the rounds of a shard's rows, contributing `computed` if the shard is this rank's own."""
@@ -95,8 +95,11 @@ class FactorsToShardSyncer(FactoredSyncer):
         self._rows += contributions
         self._group.contribute(contributions)
 
-    def compute_beside(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
-        """Let the helper thread compute the rows of this rank's shard: all its factors have arrived."""
+    def _compute_beside(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+        """Let the helper thread compute the rows of this rank's shard, all of whose factors have arrived.
+
+        Called in the engine thread.
+        """
         self._group.aside(lambda: self._compute_rows(shard, contributions))
 
     def _compute_rows(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
@@ -114,23 +117,6 @@ class FactorsToShardSyncer(FactoredSyncer):
         if not any(one.is_present for one in deltas):
             return None
         return self._slot.multiply(activations, deltas, rows)
-
-
-class _OwnFactors:
-    """The factors of all workers for this rank's own shard, which arrive key by key."""
-
-    def __init__(self, syncer: FactorsToShardSyncer, shard: _ShardRows) -> None:
-        self.contributions: list[Contribution] = []
-        self._syncer = syncer
-        self._shard = shard
-        self._left = len(shard.keys)
-
-    def arrived(self, contribution: Contribution) -> None:
-        """Count one key; called in the engine thread."""
-        self._left -= 1
-        if not self._left:
-            contributions, self.contributions = self.contributions, []  # breaks a reference cycle
-            self._syncer.compute_beside(self._shard, contributions)
 
 
 def _find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) -> list[_ShardRows]:
