@@ -24,7 +24,7 @@ from undertow.sync.order import URGENT
 from undertow.sync.table import Layout, Table, view_slice
 
 SMALLEST_BYTES, STEPS, GROWTH = 64 << 10, 5, 4
-ENOUGH_S = 0.03
+LONG_ENOUGH_S = 0.03
 REPEATS = 3
 PRODUCT_SIZE = 384
 ADD_ELEMENTS = 1 << 20
@@ -94,7 +94,7 @@ class _Links:
             # All ranks stop at the same size.
             total_s = np.array([duration_s])
             self._run(self._small, total_s)
-            if total_s[0] / self._group.size > ENOUGH_S:
+            if total_s[0] / self._group.size > LONG_ENOUGH_S:
                 break
         return size_bytes, bytes_per_s
 

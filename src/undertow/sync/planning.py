@@ -40,11 +40,11 @@ log = logging.getLogger("undertow")
 _report_decoder: Decoder[RankReport] = Decoder(RankReport, "the measurements of another rank")
 
 # The first passes, in which inputs are compared even if that means waiting for an accelerator.
-YOUNG_PASSES = (ENOUGH + 2) * PASSES
+EARLY_PASSES = (ENOUGH + 2) * PASSES
 # A slice size within this factor of the best one is kept.
 GOOD_ENOUGH = 1.6
 # A model with fewer of the smallest slices than this is not worth planning.
-WORTH_SLICES = 4
+FEWEST_SLICES = 4
 MOST_NAMED = 3  # gradients in a warning; more are counted
 
 SAME_INPUTS = (
@@ -61,7 +61,7 @@ class ModelProbe(Protocol):
         """Whether the framework has a process group of the same workers."""
 
     def find_layers(self, gradients: GradientTable) -> Mapping[str, str]:
-        """Find layers of this table that can hand over factors; return why similar ones cannot, by tensor name."""
+        """Let suitable layers of this table hand over factors; return why similar ones cannot, by tensor name."""
 
     def measure_cluster(self, *, again: bool = False) -> Cluster:
         """Measure links and devices together with all other ranks; see `links.measure_cluster`."""
@@ -112,7 +112,7 @@ class Planning:
         self._slice_plan: SlicePlan | None = None  # None: the first layout
         self._tables: list[GradientTable] = []
         self._passes = 0
-        self._has_newcomers = False  # tables to which the given plan has not been applied yet
+        self._has_new_tables = False  # tables to which the given plan has not been applied yet
         self._wants_cluster = self._replanner is not None  # measure and report it once there is a profile
         self._rates_seen = 0
         self._inputs: int | None = None  # the digest of the last forward's inputs
@@ -124,7 +124,7 @@ class Planning:
         """Add a table to the plan."""
         self._tables.append(gradients)
         if isinstance(self._policy, Plan):
-            self._has_newcomers = True
+            self._has_new_tables = True
             check_fits(self._policy, {spec.name: spec.shape for spec in gradients.table.specs})
         elif self._replanner is None:
             return
@@ -146,11 +146,11 @@ class Planning:
         return self._passes % PASSES == PASSES - 1
 
     @property
-    def is_young(self) -> bool:
+    def is_early(self) -> bool:
         """Whether this is one of the first passes."""
-        return self._passes < YOUNG_PASSES
+        return self._passes < EARLY_PASSES
 
-    def see_inputs(self, digest: int | None) -> None:
+    def note_inputs(self, digest: int | None) -> None:
         """Remember the digest of this forward's inputs."""
         self._inputs = digest
 
@@ -163,13 +163,13 @@ class Planning:
         elif self._reports.is_sent:
             bodies = self._reports.receive("the reports for the plan")
             self._consider([_report_decoder.decode(body) for body in bodies])
-        elif self._has_newcomers or (self._passes % PASSES == 0 and not self._has_no_choice):
+        elif self._has_new_tables or (self._passes % PASSES == 0 and not self._has_no_choice):
             self._send_report(has_gates=has_gates)
         if self._passes % PASSES == PASSES - 1:
             for gradients in self._tables:
                 gradients.sample_results()
 
-    def stand_by(self) -> None:
+    def skip(self) -> None:
         """Begin a backward pass that is not planned."""
         self._probe.skip_backward()
 
@@ -213,7 +213,7 @@ class Planning:
         if self._replanner is not None:
             active = self._replanner.consider(reports)
             self._wants_cluster |= self._replanner.wants_cluster
-        if isinstance(self._policy, Plan) and self._has_newcomers:
+        if isinstance(self._policy, Plan) and self._has_new_tables:
             active = ActivePlan(self._policy if multiply_alike(reports) else exclude_factors(self._policy))
         if active is not None:
             self._follow(active, reports)
@@ -230,8 +230,8 @@ class Planning:
             if active.cluster is not None:  # the rate that the plan assumes, which may differ from the latest one
                 process_recorder.record(events.Linked(process_recorder.clock(), active.cluster.bytes_per_s))
         plan, slice_bytes = active.plan, self._choose_bytes(reports)
-        if plan.other_schemes != before or slice_bytes != self._slice_bytes or self._has_newcomers:
-            self._has_newcomers = False
+        if plan.other_schemes != before or slice_bytes != self._slice_bytes or self._has_new_tables:
+            self._has_new_tables = False
             self._prepare(plan, slice_bytes, reports)
             if self._group.rank == 0:
                 log.info("%s", describe_plan(plan))
@@ -289,7 +289,7 @@ def _find_mean_rate(reports: Sequence[RankReport]) -> float | None:
 
 def is_small(size_bytes: int, sizes: Sizes) -> bool:
     """Whether a model is too small to be worth planning."""
-    return size_bytes < WORTH_SLICES * sizes.smallest
+    return size_bytes < FEWEST_SLICES * sizes.smallest
 
 
 def _warn_of_obstacles(obstacles: Mapping[str, str]) -> None:

@@ -123,7 +123,7 @@ class FactorSlot(Protocol[Memory, Tensor]):
         """Return the factors of these rows of the gradient, without the first factor, which all rows share."""
 
     def combine(self, workers: Sequence[WorkerFactors[Array]]) -> Tensor | None:
-        """Return the mean gradient of all workers, who are in rank order; None if none has a gradient."""
+        """Return the mean gradient of all workers, given in rank order; None if no worker has a gradient."""
 
     def multiply(
         self, first: Sequence[WorkerFactors[Array]], others: Sequence[WorkerFactors[Array]], rows: range

@@ -111,10 +111,10 @@ class Synchroniser:
         clock = time.perf_counter if self.turn_hooks is None else self.turn_hooks.turn.read_clock
         return TorchPlanning(self.group, self._module, policy, self._process_group, clock)
 
-    def see_inputs(self, *inputs: Any) -> None:
+    def note_inputs(self, *inputs: Any) -> None:
         """Pass a digest of a forward's inputs, which should differ between ranks, to the planning."""
         if isinstance(self.planning, TorchPlanning) and self.planning.wants_inputs:
-            self.planning.see_inputs(digest_inputs(*inputs, waits=self.planning.is_young))
+            self.planning.note_inputs(digest_inputs(*inputs, waits=self.planning.is_early))
 
     def overlap(self) -> Overlap | None:
         """Let forward passes overlap with gradients in flight; return None if there is only one worker."""

@@ -13,7 +13,7 @@ from tests.support.timed_group import Clock, TimedGroup
 from undertow.plan.cluster import Cluster
 from undertow.sizing import Sizes
 from undertow.sync import links
-from undertow.sync.links import ENOUGH_S, GROWTH, REPEATS, SMALLEST_BYTES, STEPS, measure_cluster
+from undertow.sync.links import LONG_ENOUGH_S, GROWTH, REPEATS, SMALLEST_BYTES, STEPS, measure_cluster
 from undertow.torch.planning.probe import TorchDevice
 
 CPU = TorchDevice(torch.device("cpu"))
@@ -53,8 +53,8 @@ def test_transfers_grow_until_one_takes_long_enough(clock: Clock) -> None:
     assert group.transfers[0] == SMALLEST_BYTES
     assert all(later == GROWTH * earlier for earlier, later in zip(group.transfers, group.transfers[1:], strict=False))
     durations_s = [size_bytes / 1e8 for size_bytes in group.transfers]
-    assert durations_s[-1] > ENOUGH_S
-    assert all(duration_s <= ENOUGH_S for duration_s in durations_s[:-1])
+    assert durations_s[-1] > LONG_ENOUGH_S
+    assert all(duration_s <= LONG_ENOUGH_S for duration_s in durations_s[:-1])
 
 
 def test_a_slow_link_carries_only_the_smallest_transfer(clock: Clock) -> None:
@@ -72,10 +72,10 @@ def test_a_fast_link_carries_transfers_up_to_the_largest(clock: Clock) -> None:
 
 def test_all_ranks_stop_at_the_same_size_whichever_is_slow(clock: Clock) -> None:
     """This rank would be fast enough for a larger transfer, but the mean of all ranks is not."""
-    slow = TimedGroup(clock, size=4, bytes_per_s=1e12, others_s=2 * ENOUGH_S)
+    slow = TimedGroup(clock, size=4, bytes_per_s=1e12, others_s=2 * LONG_ENOUGH_S)
     measure(slow)
     assert slow.transfers == [SMALLEST_BYTES]
-    quick = TimedGroup(clock, size=4, bytes_per_s=SMALLEST_BYTES / ENOUGH_S, latency_s=0.0, others_s=-ENOUGH_S)
+    quick = TimedGroup(clock, size=4, bytes_per_s=SMALLEST_BYTES / LONG_ENOUGH_S, latency_s=0.0, others_s=-LONG_ENOUGH_S)
     measure(quick)
     assert len(quick.transfers) > 1
 

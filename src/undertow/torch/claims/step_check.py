@@ -70,7 +70,7 @@ class StepCheck:
         self._number_calls()
         state = (registry.changes, *(len(group["params"]) for group in optimizer.param_groups))
         if self._cleared.get(optimizer) != state:
-            suspects = [*self._find_orphans(optimizer), *self._find_newcomers(optimizer)]
+            suspects = [*self._find_orphans(optimizer), *self._find_added_later(optimizer)]
             if not suspects:
                 self._cleared[optimizer] = state
         if registry.strays:
@@ -122,7 +122,7 @@ class StepCheck:
             )
         return [*found]
 
-    def _find_newcomers(self, optimizer: Optimizer) -> list[torch.Tensor]:
+    def _find_added_later(self, optimizer: Optimizer) -> list[torch.Tensor]:
         """Return parameters that were added to a wrapped module later; refuse any with gradients."""
         unknown = [parameter for parameter in _parameters_of(optimizer) if parameter not in registry.parameters]
         in_modules = _find_in_modules(unknown) if unknown else {}

@@ -1,1 +1,1 @@
-"""Each rank's share of the data: which samples it takes, and how much they weigh in the gradients."""
+"""Each rank's share of the data: its samples, and their weight in the gradients."""

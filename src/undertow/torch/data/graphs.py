@@ -38,11 +38,11 @@ REDUCING = (
 # Operations that do not reduce, but whose result for one row depends on other rows.
 MIXING = ("CumsumBackward", "SortBackward", "TopkBackward", "MedianBackward", "KthvalueBackward")
 _PRODUCTS = {"MmBackward0", "BmmBackward0", "MvBackward0", "DotBackward0"}
-_TURNING = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "DiagonalBackward0", "TriuBackward0"}
+_REARRANGING = {"TBackward0", "TransposeBackward0", "PermuteBackward0", "DiagonalBackward0", "TriuBackward0"}
 _COMPARING = {"MmBackward0", "BmmBackward0", "CdistBackward0"}
-_CHOOSING = ("NllLoss", "LogSoftmax")  # they use targets, which are data
+_USING_TARGETS = ("NllLoss", "LogSoftmax")  # they use targets, which are data
 _LEAF = "torch::autograd::AccumulateGrad"
-FEW = 300  # more nodes than a penalty or a reduction has, and fewer than a model has
+MOST_NODES = 300  # more nodes than a penalty or a reduction has, and fewer than a model has
 
 
 def children_of(node: Node) -> list[Node]:
@@ -99,7 +99,7 @@ def _walk_down(node: Node) -> Iterator[Node | None]:
     seen, open_ = {node}, [node]
     while open_:
         one = open_.pop()
-        yield one if len(seen) < FEW else None
+        yield one if len(seen) < MOST_NODES else None
         fresh = [child for child in children_of(one) if child not in seen]
         seen.update(fresh)
         open_ += fresh
@@ -114,9 +114,9 @@ def _is_free_of_data(node: Node | None) -> bool:
     is_whole = len(children_of(node)) == len(node.next_functions)
     if name in _PRODUCTS:
         return is_whole
-    if name in _TURNING or name.startswith((*REDUCING, *JOINING)):
+    if name in _REARRANGING or name.startswith((*REDUCING, *JOINING)):
         return True
-    if name not in ELEMENTWISE or name.startswith(_CHOOSING):
+    if name not in ELEMENTWISE or name.startswith(_USING_TARGETS):
         return False
     return is_whole or name.endswith("Backward1") or _keeps_shape(node)
 

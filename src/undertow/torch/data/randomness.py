@@ -19,7 +19,7 @@ from undertow.errors import Garbled
 from undertow.torch.gradient.device import seed_accelerator
 
 # A large step between the seeds of ranks: the script itself may use consecutive seeds.
-_APART = 0x9E3779B97F4A7C15
+_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class RandomState(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ def diverge(rank: int) -> None:
 
 
 def _choose_seed(state: object, rank: int) -> int:
-    return (zlib.crc32(msgspec.msgpack.encode(state)) + rank * _APART) % (1 << 63)
+    return (zlib.crc32(msgspec.msgpack.encode(state)) + rank * _SEED_STEP) % (1 << 63)
 
 
 class RandomStream:
@@ -111,7 +111,7 @@ class ComputeStream:
         self._is_running = True
         self._script_state = torch.get_rng_state()
         if self._state is None:
-            seed = (torch.initial_seed() + self._rank * _APART) % (1 << 63)
+            seed = (torch.initial_seed() + self._rank * _SEED_STEP) % (1 << 63)
             self._state = torch.Generator().manual_seed(seed).get_state()
             seed_accelerator(seed)
         torch.set_rng_state(self._state)

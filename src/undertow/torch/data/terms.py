@@ -24,10 +24,10 @@ from undertow.torch.data.graphs import (
     ADDING,
     AVERAGING,
     ELEMENTWISE,
-    FEW,
     JOINING,
     LINEAR,
     MIXING,
+    MOST_NODES,
     PASSING,
     REDUCING,
     SCALING,
@@ -163,7 +163,7 @@ def _descend(node: Node, is_linear: bool) -> Iterator[tuple[Node, bool]]:
     """Yield the nodes below this one, descending only through operations that keep rows apart."""
     open_ = [(child, is_linear) for child in children_of(node)]
     seen = {child for child, _ in open_}
-    while open_ and len(seen) < FEW:
+    while open_ and len(seen) < MOST_NODES:
         one, linear = open_.pop()
         yield one, linear
         name = one.name()

@@ -110,7 +110,7 @@ class DistributedDataParallel(ReducerMethods, TorchDistributedDataParallel):
         if synchronises or self.will_sync_module_buffers():
             self._prepare(self._connect(), synchronises)
             if synchronises and self._joining is None:
-                self._connect().see_inputs(inputs, kwargs)
+                self._connect().note_inputs(inputs, kwargs)
         elif self._synchroniser is not None and torch.is_grad_enabled():
             self._synchroniser.passes.recorder.start_forward()
         turn_hooks = None if self._synchroniser is None else self._synchroniser.turn_hooks

@@ -1,1 +1,1 @@
-"""What makes a reader of a pending gradient or update wait for it."""
+"""Gates, which make readers of a pending gradient or update wait for it."""

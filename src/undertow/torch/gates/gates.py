@@ -106,7 +106,7 @@ class Gate:
                 self._gates.make_updates(self)
             else:
                 since_s = process_recorder.clock() if process_recorder.is_on else 0.0
-                with _aside(self.parameter.device.type):
+                with _shielded(self.parameter.device.type):
                     self.land()
                 self.restore()
                 _record_applied(since_s, [self])
@@ -211,7 +211,7 @@ def _make_updates(due: dict[Gate, Update]) -> None:
     by_update: dict[Update, list[Gate]] = {}
     since_s = process_recorder.clock() if process_recorder.is_on else 0.0
     try:
-        with _aside(*{gate.parameter.device.type for gate in due}):
+        with _shielded(*{gate.parameter.device.type for gate in due}):
             for gate, update in due.items():
                 gate.land()
                 by_update.setdefault(update, []).append(gate)
@@ -234,7 +234,7 @@ def _record_applied(since_s: float, gates: Collection[Gate], *, stepped: bool = 
 
 
 @contextmanager
-def _aside(*devices: str) -> Iterator[None]:
+def _shielded(*devices: str) -> Iterator[None]:
     """Return a context that shields an update from the autograd, tracing, transforms and autocast of a forward."""
     tracing = torch._C._get_tracing_state()
     with ExitStack() as stack:

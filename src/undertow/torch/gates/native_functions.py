@@ -22,7 +22,7 @@ from undertow.torch.gates.pending_tensors import PendingTensor, open_unless_pass
 _STATIC = ("__new__", "_make_subclass")
 _SPARSE = ("coo", "csr", "csc", "bsr", "bsc", "compressed")
 # By the names of their owners; not every version of torch has all of them.
-_GIVEN_TENSORS = (
+_TENSOR_ARGUMENTS = (
     ("torch", ("tensor", "as_tensor", "asarray", *(f"sparse_{kind}_tensor" for kind in _SPARSE))),
     ("torch.Tensor", ("__new__", "_make_subclass", "new", "new_tensor", "set_")),
     ("torch.nn.Parameter", ("__new__",)),
@@ -34,13 +34,13 @@ _GIVEN_TENSORS = (
     ("torch.distributed", ("all_gather_into_tensor", "reduce_scatter_tensor")),
     ("torch.distributed.distributed_c10d", ("all_gather_into_tensor", "reduce_scatter_tensor")),
 )
-_GIVEN_LISTS = (
+_LIST_ARGUMENTS = (
     ("torch.nested", ("nested_tensor",)),
     ("torch.autograd", ("_make_grads",)),  # called by `backward` and `grad` with the gradients that they start from
 )
 # Attributes that are assigned: `other.data = parameter`.
 _ASSIGNED = (("torch.Tensor", ("data",)),)
-ALL = (*_GIVEN_TENSORS, *_GIVEN_LISTS, *_ASSIGNED)
+ALL = (*_TENSOR_ARGUMENTS, *_LIST_ARGUMENTS, *_ASSIGNED)
 _undo: list[Callable[[], None]] = []
 
 
@@ -49,9 +49,9 @@ def guard_native_functions() -> None:
     if _undo:
         return
     _list_constructors()  # cached now, because `torch.device` and `set_default_device` identify functions by object
-    for owner, name in find_guarded(_GIVEN_TENSORS):
+    for owner, name in find_guarded(_TENSOR_ARGUMENTS):
         _undo.append(_replace(owner, name, _guard(getattr(owner, name), _open_tensors)))
-    for owner, name in find_guarded(_GIVEN_LISTS):
+    for owner, name in find_guarded(_LIST_ARGUMENTS):
         _undo.append(_replace(owner, name, _guard(getattr(owner, name), _open_lists)))
     for owner, name in find_guarded(_ASSIGNED):
         _undo.append(_replace(owner, name, _guard_assignment(getattr(owner, name))))

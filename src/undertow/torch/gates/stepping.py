@@ -35,7 +35,7 @@ SEPARABLE = {
 }
 
 _STEPS = "_undertow_steps"
-_OF_SCALER = ("grad_scale", "found_inf")
+_SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
 
 
 def find_coupling(optimizer: Optimizer) -> str | None:
@@ -91,7 +91,7 @@ class DeferredSteps:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if any(getattr(self.optimizer, name, None) is not None for name in _OF_SCALER):
+        if any(getattr(self.optimizer, name, None) is not None for name in _SCALER_ATTRIBUTES):
             # A gradient scaler has passed its state to a fused optimizer for this step only: nothing can be deferred.
             open_gates(self.parameters)
         ready = [self._select_ready(group, options) for group in self.groups]
@@ -131,11 +131,11 @@ class DeferredSteps:
         """Let the optimizer step these groups without a gradient scaler's attributes, which belong to other steps."""
         own = vars(self.optimizer)
         with self._lock:
-            of_scaler = {name: own.pop(name) for name in _OF_SCALER if name in own}
+            taken = {name: own.pop(name) for name in _SCALER_ATTRIBUTES if name in own}
             try:
                 self.run(groups, options)
             finally:
-                own.update(of_scaler)
+                own.update(taken)
 
     def wait_for_updates(self) -> None:
         open_deferred(self.parameters)

@@ -1,1 +1,1 @@
-"""The gradients of a torch module as sync/ needs them: memory, copies from and to devices, collectives."""
+"""The gradients of a torch module, for `undertow.sync`: memory, copies from and to devices, collectives."""

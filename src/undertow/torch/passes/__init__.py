@@ -1,1 +1,1 @@
-"""Which backward passes are synchronised, and when each begins and ends."""
+"""Backward passes: which of them are synchronised, and when each begins and ends."""

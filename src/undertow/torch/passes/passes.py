@@ -268,7 +268,7 @@ class Passes:
         # Ranks that have run out of input know only the first layout's slices.
         is_joining = self._is_joining()
         if self._planning is not None and (is_joining or self._tracker.is_unforeseen):
-            self._planning.stand_by()
+            self._planning.skip()
         elif self._planning is not None:
             self._planning.begin(has_gates=self._overlap is not None)
         for gradients in self._gradients:

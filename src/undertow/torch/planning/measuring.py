@@ -59,7 +59,7 @@ class Survey:
             return
         self._running = {}
         self._hooks = [
-            reader.register_forward_pre_hook(_Mark(self), prepend=True)
+            reader.register_forward_pre_hook(_ForwardMark(self), prepend=True)
             for reader, parameters in self._readers
             if parameters
         ]
@@ -127,7 +127,7 @@ class Survey:
         self._running = {}
 
 
-class _Mark(ForwardHook):
+class _ForwardMark(ForwardHook):
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
 

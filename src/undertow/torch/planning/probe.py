@@ -126,7 +126,7 @@ class Profiling(TorchProbe):
 
     active = None
     adopt = TorchProbe.find_layers
-    stand_by = TorchProbe.skip_backward
+    skip = TorchProbe.skip_backward
     end = TorchProbe.end_backward
 
     def __init__(self, module: torch.nn.Module, path: Path) -> None:

@@ -86,11 +86,11 @@ class FakePlanning:
     def begin(self, *, has_gates: bool) -> None:
         self._calls.append(f"plan begins, has_gates={has_gates}")
 
-    def stand_by(self) -> None:
-        self._calls.append("plan stands by")
+    def skip(self) -> None:
+        self._calls.append("plan skips")
 
     def ready(self, parameter: torch.Tensor) -> None:
-        self._calls.append("plan sees one")
+        self._calls.append("plan gets one")
 
     def end(self) -> None:
         self._calls.append("plan ends")
@@ -387,8 +387,8 @@ def test_a_join_waits_for_results_and_uses_the_first_layout() -> None:
     bench = Bench(calls=calls, is_joining=lambda: True, planning=FakePlanning(calls))
     bench.passes.overlap_with(FakeOverlap(calls))  # type: ignore[arg-type]
     bench.forward().backward()
-    assert [call for call in bench.calls.take() if call != "plan sees one"] == [
-        *("gates watch 2", "overlap begins", "plan stands by", "expect", "begin as at first", "send 1", "send 0"),
+    assert [call for call in bench.calls.take() if call != "plan gets one"] == [
+        *("gates watch 2", "overlap begins", "plan skips", "expect", "begin as at first", "send 1", "send 0"),
         *("send_rest", "wait", "land", "end"),
     ]
 
@@ -398,7 +398,7 @@ def test_planning_sees_each_pass_that_a_forward_announced() -> None:
     bench = Bench(calls=calls, planning=FakePlanning(calls))
     bench.forward().backward()
     assert bench.calls.take() == [
-        *("plan a forward", "plan begins, has_gates=False", "begin", "plan sees one", "send 1", "plan sees one"),
+        *("plan a forward", "plan begins, has_gates=False", "begin", "plan gets one", "send 1", "plan gets one"),
         *("send 0", "plan ends", "send_rest", "wait", "land", "end"),
     ]
     # Unforeseen: no forward has begun, but a framework requests a pass or every backward is one.
@@ -406,7 +406,7 @@ def test_planning_sees_each_pass_that_a_forward_announced() -> None:
         bench.passes.request([])
         bench.net(bench.inputs).sum().backward()
         taken = bench.calls.take()
-        assert "plan stands by" in taken
+        assert "plan skips" in taken
         assert "plan ends" not in taken
         bench.passes.synchronise_all()
 
