@@ -13,7 +13,7 @@ from tests.support.timed_group import Clock, TimedGroup
 from undertow.plan.cluster import Cluster
 from undertow.sizing import Sizes
 from undertow.sync import links
-from undertow.sync.links import LONG_ENOUGH_S, GROWTH, REPEATS, SMALLEST_BYTES, STEPS, measure_cluster
+from undertow.sync.links import GROWTH, LONG_ENOUGH_S, REPEATS, SMALLEST_BYTES, STEPS, measure_cluster
 from undertow.torch.planning.probe import TorchDevice
 
 CPU = TorchDevice(torch.device("cpu"))
@@ -75,7 +75,8 @@ def test_all_ranks_stop_at_the_same_size_whichever_is_slow(clock: Clock) -> None
     slow = TimedGroup(clock, size=4, bytes_per_s=1e12, others_s=2 * LONG_ENOUGH_S)
     measure(slow)
     assert slow.transfers == [SMALLEST_BYTES]
-    quick = TimedGroup(clock, size=4, bytes_per_s=SMALLEST_BYTES / LONG_ENOUGH_S, latency_s=0.0, others_s=-LONG_ENOUGH_S)
+    bytes_per_s = SMALLEST_BYTES / LONG_ENOUGH_S
+    quick = TimedGroup(clock, size=4, bytes_per_s=bytes_per_s, latency_s=0.0, others_s=-LONG_ENOUGH_S)
     measure(quick)
     assert len(quick.transfers) > 1
 
