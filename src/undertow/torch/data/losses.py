@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from undertow.torch.data.divisors import SumDivisors, is_scaled_by_data
-from undertow.torch.data.reports import ReductionKind, Report, Term, vary
+from undertow.torch.data.reports import Reduction, ReductionKind, Report, Term, vary
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def _find_batch(terms: Sequence[Term], samples: Sequence[int]) -> list[int]:
     pairs = list(zip(terms, samples, strict=True))
     inner = range(len(terms[0].reductions))
     first = [index for index in inner if terms[0].reductions[index].is_first] or [_OUTER]
-    exact = [index for index in (_OUTER, *inner) if all(count in _sizes_at(term, index) for term, count in pairs)]
-    flat = [index for index in first if all(_has_rows(_sizes_at(term, index), count) for term, count in pairs)]
+    exact = [i for i in (_OUTER, *inner) if all(count in _reduction_at(term, i).sizes for term, count in pairs)]
+    flat = [i for i in first if all(_has_rows(_reduction_at(term, i).sizes, count) for term, count in pairs)]
     return [*dict.fromkeys([*exact, *flat])] or first
 
 
@@ -94,12 +94,12 @@ def _has_rows(sizes: tuple[int, ...], samples: int) -> bool:
     return not sizes or sizes[0] % samples == 0
 
 
-def _sizes_at(term: Term, index: int) -> tuple[int, ...]:
-    return term.sizes if index == _OUTER else term.reductions[index].sizes
+def _reduction_at(term: Term, index: int) -> Term | Reduction:
+    return term if index == _OUTER else term.reductions[index]
 
 
 def _kind_at(term: Term, indices: Sequence[int]) -> ReductionKind:
-    kinds = {term.kind if index == _OUTER else term.reductions[index].kind for index in indices}
+    kinds = {_reduction_at(term, index).kind for index in indices}
     return kinds.pop() if len(kinds) == 1 else ReductionKind.OTHER
 
 
@@ -152,14 +152,13 @@ class _RankedTerm:
     @property
     def _is_over_batch(self) -> bool:
         return self._terms[0].is_loss or all(
-            any(samples in _sizes_at(term, index) for index in self._batch_reductions)
+            any(samples in _reduction_at(term, index).sizes for index in self._batch_reductions)
             or term.elements in {one.elements for one in others if one.is_loss}
             for term, samples, others in zip(self._terms, self._samples, self._others, strict=True)
         )
 
     def _count(self, term: Term) -> int:
-        index = self._batch_reductions[0]
-        return term.elements if index == _OUTER else term.reductions[index].elements
+        return _reduction_at(term, self._batch_reductions[0]).elements
 
     def _share(self, amount: Callable[[Term], float]) -> list[float] | None:
         amounts = [abs(amount(term)) if term else 0.0 for term in self._all]
