@@ -19,7 +19,7 @@ from undertow.engine.interface import Group
 from undertow.sync.broadcast import release_gathered
 from undertow.sync.factors import FactoredSyncer, read
 from undertow.sync.payload import split
-from undertow.sync.slot import FactorSlot, Field, Payload, WorkerFactors
+from undertow.sync.slot import FactorSlot, Field, Payload
 from undertow.sync.syncers import all_ready
 
 
@@ -107,16 +107,10 @@ class FactorsToShardSyncer(FactoredSyncer):
         first, others = [Field(self._depth)], [Field(len(shard.rows))]
         activations = [read(contributions[:-1], rank, first, shape, dtype) for rank in workers]
         deltas = [read(contributions[-1:], rank, others, shape, dtype) for rank in workers]
-        rows = self._multiply(activations, deltas, shard.rows)
+        has_gradient = any(one.is_present for one in deltas)
+        rows = self._slot.multiply(activations, deltas, shard.rows) if has_gradient else None
         release_gathered(self._group, contributions)
         self._await_rows(shard, rows)
-
-    def _multiply(
-        self, activations: Sequence[WorkerFactors[Array]], deltas: Sequence[WorkerFactors[Array]], rows: range
-    ) -> Array | None:
-        if not any(one.is_present for one in deltas):
-            return None
-        return self._slot.multiply(activations, deltas, rows)
 
 
 def _find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) -> list[_ShardRows]:

@@ -191,8 +191,7 @@ class Passes:
     def ready(self, table: int, index: int, added: Added = None, fresh: Added = None) -> None:
         """Handle a gradient that is complete in this backward; see `follow_gradients` for `added` and `fresh`."""
         watched = self._tables[table]
-        state = self._tracker.state
-        if state is not PassState.OPEN and state is not PassState.OPEN_LATE:
+        if not self._tracker.is_open:
             self._forget_interrupted()
             if self._tracker.state is PassState.LOCAL:
                 watched.gradients.accumulated(index, added)
@@ -203,7 +202,6 @@ class Passes:
             # Either no hook was on an output, or the first gradient comes from a nested pass.
             self._follow()
             self._begin()
-            state = self._tracker.state
         if self._claim is not None:
             note_synchronised(watched.entries[index], self._claim)
         if self._planning is not None:
@@ -213,7 +211,7 @@ class Passes:
             # After a nested pass (reentrant checkpoints), the outer one may still add to this gradient.  So it is sent
             # at the end.
             watched.gradients.check_unsent(index)
-        elif self._wait_free and state is PassState.OPEN:
+        elif self._wait_free and self._tracker.state is PassState.OPEN:
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:  # enabled by `create_graph`
                 watched.gradients.send(index, fresh)
         if self._turn is not None:
