@@ -138,7 +138,7 @@ def test_a_stranger_that_falls_silent_is_dropped_after_a_while(wires: SocketWire
         assert refusals(wires) == {}
         wires.run(lambda: wires.transports[0]._expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
         assert hears_the_end(stranger)
-    assert refusals(wires) == {"it said nothing within 5 s": 1}
+    assert refusals(wires) == {"it did not complete the handshake within 5 s": 1}
     check_traffic_goes_on(wires)
 
 

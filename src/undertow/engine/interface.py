@@ -1,13 +1,14 @@
-"""The interface between frontends and the engine: all that a frontend may ask of the workers that train together.
+"""The interface between frontends and the engine: everything a frontend can do with the group of workers.
 
-A frontend (torch, Horovod's names, the key-value store, sync) is written against these protocols and constructs
-nothing of the engine.  The group over sockets implements them, and so do the group of the fault driver and the tests'
-fake; the simulator's engine implements `Rounds`.  tests/contract/test_group.py holds all of them to what is said here.
+A frontend (torch, Horovod's names, the key-value store, sync) is written against these protocols and constructs no
+object of the engine.  They are implemented by the group over sockets, by the fault driver's group and by the tests'
+fake; the simulator's engine implements `Rounds`.  tests/contract/test_group.py checks every implementation.
 
-Threads: any thread but the engine's may call.  Callbacks come in the engine thread unless it is said otherwise: they
-must be short and must not wait.  Only the methods under "Waiting" and "All ranks together", `Group.register` and the
-calls of `UnevenInputs` block.  What blocks raises the group's error, such as `PeerLost`, if the group fails meanwhile,
-and `UndertowError` after the stall timeout.  What does not block never raises because of a peer.
+Threads: the methods can be called from any thread but the engine thread.  Callbacks run in the engine thread unless
+documented otherwise; they must be short and must not wait.  Only the methods under "Waiting" and "All ranks together",
+`Group.register` and the methods of `UnevenInputs` block.  A blocking method raises the group's error, such as
+`PeerLost`, if the group fails meanwhile, and `UndertowError` after the stall timeout.  A non-blocking method never
+raises because of a peer.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ class Rounds(Protocol):
     def learn(self, slices: Sequence[Slice], *, label: str = "", tensors: Sequence[TensorSpec] = ()) -> None:
         """Make these slices, whose keys `register` has reserved, known to this rank.
 
-        For callers who are sure that no rank contributes to them before all ranks have learned them.  The label and
-        the tensors that the slices carry are for traces.
+        The caller must ensure that no rank contributes to them before all ranks have learned them.  The label and the
+        tensors in the slices are for traces.
         """
 
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
-        """Take part in one round of each of these keys.
+        """Contribute to one round of each of these keys.
 
-        Contributions to one key are answered in their order: its next round begins when the last one is answered.
-        `on_result` is called once for each.  Source and target belong to the engine until then.  `is_ready`, for
-        copies from a device, tells whether the source's bytes are in place yet; the engine thread polls it.
+        Contributions to the same key are answered in order: the key's next round begins when the previous one has been
+        answered.  `on_result` is called once for each contribution; until then its source and target belong to the
+        engine.  `is_ready`, for copies from a device, returns whether the bytes of the sources are in place; the
+        engine thread polls it.
         """
 
     def release(self, gathered: Sequence[RankBytes]) -> None:
-        """Give back the memory of what other ranks contributed to a gathered round."""
+        """Return the memory of other ranks' contributions to a gathered round to the engine."""
 
     def resize(self, slice_bytes: int) -> None:
         """Adapt the credit to slices of this size, which fit the links."""
 
 
 class Group(Rounds, Protocol):
-    """The workers that train together, as one of them sees them."""
+    """One worker's view of the group of workers that train together."""
 
-    # What it is
+    # Properties
 
     @property
     def rank(self) -> int:
-        """Number of this worker among the workers of the group."""
+        """Rank of this worker in the group."""
 
     @property
     def size(self) -> int:
@@ -72,18 +74,18 @@ class Group(Rounds, Protocol):
 
     @property
     def rate(self) -> Rate:
-        """Rate at which peers receive this worker's slices, as far as it is known."""
+        """Measured rate at which peers receive this worker's slices."""
 
     # Tables of tensors
 
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
     ) -> list[Slice]:
-        """Agree with all ranks on these tensors; return the slices that they are cut into, ready for contributions.
+        """Agree with all ranks on these tensors; return their slices, ready for contributions.
 
         Reserves at least `keys` consecutive keys, starting with the first slice's.  Blocks until all ranks have
-        come.  Raises `MismatchError`, on every rank, if they do not hold the same tensors, and `ConfigError`, before
-        any rank is asked, if the operation is not possible.
+        called it.  Raises `MismatchError`, on every rank, if the ranks do not hold the same tensors, and
+        `ConfigError`, before any message is sent, if the operation is not possible.
         """
 
     def discard(self, keys: range) -> None:
@@ -93,36 +95,36 @@ class Group(Rounds, Protocol):
 
     @property
     def error(self) -> UndertowError | None:
-        """First error, which has ended the group; None while it is alive."""
+        """First error, which has ended the group; None while the group is alive."""
 
     def check(self) -> None:
         """Raise the group's error, if it has failed.  Does not wait."""
 
     def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
-        """Return when all answers of the ticket are here.
+        """Wait until all answers of the ticket have arrived.
 
-        A shared device is free for other jobs meanwhile.  The reason, or the tensor at whose gate this is, is for
-        traces.
+        A shared device is free for other jobs meanwhile.  The reason, or the name of the tensor whose gate waits, is
+        for traces.
         """
 
     # All ranks together
 
     def agree(self, matter: str, payload: bytes = b"") -> bytes:
-        """Meet all ranks; return what the coordinator has decided from their payloads.
+        """Wait for all ranks; return the coordinator's decision about their payloads.
 
-        All ranks make the same calls in the same order.  Raises `MismatchError`, on every rank, if they do not, or if
-        their payloads exclude each other; the group does not recover from that.
+        All ranks must make the same calls in the same order.  Raises `MismatchError`, on every rank, if they do not, or
+        if their payloads contradict each other; the group does not recover from that.
         """
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have called it."""
 
     # Work beside the engine
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Run work in a helper thread, in the order of the calls; an error of it fails the group.
+        """Run work in a helper thread, in the order of the calls.  An error in it fails the group.
 
-        The group is not left before the work has ended.
+        The worker does not leave the group before the work has ended.
         """
 
     def start_helper(self) -> None:
@@ -130,52 +132,56 @@ class Group(Rounds, Protocol):
 
     @property
     def owed(self) -> Owed:
-        """Count of work outside of the engine that other workers need: the group is not left before it is zero."""
+        """Count of work outside the engine that other workers need: the worker stays in the group until it is zero."""
 
     def suspect(self, error: UndertowError) -> None:
-        """Fail with this error, unless a loss of a worker that explains it is noticed within two seconds."""
+        """Fail with this error, unless the loss of a worker that explains it is noticed within two seconds."""
 
-    # What only some frontends need
+    # For some frontends only
 
     @property
     def calls(self) -> NamedCalls:
-        """Calls that ranks make under names, in any order."""
+        """Calls that ranks make by name, in any order."""
 
     @property
     def uneven(self) -> UnevenInputs:
-        """Ranks that run out of input before the others."""
+        """Rounds with ranks that have run out of input."""
 
     @property
     def turns(self) -> TurnChannel:
-        """Messages of the workers about turns on shared devices."""
+        """Messages between the workers about turns on shared devices."""
 
 
 class NamedCalls(Protocol):
     """Calls that all ranks make under the same name, in any order and several at once."""
 
     def begin(self, call: NamedCall) -> None:
-        """Begin a call; `wait_for` ends it.  A rank has one call of a name under way at a time."""
+        """Begin a call, which ends with `wait_for`.  A rank can make one call of a name at a time."""
 
     def wait_for(self, call: NamedCall) -> None:
-        """Return when the call has ended; raise `MismatchError` if the ranks differ in it."""
+        """Wait until the call has ended; raise `MismatchError` if the ranks made it with different arguments."""
 
     def run_out(self) -> RunningOut:
-        """Announce that this worker has no more input: calls go on without it until no rank has any."""
+        """Announce that this worker has no more input: calls continue without it until no rank has any."""
 
     def wait_until_out(self, waiting: RunningOut) -> int:
-        """Wait until no worker has input any more; return the rank that was the last."""
+        """Wait until no worker has any input left; return the rank that was the last."""
 
 
 class UnevenInputs(Protocol):
-    """Rounds that go on without workers that ran out of input."""
+    """Rounds that continue without workers that have run out of input."""
 
     def leave(self, slices: Sequence[Slice], *, divide_by_active: bool) -> None:
-        """Leave the rounds of these slices: means are divided by the number of workers left, or by that of all."""
+        """Leave the rounds of these slices.
+
+        Means are then divided by the number of workers left if `divide_by_active`, else by the number of all workers.
+        """
 
     def settle(self, tables: Sequence[Sequence[Slice]]) -> tuple[int, bool]:
-        """Go on together after the last round of any rank.
+        """Resume the rounds of these tables with all ranks, after the last round of any rank.
 
-        Called by all ranks once they have left.  Returns the rank that stopped last, and whether all stopped there.
+        To be called by all ranks once they have left.  Returns the rank that stopped last, and whether all stopped
+        at the same round.
         """
 
     def knows(self, slices: Sequence[Slice]) -> bool:
@@ -186,10 +192,10 @@ class TurnChannel(Protocol):
     """Messages between the workers of a job that shares its devices with other jobs."""
 
     def on_message(self, handler: Callable[[int, DeviceTime | Lift], None]) -> None:
-        """Call the handler, in the engine thread, with each sender's rank and message.  Blocks for a moment."""
+        """Call the handler, in the engine thread, with the rank of each sender and its message.  Blocks briefly."""
 
     def send(self, message: DeviceTime | Lift) -> None:
-        """Send this to all other ranks if this is the first rank, else to the first rank."""
+        """Send a message from the first rank to all other ranks, or from another rank to the first."""
 
     def free_while_waiting(self, turn: Pausing) -> None:
-        """Let every wait for the network free the device meanwhile."""
+        """Free the device during every wait for the network."""

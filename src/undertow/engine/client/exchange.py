@@ -143,7 +143,7 @@ class Exchange:
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """Return one of these workers if something cannot end without it."""
         rank = self._find_lacking(departed)
-        return self.worker.flow.pending_at(departed) if rank is None else rank
+        return self.worker.flow.blocked_by(departed) if rank is None else rank
 
     def lacks(self, rank: int, spared: Collection[int]) -> bool:
         """Whether a round of this process waits for this worker's contribution; `spared` keys do not count."""

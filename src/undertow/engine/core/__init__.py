@@ -1,1 +1,1 @@
-"""Everything that decides, without sockets, threads, clocks or environment."""
+"""All decisions of the engine: pure code without sockets, threads, clocks or environment variables."""

@@ -1,7 +1,6 @@
-"""Element types that travel, and how each of them is summed.
+"""Element types, their codes on the wire and how each is summed.
 
-A code on the wire stands for one type.  16-bit floats are summed in float32 and
-rounded once, so that the sum of many workers is as good as that of one.
+16-bit floats are summed in float32 and rounded once, so the number of workers does not cost precision.
 """
 
 from __future__ import annotations

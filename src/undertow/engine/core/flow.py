@@ -1,8 +1,8 @@
-"""Stage 4, the flow: the round that each key is in, and the contributions that wait for an answer.
+"""Stage 4, the flow: the current round of each key, and the contributions that wait for an answer.
 
-In: contributions of this worker, answers of the keys' owners.
-Out: the contribution to send now, and the one that an answer belongs to.
-A worker contributes to a key's next round only when it has the answer of the one before;
+In: this worker's contributions, answers from the keys' owners.
+Out: the contribution to send now, and the contribution that an answer belongs to.
+A worker contributes to a key's next round only after the answer to the previous round;
 later contributions to that key wait here, in order.
 """
 
@@ -20,21 +20,21 @@ from undertow.engine.core.rounds import Array, KeySpec
 class Contribution:
     """Contribution of one worker to the next round of one key.
 
-    `source` is sent, and must stay untouched until the answer; `target` receives the
-    result, and may be the same memory; without one the answer only says that the round is done.
-    `on_result` is called once, with this object.
+    `source` is sent and must stay untouched until the answer.  `target` receives the result and may be the same
+    memory; without a target, the answer only states that the round is done.  `on_result` is called once, with this
+    object.
     """
 
     key: int
     source: Array | None
     target: Array | None
-    present: int  # which of the slice's tensors hold a value: first here, then in the result
+    present: int  # bits of the slice's tensors that hold a value; replaced by those of the result
     on_result: Callable[[Contribution], None]
     priority: int = 0
-    is_pull: bool = False  # only asks for the value that the key holds; contributes to no round
+    is_pull: bool = False  # only requests the key's value; contributes to no round
     step: int = 0  # set by the flow
-    absent: bool = False  # in the answer: a worker had run out of input and did not contribute
-    gathered: Sequence[Any] = ()  # in the answer, where nothing is summed: every rank's bytes, in rank order
+    absent: bool = False  # set by the answer: a worker had run out of input and did not contribute
+    gathered: Sequence[Any] = ()  # set by the answer of a gathered round: every rank's bytes, in rank order
 
 
 class Flow:
@@ -43,8 +43,8 @@ class Flow:
     def __init__(self) -> None:
         self._specs: dict[int, KeySpec] = {}
         self._steps: dict[int, int] = {}
-        self._sent: dict[int, Contribution] = {}  # key -> the contribution that is on its way
-        self._waiting: dict[int, deque[Contribution]] = {}  # key -> those after it; none is empty
+        self._sent: dict[int, Contribution] = {}  # key -> the contribution that waits for its answer
+        self._waiting: dict[int, deque[Contribution]] = {}  # key -> later contributions; no deque is empty
 
     def add(self, specs: Iterable[KeySpec]) -> None:
         for spec in specs:
@@ -55,11 +55,11 @@ class Flow:
         return key in self._specs
 
     def uses(self, keys: range) -> bool:
-        """Whether a contribution to one of these keys is on its way, or waits."""
-        return any(key in keys for key in self._sent)  # those that wait come after one that is sent
+        """Whether a contribution to one of these keys is unanswered."""
+        return any(key in keys for key in self._sent)  # a contribution waits only behind one that is sent
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Forget keys that are used no more."""
+        """Forget keys that are no longer used."""
         for key in keys:
             self._specs.pop(key, None)
             self._steps.pop(key, None)
@@ -68,19 +68,19 @@ class Flow:
         return self._specs[key]
 
     def contribute(self, contribution: Contribution) -> Contribution | None:
-        """Queue a contribution; return it if it is to be sent now, None if it has to wait."""
+        """Queue a contribution; return it if it should be sent now, None if it has to wait."""
         if contribution.key in self._sent:
             self._waiting.setdefault(contribution.key, deque()).append(contribution)
             return None
         return self._start(contribution)
 
     def awaited(self, key: int, step: int) -> Contribution | None:
-        """Return the contribution that a result of this key and step would answer."""
+        """Return the contribution that waits for the result of this key and step, if any."""
         sent = self._sent.get(key)
         return sent if sent is not None and sent.step == step else None
 
     def answer(self, key: int) -> Contribution | None:
-        """Take the answer to a key's first contribution; return the next one, which is to be sent now."""
+        """Note the answer to a key's sent contribution; return the next contribution to send, if any."""
         del self._sent[key]
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -91,7 +91,7 @@ class Flow:
         return self._start(following)
 
     def pending(self) -> Contribution | None:
-        """Return some contribution that still waits for its answer, for messages."""
+        """Return any contribution that still waits for its answer, for messages."""
         return next(iter(self._sent.values()), None)
 
     @property
@@ -99,17 +99,17 @@ class Flow:
         """Sorted keys with contributions that are not sent yet."""
         return sorted(self._waiting)
 
-    def pending_at(self, ranks: Container[int]) -> int | None:
-        """Return one of these ranks if an answer of it is still to come."""
+    def blocked_by(self, ranks: Container[int]) -> int | None:
+        """Return one of these ranks that still has to answer a contribution; None if there is none."""
         owners = (self._specs[key].owner for key in self._sent)
         return next((owner for owner in owners if owner in ranks), None)
 
     def step(self, key: int) -> int:
-        """Return the number of the key's last round; 0 if the key is not known any more."""
+        """Return the number of the key's latest round; 0 if the key is no longer known."""
         return self._steps.get(key, 0)
 
     def resume(self, keys: Iterable[int], step: int) -> None:
-        """Go on after round `step`, as all workers do once all have run out of input."""
+        """Continue after round `step`, as all workers do once all have run out of input."""
         for key in keys:
             assert key not in self._sent, f"key {key} is in the middle of round {self._steps[key]}"
             if key in self._specs:

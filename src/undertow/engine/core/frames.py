@@ -2,28 +2,28 @@
 
     offset  size  field
          0     4  magic    "UTOW"
-         4     1  version  2
+         4     1  version  3
          5     1  kind     see Kind
          6     1  dtype    see DType
          7     1  flags    1 WANTS, 2 ABSENT, 4 RECEIPT, 8 CHECKED
-         8     4  job      job and group, so that frames of different ones are never mixed up
+         8     4  job      job and group, so that frames of different groups are never mixed up
         12     4  key      the slice
         16     4  step     the round of that key
         20     4  rank     the sender
         24     8  present  bits of the slice's tensors that hold a value, bit 0 for the first
-        32     8  length   bytes that follow the header
+        32     8  length   size of the body, which follows the header, in bytes
         40     8  received slice bytes that the sender has received on this link so far: credit
-        48     8  body     XXH3 checksum of the body, with the flag CHECKED; else 0
-        56     4  checksum CRC-32 of the 56 bytes before
+        48     8  body     XXH3 checksum of the body if the flag CHECKED is set, else 0
+        56     4  checksum CRC-32 of the first 56 bytes
 
 All numbers are little-endian.  A push of the 8 bytes of key 3 at step 1 by rank 2:
 
     55544f57 03 01 02 01 00000000 03000000 01000000 02000000
     0100000000000000 0800000000000000 0000000000000000 0000000000000000 <crc> <8 bytes>
 
-The header's checksum reveals a stream that is out of step before its length field is trusted.
-The body's checksum is for damage that TCP's 16-bit checksum does not reveal, and for damage between the
-network card and memory: without it one flipped bit is a wrong sum on all ranks.
+The header's checksum detects a stream that is out of step before the length field is trusted.
+The body's checksum detects damage that TCP's 16-bit checksum misses, and damage between the network card and
+memory: without it, one flipped bit would make the sum wrong on all ranks.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class Kind(enum.IntEnum):
     """Kind of a frame."""
 
     PUSH = 1  # worker to owner: a contribution to a round
-    RESULT = 2  # owner to worker: the round's result, or only that it is done
-    PULL = 3  # worker to owner: a request for the value that it holds
+    RESULT = 2  # owner to worker: the round's result, or only the fact that the round is done
+    PULL = 3  # worker to owner: a request for the key's value
     VALUE = 7  # owner to worker: the value that was pulled
-    RECEIVED = 4  # only the field `received`, when no other frame goes that way
+    RECEIVED = 4  # a receipt: only the field `received`, when no other frame carries it
     CONTROL = 5  # a message with a schema, see coordinator.messages
     HEARTBEAT = 6
 
 
-# Kinds of a round, whose bodies go straight into memory of the receiver.
+# Kinds whose bodies go straight into the receiver's memory.
 SLICE_KINDS = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
 
 # Flags
-WANTS = 1  # push: answer with the result, not only that the round is done
+WANTS = 1  # push: answer with the result, not only with the fact that the round is done
 ABSENT = 2  # result: a worker had run out of input and did not contribute
-RECEIPT = 4  # the sender is short of credit: tell it at once how many bytes have been received
+RECEIPT = 4  # the sender is short of credit and requests a receipt at once
 CHECKED = 8  # the body must match its checksum
 
 
 class Unexpected(UndertowError):
-    """Refusal of a frame or message that makes no sense now: it is dropped and counted."""
+    """Refusal of a frame or message that is not valid now: it is dropped and counted."""
 
 
 class Header(NamedTuple):
@@ -91,9 +91,9 @@ class Header(NamedTuple):
 
 
 class Body:
-    """Bytes that follow a header, or several headers in turn.
+    """Body of one frame, or of several frames to different peers.
 
-    Their checksum is computed once, when the first frame leaves.
+    The checksum is computed once, when the first frame leaves.
     """
 
     __slots__ = ("_checksum", "data")
@@ -114,9 +114,9 @@ _DTYPES = {int(dtype): dtype for dtype in DType}
 
 
 def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Body | None = None) -> bytes:
-    """Return the header's bytes.  `received` and further flags are known only when the frame leaves.
+    """Return the header's bytes.  `received` and `flags` are parameters because they are known only on departure.
 
-    With a `checked_body` the receiver notices if even one of its bits was flipped on the way.
+    With a `checked_body`, the header carries its checksum, and the receiver detects even a single flipped bit.
     """
     body_checksum = 0
     if checked_body is not None:
@@ -141,13 +141,13 @@ def pack(header: Header, received: int = 0, flags: int = 0, checked_body: Body |
 
 
 def peek(data: bytes) -> tuple[int, int, int]:
-    """Return kind, key and step of a header that this process has packed itself."""
+    """Return kind, key and step of a header that this process packed."""
     kind, key, step = _PEEK.unpack_from(data)
     return kind, key, step
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:
-    """Read a header; raise `Garbled` with what is wrong with it."""
+    """Parse a header; raise `Garbled` with the reason if it is not valid."""
     fields = _FIELDS.unpack_from(data)
     magic, version, kind, dtype, flags, job, key, step, rank, present, length, received, body_checksum = fields
     if magic != MAGIC:
@@ -162,6 +162,6 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
 
 
 def check_body(header: Header, body: Any) -> None:
-    """Raise `Garbled` if the body has a checksum and does not match it."""
+    """Raise `Garbled` if the header has a checksum of the body and the body does not match it."""
     if header.flags & CHECKED and _compute_checksum(body) != header.body_checksum:
         raise Garbled(f"a {header.kind.name} frame's body of {header.length} bytes does not match its checksum")

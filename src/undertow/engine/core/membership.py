@@ -1,8 +1,8 @@
-"""The members of a group, and which of them are gone.
+"""The members of a group: which of them are alive, have left or are lost.
 
-In: signs of life, goodbyes and broken links, each with the time.
+In: frames received, goodbyes and broken links, each with the time.
 Out: a `Loss`, at most once: the first cause.
-The clock is the caller's.
+The caller passes the time in.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ import msgspec
 
 from undertow.decoding import Rank, Seconds
 
-ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]  # of a process that has failed
+ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]  # exit code of a failed process
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The loss of one worker, as ranks of the group tell it each other."""
+    """The loss of one worker, as the ranks of a group report it to each other."""
 
     rank: Rank
-    seen_by: Rank  # the rank that noticed it first
-    reason: str = ""  # empty if it was silent
-    silent_s: Seconds | None = None  # for how long
-    exit_code: ExitCode | None = None  # the one its process will have, if its script failed
+    seen_by: Rank  # the rank that noticed the loss first
+    reason: str = ""  # empty if the worker was silent
+    silent_s: Seconds | None = None  # duration of the silence
+    exit_code: ExitCode | None = None  # exit code that the worker's process will have, if its script failed
 
 
 class Membership:
-    """Other processes of a group as one of them sees them."""
+    """One process's view of the other processes of its group."""
 
     def __init__(self, rank: int, processes: int, *, silence_s: float, now: float) -> None:
         self.rank = rank
         self.loss: Loss | None = None  # the first cause; never replaced
-        self.departed: dict[int, None] = {}  # said goodbye, in this order
+        self.departed: dict[int, None] = {}  # peers that said goodbye, in this order
         self._silence_s = silence_s
-        self._heard_at = {peer: now for peer in range(processes) if peer != rank}
+        self._alive_at = {peer: now for peer in range(processes) if peer != rank}
         self._ticked_at = now
 
     def note_alive(self, peer: int, now: float) -> None:
-        self._heard_at[peer] = now
+        self._alive_at[peer] = now
 
     def left(self, peer: int) -> None:
-        """Take a goodbye: no error by itself, but nothing can be asked of this peer any more."""
+        """Note a goodbye, which is no error in itself: the peer only answers no more requests."""
         self.departed.setdefault(peer)
 
     def lose(self, loss: Loss) -> Loss | None:
-        """Take the loss of a peer that has not said goodbye; return it if it is the first."""
+        """Note a loss and return it; None if it is not the first, or if its rank has said goodbye."""
         if loss.rank in self.departed or self.loss is not None:
             return None
         self.loss = loss
         return loss
 
     def tick(self, now: float) -> Loss | None:
-        """Look for peers that have been silent for too long."""
-        # If this very process did not run (stopped, or the host slept), nothing could be heard: all peers get the
-        # time back, or a resumed worker would blame all the others.
+        """Return the loss of a peer that has been silent for too long, if it is the first."""
+        # While this process did not run (it was stopped, or the host slept), it could receive nothing.  That time does
+        # not count as silence; otherwise a resumed worker would blame all the others.
         missed_s = max(0.0, now - self._ticked_at - self._silence_s / 4)
         self._ticked_at = now
-        for peer, heard_at in self._heard_at.items():
-            self._heard_at[peer] = heard_at = heard_at + missed_s
-            if now - heard_at > self._silence_s and peer not in self.departed:
-                return self.lose(Loss(peer, self.rank, silent_s=now - heard_at))
+        for peer, alive_at in self._alive_at.items():
+            self._alive_at[peer] = alive_at = alive_at + missed_s
+            if now - alive_at > self._silence_s and peer not in self.departed:
+                return self.lose(Loss(peer, self.rank, silent_s=now - alive_at))
         return None

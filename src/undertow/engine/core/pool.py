@@ -1,7 +1,7 @@
-"""Memory for contributions on their way into a sum, used again and again.
+"""Reusable memory for received contributions.
 
-A fresh megabyte from the system costs as much as adding it up; a used one costs nothing.
-One contribution of each round becomes the sum and does not come back; the others do.
+A fresh megabyte from the system costs as much time as summing it; a reused one costs nothing.
+The memory of one contribution per round becomes the sum and does not come back; that of the others does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from undertow.engine.core.rounds import Array
 
 MOST_FREE_BYTES = 64 << 20
-# A full pool may hold sizes that are not used any more.  It is emptied when it had no room for this many bytes:
-# what is lost by that is little beside what came from the system meanwhile.
+# A full pool may hold sizes that are no longer used.  It is emptied once it has refused this many bytes: refilling it
+# costs little compared with what was requested from the system in the meantime.
 MOST_REFUSED_BYTES = 16 * MOST_FREE_BYTES
 
 
@@ -25,19 +25,19 @@ class Memory(Protocol):
         """Return memory for one contribution."""
 
     def give(self, array: Array) -> None:
-        """Take back, once, what was taken here, or a view of it."""
+        """Take back memory from `take`, or a view of it.  To be called at most once for each."""
 
     def clear(self) -> None:
-        """Release free memory to the system: other sizes will be asked for from now on."""
+        """Release free memory to the system, because other sizes are needed from now on."""
 
 
 class Pool:
-    """Free memory by size.  Owned by the engine thread."""
+    """Pool of free memory by size.  Owned by the engine thread."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}  # by size; no list is empty
         self._free_bytes = 0
-        self._refused_bytes = 0  # what was given since it began and did not fit
+        self._refused_bytes = 0  # given back without room for them, since the pool was last empty
 
     def take(self, size_bytes: int) -> Array:
         """Return memory for one contribution."""
@@ -51,7 +51,7 @@ class Pool:
         return memory
 
     def give(self, array: Array) -> None:
-        """Take back, once, what was taken here, or a view of it."""
+        """Take back memory from `take`, or a view of it.  To be called at most once for each."""
         memory = array if array.base is None else array.base
         if self._free_bytes + memory.nbytes <= MOST_FREE_BYTES:
             self._free.setdefault(memory.nbytes, []).append(memory)
@@ -62,6 +62,6 @@ class Pool:
             self.clear()
 
     def clear(self) -> None:
-        """Release free memory to the system: other sizes will be asked for from now on."""
+        """Release free memory to the system, because other sizes are needed from now on."""
         self._free.clear()
         self._free_bytes = self._refused_bytes = 0

@@ -1,8 +1,8 @@
-"""The rate at which a worker's bytes are received while more of them wait: what its link really carries.
+"""The measured rate of a worker's link: bytes received by peers per second while more bytes wait to be sent.
 
-In: how many bytes have been received so far, when, and whether others wait for credit.
-Out: bytes per second, or None as long as nothing ever had to wait.
-Time in which nothing waits says nothing about the link and does not count.
+In: the number of bytes received so far, the time, and whether more bytes wait for credit.
+Out: bytes per second, or None until something had to wait.
+Time in which nothing waits tells nothing about the link and does not count.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# Shorter than this, a burst that some buffer took looks like a fast link.
+# In a shorter span, a burst that went into a buffer would look like a fast link.
 SPAN_S = 0.02
-# Enough to outvote a moment's disturbance, few enough to follow a link that changes.
+# Enough to outvote a short disturbance, few enough to follow a link that changes.
 KEPT = 9
 
 

@@ -18,12 +18,12 @@ from undertow.engine.core.dtypes import DType
 
 Array = np.ndarray[Any, Any]
 
-# Workers whose contributions wait are folded together in one pass over the memory;
-# from this many on without waiting for the last one, which bounds what is held.
+# Contributions are added to the sum several at a time, in one pass over the memory.  At least this many are added
+# before the round is complete, which bounds the memory held.
 FOLD_AT = 4
 # One block of each contribution stays in the core's cache while it is added.
 BLOCK_ELEMENTS = 32768
-# Infinite gradients are news for a loss scaler, not a warning from the engine's thread.
+# Infinite gradients are a matter for the loss scaler, not for a warning from the engine thread.
 QUIET = np.errstate(all="ignore")
 
 
@@ -33,10 +33,10 @@ class Op(enum.IntEnum):
     SUM = 0
     MEAN = 1
     COPY = 2  # the value of the lowest rank that has one
-    GATHER = 3  # no sum: the owner, or every worker, gets all contributions as they are, of any length
+    GATHER = 3  # no sum: the owner, or every worker, gets all contributions unchanged, of any length
 
 
-# In place of an owner: every worker gets the contributions of all.
+# Instead of an owner's rank: every worker gets all contributions.
 EVERYONE = -1
 
 
@@ -44,8 +44,7 @@ EVERYONE = -1
 class KeySpec:
     """Description of a key, the same for every worker and for its owner.
 
-    Owners are named by rank: a key is at home in a process.  Which shard it belongs to matters only where slices are
-    placed (see `Shape.owners`).
+    The owner is the rank of a process.  Shards matter only where slices are placed (see `Shape.owners`).
     """
 
     key: int
@@ -53,8 +52,8 @@ class KeySpec:
     dtype: DType
     op: Op
     owner: int  # rank of the process with the key's shard, or of the worker that gathers it; or EVERYONE
-    keep: bool = False  # the shard holds the last result, to be pulled
-    is_published: bool = False  # only the worker in the owner's process contributes; all others get it unasked
+    keep: bool = False  # the shard keeps the last result, which can be pulled
+    is_published: bool = False  # only the worker in the owner's process contributes; all workers get its contribution
 
     @property
     def size_bytes(self) -> int:
@@ -75,13 +74,13 @@ class Held:
     """Contribution that is not yet in the sum."""
 
     array: Array
-    is_owned: bool  # may be written to; the local worker's own gradient is only read
+    is_owned: bool  # may be overwritten; the local worker's gradient is not
 
 
 class Round:
     """Contributions to one key at one step, and their sum.
 
-    `release(array)` gives an owned contribution's memory back once it is in the sum.
+    `release(array)` is called with the memory of each owned contribution once it is in the sum.
     """
 
     def __init__(self, spec: KeySpec, workers: int, release: Callable[[Array], None]) -> None:
@@ -89,18 +88,18 @@ class Round:
         self.present = 0
         self._workers = workers
         self._release = release
-        self._heard = bytearray(workers)  # of each rank whether it has contributed
-        self._count = 0  # of those that have
-        self._waiting: dict[int, Held | None] = {}  # heard, not yet folded
-        self._next_rank = 0  # invariant: all ranks below are folded
+        self._contributed = bytearray(workers)  # by rank: whether it has contributed
+        self._count = 0  # number of ranks that have contributed
+        self._waiting: dict[int, Held | None] = {}  # contributions that are not in the sum yet, by rank
+        self._next_rank = 0  # invariant: the contributions of all lower ranks are in the sum
         self._sum: Array | None = None
 
     def has(self, rank: int) -> bool:
-        return bool(self._heard[rank])
+        return bool(self._contributed[rank])
 
     def add(self, rank: int, array: Array | None, present: int = 0, *, is_owned: bool = False) -> None:
-        assert not self._heard[rank], f"rank {rank} contributed twice to key {self.spec.key}"
-        self._heard[rank] = True
+        assert not self._contributed[rank], f"rank {rank} contributed twice to key {self.spec.key}"
+        self._contributed[rank] = True
         self._count += 1
         self._waiting[rank] = None if array is None else Held(array, is_owned)
         self.present |= present
@@ -111,13 +110,13 @@ class Round:
         return self._count + self._count_away(absent) == self._workers
 
     def missing(self, absent: frozenset[int] = frozenset()) -> list[int]:
-        return [rank for rank in range(self._workers) if not self._heard[rank] and rank not in absent]
+        return [rank for rank in range(self._workers) if not self._contributed[rank] and rank not in absent]
 
     @QUIET
     def finish(
         self, absent: frozenset[int] = frozenset(), *, divide_by_active: bool = False, into: Array | None = None
     ) -> Outcome:
-        """Return the result of a complete round, and copy it `into` that memory if there is one."""
+        """Return the result of a complete round; copy it `into` this memory if given."""
         away = self._count_away(absent)
         divisor = self._workers - (away if divide_by_active else 0)
         self._fold([self._waiting.pop(rank) for rank in sorted(self._waiting)], divisor=divisor, into=into)
@@ -130,10 +129,10 @@ class Round:
         return Outcome(self._sum, self.present, away)
 
     def _count_away(self, absent: frozenset[int]) -> int:
-        return sum(not self._heard[rank] for rank in absent)
+        return sum(not self._contributed[rank] for rank in absent)
 
     def _take_run(self) -> list[Held | None]:
-        """Remove and return the unbroken run of contributions from the next rank on, if it is long enough."""
+        """Remove and return the contributions of consecutive ranks, starting at the next rank, if there are enough."""
         run = 0
         while self._next_rank + run in self._waiting:
             run += 1
@@ -143,7 +142,7 @@ class Round:
         return [self._waiting.pop(rank) for rank in range(self._next_rank - run, self._next_rank)]
 
     def _fold(self, waiting: list[Held | None], *, divisor: int = 1, into: Array | None = None) -> None:
-        """Add these to the sum.  The divisor is given with the last of them."""
+        """Add these contributions to the sum.  A divisor is passed with the last ones only."""
         held = [item for item in waiting if item is not None]
         terms = [item.array for item in held]
         if self._sum is not None:
@@ -159,11 +158,11 @@ class Round:
                 self._release(item.array)
 
     def _choose_memory(self, held: list[Held]) -> Array:
-        """Return memory for the sum: a contribution's own if it may be written to, which spares the cache."""
+        """Return memory for the sum: that of a contribution if it may be overwritten, which saves cache."""
         if self._sum is not None:
             return self._sum
         accumulator = self.spec.dtype.accumulator
-        # Only the first two: a later one would be overwritten before it is read.
+        # Only one of the first two: a later contribution would be overwritten before it is read.
         owned = (item.array for item in held[:2] if item.is_owned and item.array.dtype == accumulator)
         memory = next(owned, None)
         return np.empty(self.spec.elements, accumulator) if memory is None else memory
@@ -173,8 +172,8 @@ class Round:
 def fold(terms: list[Array], total: Array, *, divisor: int = 1, into: Array | None = None) -> None:
     """Compute total = ((a + b) + c + ...) / divisor, block by block, in the type of the total.
 
-    `total` may be one of the first two terms.  If `into` has the same type it gets a copy of each block while that
-    is still in the cache.
+    `total` may be one of the first two terms.  If `into` has the same type, each block is copied to it while it is
+    still in the cache.
     """
     copies = into is not None and into.dtype == total.dtype
     for start in range(0, total.size, BLOCK_ELEMENTS):
@@ -193,5 +192,5 @@ def fold(terms: list[Array], total: Array, *, divisor: int = 1, into: Array | No
 
 
 def view_bytes(array: Array) -> Array:
-    """Return a view of the array's bytes, whatever its type: bfloat16 has no buffer format of its own."""
+    """Return a view of the array's bytes.  Works for every type; bfloat16, for one, has no buffer format."""
     return array.view(np.uint8)

@@ -1,7 +1,7 @@
 """The shape of a group: its processes, the shards that they own, and its options.
 
-Workers and shards are counted apart.  `owners` is the one mapping from a shard to the process that has it; everything
-else in the engine names a process by its rank.
+Workers and shards are counted separately.  `owners` is the only mapping from a shard to its process; everything else
+in the engine identifies a process by its rank.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from undertow.settings import Priority, Sharing
 from undertow.sizing import Sizes, count_credit_slices
 
-COORDINATOR = 0  # the rank of the worker in whose process it runs
+COORDINATOR = 0  # rank of the worker in whose process the coordinator runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Processes and options of a group: the same on all its ranks but for `rank`."""
+    """Processes and options of a group.  All but `rank` and `address` are the same on all ranks."""
 
     rank: int
-    hosts: list[str]  # of every process, by rank: the workers, then the dedicated servers
+    hosts: list[str]  # host of every process, by rank: first the workers, then the dedicated servers
     job: int
     sizes: Sizes
-    credit_bytes: int  # 0: `credit_slices` of the current size
+    credit_bytes: int  # 0: enough for `credit_slices` slices of the current size
     silence_timeout_s: float
     stall_timeout_s: float
     wait_free: bool = True
     priority: Priority = Priority.BOTH
     plan: str = "auto"
     profile: str = ""
-    identity: str = ""  # of the job: no other has the same
-    sharing: Sharing | None = None  # how jobs take turns on shared devices, if they do
-    address: str = ""  # of the interface that this worker is reached at
+    identity: str = ""  # unique name of the job
+    sharing: Sharing | None = None  # how jobs take turns on shared devices; None if they do not
+    address: str = ""  # address of the interface at which peers reach this worker
     names: tuple[int, ...] = ()  # ranks in the whole job, if this group is a subset of its workers
-    dedicated_servers: int = 0  # processes that own shards and do not train; without any, each worker owns one
+    dedicated_servers: int = 0  # processes that own shards and do not train; if there are none, each worker owns one
 
     @property
     def processes(self) -> int:
@@ -56,13 +56,12 @@ class Shape:
 
     @property
     def credit_slices(self) -> int:
-        """The number of slices that may be in flight, unless their bytes are given."""
+        """The number of slices that may be in flight, unless `credit_bytes` is set."""
         return count_credit_slices(self.processes - 1)
 
     @functools.cached_property
     def peers(self) -> list[int]:
-        """All other processes, in the order in which to send to them: as all begin elsewhere, no link is the target of
-        all."""
+        """All other processes in sending order.  Each rank starts at another peer, so no link is everyone's target."""
         return sorted(set(range(self.processes)) - {self.rank}, key=self.distance)
 
     @functools.cached_property
@@ -75,5 +74,5 @@ class Shape:
         return self.names[rank] if self.names else rank
 
     def distance(self, rank: int) -> int:
-        """Return the number of ranks that are sent to before this one when all are."""
+        """Return the position of a rank in the sending order of `peers`, from 1; 0 for this rank."""
         return (rank - self.rank) % len(self.hosts)

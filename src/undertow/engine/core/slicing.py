@@ -1,16 +1,16 @@
 """Stage 3, slicing: tensors become slices of about the same size.
 
 In: tensors in the order in which their gradients are expected.  Out: slices, each with the ranges of tensors
-that it carries.  Large tensors are cut; tiny ones of one type are fused with the next tiny ones, large
-ones in between or not, because a message costs the same whether it carries ten bytes or ten thousand.
-A fused slice leaves with its last tensor, which the next forward pass needs first: the others, needed
-later, lose nothing by it unless the wire would have been idle in between.
-The ranges cover every element of every tensor exactly once.  Each slice is placed at the shard with the fewest bytes so
-far: equal slices go round in a circle that way, and unequal ones load every link alike.
+that it carries.  Large tensors are cut.  Tiny tensors of the same type are fused, even if large ones lie between
+them, because a message costs the same whether it carries ten bytes or ten thousand.
+A fused slice leaves with its last tensor, which the next forward pass needs first.  The other tensors are needed
+later, so the wait costs nothing unless the wire would have been idle meanwhile.
+The ranges cover every element of every tensor exactly once.  Each slice is placed on the shard with the fewest bytes
+so far: equal slices are placed round-robin, and unequal slices load all links equally.
 
-Instead of a tensor its factors may travel, whose size is not known before: they are *gathered*, by every worker
-or by the shards, each of which then computes some rows of the tensor.  Such a tensor has slices without elements,
-one for each chunk of the factors, and, where the shards compute it, slices of their rows.
+A tensor's factors may be sent instead of the tensor.  Their size is not known in advance, so they are *gathered*: by
+every worker, or by the shards, each of which then computes some rows of the tensor.  Such a tensor has slices without
+elements, one for each chunk of the factors, and, if the shards compute it, slices of their rows.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from undertow.sizing import ALIGNMENT
 
 # A fused slice has one bit per tensor in the frame's `present` field.
 MAX_FUSED_TENSORS = 64
-# Fused slices stay below a whole one: their last tensor holds up all the others.
+# A fused slice is at most this fraction of a slice, because its last tensor delays all the others.
 FUSED_SHARE = 4
 MOST_FUSED_BYTES = 256 << 10
-MOST_KEYS = 1 << 32  # a frame has four bytes for a key
+MOST_KEYS = 1 << 32  # the frame's key field has four bytes
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -40,8 +40,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     dtype: DType
-    elements: Count  # of `dtype`: the tensor's bytes where it travels as BYTES
-    label: str = ""  # the framework's own name of the type, for messages
+    elements: Count  # number of elements of `dtype`; the number of bytes if it is sent as BYTES
+    label: str = ""  # the framework's name of the type, for messages
 
     @property
     def size_bytes(self) -> int:
@@ -53,7 +53,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """Elements of a tensor from `offset` on, which begin at element `at` of their slice."""
+    """Range of a tensor's elements, starting at `offset`, and its start `at` in the slice."""
 
     tensor: int
     offset: int
@@ -74,23 +74,23 @@ class Slice:
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Coordinator's decision on how to cut tensors, the same on all ranks."""
+    """Coordinator's decision on how all ranks cut the tensors of a table."""
 
     first_key: Annotated[int, msgspec.Meta(ge=0, lt=MOST_KEYS)]
     slice_bytes: Annotated[int, msgspec.Meta(ge=ALIGNMENT)]
 
 
 class Chunking(NamedTuple):
-    """Number of chunks in which the factors of a tensor travel, to every worker or to the shards."""
+    """Number of chunks in which a tensor's factors are sent, to every worker or to the shards."""
 
     chunks: int
     to_shards: bool = False
 
 
 class Placement:
-    """Bytes of each shard, whose owners are given by rank (see `Shape.owners`).
+    """Assignment of slices to shards by load.  `owners` has the rank of each shard's process (see `Shape.owners`).
 
-    Shard `start` comes first, so that many small tables do not all begin at the same one.
+    Equally loaded shards are chosen in turn, beginning with shard `start`, so that small tables can begin elsewhere.
     """
 
     def __init__(self, owners: Sequence[int], *, start: int = 0) -> None:
@@ -100,7 +100,7 @@ class Placement:
         self._order = [(start + shard) % shards for shard in range(shards)]
 
     def place(self, size_bytes: int) -> int:
-        """Return the rank of the process that owns a slice of this size."""
+        """Place a slice of this size; return the rank of its owner."""
         shard = min(self._order, key=self._load_bytes.__getitem__)
         self._load_bytes[shard] += size_bytes
         return self.owners[shard]
@@ -115,9 +115,9 @@ def cut(
     placement: Placement,
     chunkings: Mapping[int, Chunking] | None = None,
 ) -> list[Slice]:
-    """Return the slices of these tensors, numbered from `how.first_key` on.
+    """Return the slices of these tensors, with consecutive keys that start at `how.first_key`.
 
-    `chunkings` names the tensors that are gathered in chunks; with `Op.GATHER` all are, in one.
+    `chunkings` has the tensors that are gathered, by index.  With `Op.GATHER` all are gathered, in one chunk each.
     """
     if op is Op.GATHER:
         chunkings = dict.fromkeys(range(len(tensors)), Chunking(1))
@@ -147,7 +147,7 @@ def count_slices(tensors: Sequence[TensorSpec], slice_bytes: int) -> int:
 
 
 def count_most(tensor: TensorSpec, slice_bytes: int) -> int:
-    """Return the largest number of slices, or of chunks for every worker, that a tensor can have."""
+    """Return the largest number of slices that a tensor can have; also the largest number of chunks."""
     return tensor.size_bytes // slice_bytes + 1
 
 
@@ -157,7 +157,7 @@ def split_rows(rows: int, shards: int) -> list[range]:
 
 
 class _Draft(NamedTuple):
-    """Slice without its key yet; its owner is given where a tensor's rows bind it to a shard."""
+    """Slice that has no key yet.  It has an owner only if it belongs to a shard's rows of a tensor."""
 
     dtype: DType
     ranges: Sequence[TensorRange]
@@ -200,7 +200,7 @@ def _draft_chunks(
         return
     rows = split_rows(tensor.shape[0], len(owners))
     columns = tensor.elements // tensor.shape[0]
-    # Activations, which all shards get, in chunks, and deltas, of which each shard gets its own columns.
+    # To each shard: the activations, in chunks, and the shard's own columns of the deltas.
     for owner in (owner for owner, own in zip(owners, rows, strict=True) if own):
         for chunk in [*chunks, TensorRange(index, chunking.chunks, 0, 0)]:
             yield _Draft(DType.BYTES, [chunk], owner, is_gathered=True)

@@ -1,6 +1,6 @@
-"""What all that undertow says on a wire begins with.
+"""Magic number and version, which begin every frame and every handshake.
 
-Apart from `frames`, so that the launcher can shake hands without numpy.
+Separate from `frames`, so that the launcher can perform the handshake without importing numpy.
 """
 
 from __future__ import annotations

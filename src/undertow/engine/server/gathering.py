@@ -1,7 +1,7 @@
-"""Stage 6 without a sum: rounds whose contributions are handed on as they are.
+"""Stage 6 without a sum: rounds whose contributions are passed on unchanged.
 
 In: each worker's contribution to one key at one step, in any order.  Out: all contributions, in rank order, once
-they are complete.  What makes no sense is refused with a reason and changes nothing.
+they are complete.  An invalid contribution is refused with a reason and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from undertow.engine.core.frames import Unexpected
 from undertow.engine.core.rounds import Array, KeySpec
 
-MOST_BYTES = 1 << 32  # no honest contribution of one tensor is larger
+MOST_BYTES = 1 << 32  # no valid contribution is larger
 
 
 class RankBytes(NamedTuple):
-    """Contribution of one rank to a gathered round: bytes, or none, and a number that tells how to read them."""
+    """Contribution of one rank to a gathered round: bytes, or none, and a number that describes their layout."""
 
     array: Array | None
     present: int
@@ -28,16 +28,17 @@ class Gathering:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._done: dict[int, int] = {}  # key -> number of the last complete round
-        self.keys: KeysView[int] = self._done.keys()  # that are gathered here now; asked for with every frame
-        # By key and step, for the next round and the one after: a worker that has all contributions goes on while
-        # others still lack some.  It cannot be further ahead, for then it would lack theirs.
+        self.keys: KeysView[int] = self._done.keys()  # keys gathered here now; a view, as every frame is checked
+        # (key, step) -> contributions by rank, for the next round and the one after: a worker that has all
+        # contributions goes on while others still lack some.  It cannot get further ahead, because the round after
+        # that needs theirs.
         self._open: dict[tuple[int, int], dict[int, RankBytes]] = {}
 
     def own(self, specs: Iterable[KeySpec]) -> None:
         self._done.update((spec.key, 0) for spec in specs)
 
     def disown(self, keys: Iterable[int]) -> None:
-        """Forget keys, which are summed from now on or not used any more."""
+        """Forget keys that are summed from now on or no longer used."""
         for key in keys:
             self._done.pop(key, None)
 
@@ -53,30 +54,31 @@ class Gathering:
             raise Unexpected(f"a second contribution of rank {rank} to round {step} of key {key}")
 
     def contribute(self, rank: int, key: int, step: int, contribution: RankBytes) -> list[RankBytes] | None:
-        """Return all contributions to that round if this was the last one."""
+        """Add a contribution; if the round is complete, return all contributions to it."""
         self.expects(rank, key, step)
-        heard = self._open.setdefault((key, step), {})
-        heard[rank] = contribution
-        if len(heard) < self._workers:
+        contributions = self._open.setdefault((key, step), {})
+        contributions[rank] = contribution
+        if len(contributions) < self._workers:
             return None
-        # Never the later one: it needs this worker's own contribution, which follows the answer of the earlier one.
+        # The earlier of two open rounds always ends first: the later one needs a contribution of this very worker,
+        # which contributes only after the answer of the earlier one.
         self._done[key] = step
         del self._open[key, step]
-        return [heard[other] for other in range(self._workers)]
+        return [contributions[other] for other in range(self._workers)]
 
     def missing(self, key: int, step: int) -> list[int]:
         """Return the ranks that this round still waits for."""
         if key not in self._done or step <= self._done[key]:
             return []
-        heard = self._open.get((key, step), {})
-        return [rank for rank in range(self._workers) if rank not in heard]
+        contributions = self._open.get((key, step), {})
+        return [rank for rank in range(self._workers) if rank not in contributions]
 
     def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
-        """Return one of these workers for which a round waits; `spared` keys do not count."""
-        for (key, _), heard in self._open.items():
+        """Return one of these workers that a round waits for; None if there is none.  `spared` keys do not count."""
+        for (key, _), contributions in self._open.items():
             if key in spared:
                 continue
             for rank in departed:
-                if rank < self._workers and rank not in heard:
+                if rank < self._workers and rank not in contributions:
                     return rank
         return None

@@ -2,8 +2,8 @@
 
 In: contributions, pulls, joins and departures of workers.
 Out: answers, one per worker and round, as soon as the round is complete.
-It never waits and never asks: a worker is answered without having to pull.
-What makes no sense (an unknown key, a contribution too many) is refused with a reason and changes nothing.
+It never waits and sends no requests: workers get their answers without having to pull.
+Invalid input (an unknown key, a second contribution) is refused with a reason and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MakeRound = Callable[[KeySpec, int, Callable[[Array], None]], Round]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to one worker.  `array` is None if the result is empty, not wanted or in place."""
+    """Answer to one worker.  `array` is None if the result is empty, not wanted or already in place."""
 
     rank: int
     key: int
@@ -36,7 +36,7 @@ class _Open:
     round: Round
     wants: bytearray  # by rank
     contributors: list[int]
-    into: Array | None = None  # memory of the local worker
+    into: Array | None = None  # the local worker's memory for the result
 
 
 class Shard:
@@ -49,9 +49,9 @@ class Shard:
         self._release = release
         self._make_round = make_round
         self._specs: dict[int, KeySpec] = {}
-        self._open: dict[int, _Open] = {}  # key -> its round in progress, the one after the last complete
+        self._open: dict[int, _Open] = {}  # key -> its round in progress, which follows the last complete one
         self._done: dict[int, int] = {}  # key -> number of the last complete round
-        self._values: dict[int, tuple[Array, int]] = {}  # kept: array, present
+        self._values: dict[int, tuple[Array, int]] = {}  # key -> last result if it is kept: array, present
         self._absent: dict[int, frozenset[int]] = {}  # key -> workers that ran out of input
         self._divide_by_active: set[int] = set()
 
@@ -61,7 +61,7 @@ class Shard:
             self._done[spec.key] = 0
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Forget keys that are used no more: no round of them is open."""
+        """Forget keys that are no longer used; none may have an open round."""
         for key in keys:
             if self._specs.pop(key, None) is not None:
                 assert key not in self._open, f"key {key} is forgotten in the middle of a round"
@@ -84,7 +84,7 @@ class Shard:
 
     def _check_round(self, rank: int, key: int, step: int) -> KeySpec:
         spec = self.spec(key)
-        # A worker starts a round only when it has the answer of the one before.
+        # A worker starts a round only after the answer to the previous one.
         if step != self._done[key] + 1:
             raise Unexpected(f"round {step} of key {key} from rank {rank}: {self._done[key]} rounds are done")
         opened = self._open.get(key)
@@ -95,7 +95,7 @@ class Shard:
     def contribute(
         self, rank: int, key: int, step: int, array: Array | None, *, present: int, wants: bool
     ) -> list[Answer]:
-        """Take a contribution of a worker in another process; the array belongs to the shard from now on."""
+        """Add the contribution of a worker in another process; the array belongs to the shard from now on."""
         opened = self._enter(rank, key, step)
         if wants:
             opened.wants[rank] = True
@@ -105,32 +105,32 @@ class Shard:
     def contribute_own(
         self, rank: int, key: int, step: int, array: Array | None, *, present: int, into: Array | None
     ) -> list[Answer]:
-        """Take a contribution of the local worker: its array is only read, and the result is put `into` its memory."""
+        """Add the local worker's contribution: its array is only read, and the result is copied `into` its memory."""
         opened = self._enter(rank, key, step)
         opened.into = into
         opened.round.add(rank, array, present)
         return self._finish_if_complete(key)
 
     def publish(self, rank: int, key: int, step: int, array: Array | None, *, present: int) -> list[Answer]:
-        """Take what this process alone contributes to a round, and answer all workers with it."""
+        """Complete a round to which only this process contributes; return answers with its array to all workers."""
         self._check_round(rank, key, step)
         self._done[key] = step
         return [Answer(other, key, step, present, 0, array) for other in range(self._workers)]
 
     def pull(self, rank: int, key: int, step: int) -> Answer:
-        """Return the value that a key holds; `step` is the puller's own, by which it recognises the answer."""
+        """Return an answer with a key's value; `step` is copied from the request, which it identifies."""
         self.spec(key)
         if key not in self._values:
-            raise Unexpected(f"rank {rank} pulls key {key}, which holds no value")
+            raise Unexpected(f"rank {rank} pulls key {key}, which has no value")
         array, present = self._values[key]
         return Answer(rank, key, step, present, 0, array)
 
     def join(self, rank: int, keys: Iterable[int], step: int, *, divide_by_active: bool) -> list[Answer]:
-        """Go on with the rounds of these keys without a worker, which ran out of input after round `step`."""
+        """Continue the rounds of these keys without a worker that ran out of input after round `step`."""
         answers: list[Answer] = []
         for key in keys:
-            # No round ends without this worker before its message is here.  If one has, all workers have gone on
-            # together in the meantime, and the message is old.
+            # No round ends without this worker before its message has arrived.  If one has ended, all workers have
+            # resumed together in the meantime, and the message is outdated.
             if key not in self._specs or self._done[key] > step:
                 continue
             self._absent[key] = self._away(key) | {rank}
@@ -140,7 +140,7 @@ class Shard:
         return answers
 
     def rejoin(self, keys: Iterable[int], step: int) -> None:
-        """Go on with all workers after round `step`, once all have run out of input."""
+        """Continue with all workers after round `step`, once all have run out of input."""
         for key in keys:
             if key in self._specs:
                 self._absent.pop(key, None)
@@ -155,7 +155,7 @@ class Shard:
         return list(range(self._workers)) if opened is None else opened.round.missing(self._away(key))
 
     def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
-        """Return one of these workers for which a round waits; `spared` keys do not count."""
+        """Return one of these workers that a round waits for; None if there is none.  `spared` keys do not count."""
         for key, opened in self._open.items():
             if key in spared:
                 continue

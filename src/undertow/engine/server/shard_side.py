@@ -1,8 +1,8 @@
 """Stage 6 in the engine thread: the rounds of the keys that one process owns.
 
-In: contributions and pulls of all workers, as frames, and of the worker in this process, if there is one.
-Out: answers: frames in the process's one send queue, and calls of the worker in this process.
-A process without a worker can hold this alone.  It decides nothing: the shard and the gathering do.
+In: contributions and pulls: frames from other workers, calls from the local worker, if there is one.
+Out: answers: frames in the process's send queue, and calls of the local worker.
+It also works in a process without a worker.  It decides nothing: `Shard` and `Gathering` do.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from undertow.tracing.recorder import Recorder, process_recorder
 
 
 class LocalWorker(Protocol):
-    """Worker in the same process as a shard, which is answered without a frame."""
+    """Worker in the same process as a shard, which gets its answers without frames."""
 
     def take_answer(self, answer: Answer) -> None:
-        """Take the answer to this worker's own contribution."""
+        """Handle the answer to this worker's contribution."""
 
     def take_gathered(self, key: int, step: int, gathered: Sequence[RankBytes]) -> None:
-        """Take what all workers contributed to a gathered round, in rank order."""
+        """Handle all workers' contributions to a gathered round, in rank order."""
 
 
 class ShardSide:
@@ -46,7 +46,7 @@ class ShardSide:
         make_round: MakeRound = Round,
         recorder: Recorder = process_recorder,
     ) -> None:
-        self.worker: LocalWorker | None = None  # none in a process that only serves
+        self.worker: LocalWorker | None = None  # None in a dedicated server
         self._shape = shape
         self._rank = shape.rank
         self._sender = sender
@@ -54,12 +54,12 @@ class ShardSide:
         self._recorder = recorder
         self._shard = Shard(shape.workers, memory.give, make_round)
         self._gathering = Gathering(shape.workers)
-        self._priorities: dict[int, int] = {}  # of the local worker's contribution to each key
+        self._priorities: dict[int, int] = {}  # key -> priority of the local worker's contribution
 
     # Keys
 
     def learn(self, specs: Sequence[KeySpec]) -> None:
-        """Own those of these keys that this process is the owner of."""
+        """Own the keys among these that this process is the owner of."""
         own = [spec for spec in specs if spec.owner == self._rank]
         self._sender.expect_sizes(own)
         self._shard.own(spec for spec in own if spec.op is not Op.GATHER)
@@ -73,16 +73,16 @@ class ShardSide:
             self._priorities.pop(key, None)
 
     def join(self, rank: int, keys: Sequence[int], step: int, *, divide_by_active: bool) -> None:
-        """Go on with the rounds of these keys without a worker, which ran out of input after round `step`."""
+        """Continue the rounds of these keys without a worker that ran out of input after round `step`."""
         self._answer(self._shard.join(rank, keys, step, divide_by_active=divide_by_active))
 
     def resume(self, keys: Sequence[int], step: int) -> None:
         self._shard.rejoin(keys, step)
 
-    # Frames of other processes
+    # Frames from other processes
 
     def sink_push(self, peer: int, header: Header) -> Array:
-        """Return memory for the body of a contribution; `Unexpected` if it makes no sense."""
+        """Return memory for the body of a contribution; raise `Unexpected` if it is not valid now."""
         if header.key in self._gathering.keys:
             self._gathering.expects(peer, header.key, header.step, header.length)
         else:
@@ -90,7 +90,7 @@ class ShardSide:
         return self._memory.take(header.length)
 
     def take_push(self, peer: int, header: Header, body: Array | None) -> None:
-        """Take a worker's contribution to a round."""
+        """Add a worker's contribution to a round."""
         if header.key in self._gathering.keys:
             self._gather(peer, header.key, header.step, RankBytes(body, header.present))
             return
@@ -104,13 +104,13 @@ class ShardSide:
         self._answer(answers)
 
     def take_pull(self, peer: int, header: Header) -> None:
-        """Send a worker the value that it asks for."""
+        """Send a worker the value that it requests."""
         self._answer([self._shard.pull(peer, header.key, header.step)], Kind.VALUE)
 
     # The worker in this process
 
     def contribute(self, item: Contribution, spec: KeySpec) -> None:
-        """Take the local worker's contribution to a key that this process owns."""
+        """Add the local worker's contribution to a key that this process owns."""
         if self._shape.priority is Priority.BOTH:
             self._priorities[item.key] = item.priority
         if spec.op is Op.GATHER:
@@ -127,7 +127,7 @@ class ShardSide:
             self._record_sum(since_s, answers)
             self._answer(answers)
 
-    # Questions
+    # State, for messages and decisions
 
     def missing(self, key: int, step: int) -> list[int]:
         """Return the ranks that this round still waits for."""
@@ -136,7 +136,7 @@ class ShardSide:
         return self._shard.missing(key, step)
 
     def blocked_by(self, ranks: Collection[int], spared: Collection[int] = ()) -> int | None:
-        """Return one of these workers for which a round waits; `spared` keys do not count."""
+        """Return one of these workers that a round waits for; None if there is none.  `spared` keys do not count."""
         blocker = self._shard.blocked_by(ranks, spared)
         return self._gathering.blocked_by(ranks, spared) if blocker is None else blocker
 
@@ -146,25 +146,22 @@ class ShardSide:
         gathered = self._gathering.contribute(rank, key, step, contribution)
         if gathered is None:
             return
-        assert self.worker is not None, f"key {key} was gathered and there is no worker to make use of it"
+        assert self.worker is not None, f"key {key} was gathered in a process without a worker"
         done = Header(Kind.RESULT, key, step, self._rank, job=self._shape.job)
         self._queue([self._sender.make_frame(peer, done, None) for peer in self._shape.other_workers])
         self.worker.take_gathered(key, step, gathered)
 
     def _answer(self, answers: Sequence[Answer], kind: Kind = Kind.RESULT) -> None:
-        """Answer all workers of one round, or one of them."""
+        """Send answers of one or several rounds: frames to other processes, calls to the local worker."""
         frames: list[QueuedFrame] = []
-        like: Answer | None = None
+        packed: Answer | None = None  # header and body were made for it; most answers share them
         for answer in sorted(answers, key=lambda answer: self._shape.distance(answer.rank)):
             if answer.rank == self._rank and self.worker is not None:
                 self.worker.take_answer(answer)
                 continue
-            if like is None or like.array is not answer.array or like.key != answer.key:
-                like, header, body = (
-                    answer,
-                    self._make_header(kind, answer),
-                    make_body(answer.array),
-                )  # the same for most
+            if packed is None or packed.array is not answer.array or packed.key != answer.key:
+                packed = answer
+                header, body = self._make_header(kind, answer), make_body(answer.array)
             if frames and frames[-1].header.key != answer.key:
                 self._queue(frames)
                 frames = []
@@ -186,7 +183,7 @@ class ShardSide:
         )
 
     def _queue(self, frames: list[QueuedFrame]) -> None:
-        """Queue answers to one key, as urgent as the local worker's own contribution to it."""
+        """Queue answers for one key with the priority of the local worker's contribution to it."""
         if frames:
             self._sender.queue(frames, self._priorities.get(frames[0].header.key, 0))
 

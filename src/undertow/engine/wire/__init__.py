@@ -1,1 +1,1 @@
-"""Stages 5 and 7, the wire: moves frames between workers, decides nothing."""
+"""Stages 5 and 7, the wire: transport of frames between workers, without any decisions."""

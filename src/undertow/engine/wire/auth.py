@@ -1,16 +1,16 @@
 """The handshake: both ends prove that they know the job's token.
 
-In: bytes from a new connection.  Out: bytes to send back, then a verdict.
-Nothing that a stranger sends is parsed: its messages have a fixed size
-and are compared, and the token itself never crosses the wire.
+In: bytes from a new connection.  Out: bytes to send back, then acceptance or refusal.
+Nothing that a stranger sends is parsed: its messages have fixed sizes
+and are only compared.  The token itself is never sent.
 
     dialer   -> listener   magic, version, nonce_d            (22 bytes)
     listener -> dialer     magic, version, nonce_l, proof_l   (54 bytes)
     dialer   -> listener   proof_d                            (32 bytes)
     listener -> dialer     0x01                               ( 1 byte)
 
-proof_x = HMAC-SHA256(token, role, nonce_d, nonce_l).  Roles differ, so a proof
-cannot be reflected; nonces are fresh, so it cannot be replayed.
+proof_x = HMAC-SHA256(token, role, nonce_d, nonce_l).  The roles differ, so a proof
+cannot be reflected; the nonces are fresh, so it cannot be replayed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Role(enum.Enum):
 
 
 class Handshake:
-    """End of a handshake, without a socket: `feed` it the bytes that arrive, send the bytes that it returns.
+    """One end of a handshake, without a socket: `feed` takes the bytes received and returns the bytes to send.
 
     Raises `Refused` as soon as the peer has shown that it does not belong to the job.
     """
@@ -52,16 +52,16 @@ class Handshake:
         self._stage = 0
 
     def start(self) -> bytes:
-        """Return the bytes to send first: only the dialer has any."""
+        """Return the bytes to send first; the listener has none."""
         return self._greeting() if self.role is Role.DIALER else b""
 
     @property
     def wants(self) -> int:
-        """The number of bytes that may be read now: those that follow do not belong to the handshake."""
+        """The number of bytes to read now; any after them may not belong to the handshake."""
         return 0 if self.done else self._stage_size() - len(self._received)
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the peer, at most `wants`; return the answer."""
+        """Take bytes from the peer, at most `wants`; return the answer."""
         self._received += data
         if self._stage == 0 and not _may_become_greeting(self._received):
             raise Refused("not an undertow peer: its first bytes are not ours")
@@ -117,13 +117,13 @@ def _may_become_greeting(received: bytearray) -> bool:
 def _read_greeting(message: bytes) -> bytes:
     version = int.from_bytes(message[4:6], "little")
     if version != VERSION:
-        # Without the stranger's number: reasons are counted, and each new one is logged.
+        # The stranger's version is left out: refusals are counted by reason, and each new reason is logged.
         raise Refused(f"the peer does not speak version {VERSION}: install the same undertow on all hosts")
     return message[6:]
 
 
 def shake_hands(sock: socket.socket, role: Role, token: bytes) -> None:
-    """Run the handshake on a blocking socket; its timeout is the caller's.
+    """Run the handshake on a blocking socket, whose timeout the caller has set.
 
     Raises `Refused`, or `OSError` if the connection fails or times out.
     """
@@ -135,5 +135,5 @@ def shake_hands(sock: socket.socket, role: Role, token: bytes) -> None:
         if not data:
             raise Refused("the peer closed the connection during the handshake: wrong token or version?")
         answer = handshake.feed(data)
-        if answer:  # after its last message the peer may have closed, and even an empty send would fail
+        if answer:  # after its last message the peer may close, and then even an empty send fails
             sock.sendall(answer)

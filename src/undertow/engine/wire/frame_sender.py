@@ -1,8 +1,8 @@
 """Stage 4, sending: frames leave in order of priority, as far as the credit allows, and receipts return credit.
 
-In: frames with a priority, headers of the frames that have arrived.  Out: packed frames for the transport.
-A process has one sender for all that it says about slices, contributions and answers alike: its order holds
-between both.  The outbox decides what leaves next; here it is done.
+In: frames with a priority, headers of received frames.  Out: packed frames for the transport.
+A process has one sender for its contributions and its answers, so one order of priority holds for both.
+The outbox decides which frame leaves next; the sender sends it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from undertow.engine.wire.transport import Transport
 from undertow.tracing import events
 from undertow.tracing.recorder import Recorder, process_recorder
 
-_RECEIVED = Kind.RECEIVED  # looked up once: it is asked for with every frame
+_RECEIVED = Kind.RECEIVED  # looked up once, because it is compared with every frame
 
 
 class FrameSender:
-    """Send queue of one process, with the credit that its peers grant.  Owned by the engine thread."""
+    """Sender of one process: its send queue and the credit that peers return.  Owned by the engine thread."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class FrameSender:
         self._clock = clock
         self._pack = pack
         self._recorder = recorder
-        self._largest_bytes = 0  # of all slices ever
+        self._largest_bytes = 0  # size of the largest slice ever expected
         credit_bytes = shape.credit_bytes or shape.credit_slices * shape.sizes.start
         self.outbox = Outbox(credit_bytes, shape.processes)
         self._receipt = Header(_RECEIVED, rank=shape.rank, job=shape.job)
-        # Of each peer.
+        # By peer.
         self._received_bytes = count_for(shape.processes)
         self._acknowledged_bytes = count_for(shape.processes)
-        self._arriving_since_s: dict[int, float] = {}  # its current slice, while that is recorded
+        self._arriving_since_s: dict[int, float] = {}  # start of the slice now arriving, while events are recorded
 
     @property
     def is_empty(self) -> bool:
@@ -62,11 +62,11 @@ class FrameSender:
         return QueuedFrame(peer, header, body, header.length, queued_s)
 
     def queue(self, frames: list[QueuedFrame], priority: int) -> None:
-        """Queue frames of one key, which are equally urgent, in this order."""
+        """Queue frames of one key, in this order."""
         self.outbox.put(frames, priority)
 
     def pump(self) -> None:
-        """Send what the credit allows."""
+        """Send frames as far as the credit allows."""
         while (frame := self.outbox.take()) is not None:
             flags = RECEIPT if self.outbox.wants_receipt(frame) else 0
             if self._recorder.is_on:
@@ -81,22 +81,22 @@ class FrameSender:
     # Frames that arrive
 
     def note_arriving(self, peer: int, since_s: float) -> None:
-        """Record for traces since when the next slice of this peer arrives."""
+        """Note, for traces, when the current slice from this peer began to arrive."""
         self._arriving_since_s[peer] = since_s
 
     def note_arrived(self, peer: int, header: Header) -> None:
-        """Count a complete frame, and take back the credit that it returns; `Unexpected` if it cannot."""
+        """Count a complete frame and take the credit that it returns; raise `Unexpected` if that is impossible."""
         self._received_bytes[peer] += header.length
         if not self.outbox.acknowledge(peer, header.received):
-            raise Unexpected(f"rank {peer} says that it received {header.received} bytes, which it cannot have")
+            raise Unexpected(f"rank {peer} reports {header.received} bytes received, which is impossible")
         if self._recorder.is_on and header.kind is not _RECEIVED:
             self._record_received(peer, header)
 
     def go_on(self, peer: int, header: Header) -> None:
-        """Send what can leave now that this frame was handled, and a receipt for it if it asks for one."""
+        """Send what can leave after this frame was handled, and a receipt for it if requested."""
         self.pump()
         self.rate.note(self._clock(), self.outbox.received_bytes, is_waiting=len(self.outbox) > 0)
-        # Credit travels back with the next frame to that peer, or alone where the peer is short of it.
+        # Credit returns with the next frame to that peer, or in a frame of its own if the peer is short of credit.
         if header.flags & RECEIPT and self._received_bytes[peer] > self._acknowledged_bytes[peer]:
             self._send(peer, self._receipt, None)
 
@@ -105,7 +105,7 @@ class FrameSender:
     def resize(self, slice_bytes: int) -> None:
         """Adapt the credit to slices of this size, which fit the links."""
         if not self._shape.credit_bytes:
-            # Slices of tables that keep their size may be larger.
+            # Slices of tables that keep their slice size may be larger.
             self.set_credit(max(self._shape.credit_slices * slice_bytes, 2 * self._largest_bytes))
             self.pump()
 
@@ -114,7 +114,7 @@ class FrameSender:
         self.expect_size(max((spec.size_bytes for spec in specs), default=0))
 
     def expect_size(self, size_bytes: int) -> None:
-        """Prepare for a slice as large as this."""
+        """Prepare for slices of up to this size."""
         if size_bytes > self._largest_bytes:
             self._largest_bytes = size_bytes
             self.set_credit(self.outbox.credit_bytes)
@@ -123,7 +123,8 @@ class FrameSender:
         self.outbox.resize(credit_bytes, self._largest_bytes)
         if self.outbox.in_flight_bytes:
             for peer in self._shape.peers:
-                self._send(peer, self._receipt, None, RECEIPT)  # what left under the old rule may not have asked
+                # Frames in flight may not have requested the receipts that the new credit needs.
+                self._send(peer, self._receipt, None, RECEIPT)
 
     # Traces
 
@@ -136,12 +137,12 @@ class FrameSender:
 
     def _record_sent(self, frame: QueuedFrame) -> None:
         header, now_s = frame.header, self._recorder.clock()
-        queued_s = frame.queued_s or now_s  # it was queued before the recording began
+        queued_s = frame.queued_s or now_s  # 0 if it was queued before the recording began
         self._recorder.record(
             events.Sent(queued_s, now_s, frame.peer, header.kind, header.key, header.step, header.length)
         )
 
 
 def make_body(array: Array | None) -> Body | None:
-    """Return an array's bytes as the body of frames; None where there are none."""
+    """Return an array's bytes as the body of frames; None if there is no array."""
     return None if array is None else Body(view_bytes(array))

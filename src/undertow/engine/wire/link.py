@@ -1,7 +1,7 @@
-"""Connection to one peer: frames out, frames in, no copies of large bodies.
+"""Connection to one peer: sends and receives frames without copying large bodies.
 
 In: frames to send, bytes from the socket.  Out: bytes to the socket, frames to the receiver.
-It knows nothing of rounds or priorities: frames leave in the order in which they come.
+It knows nothing of rounds or priorities: frames leave in the order in which they are given.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from undertow.tracing.recorder import Recorder
 # Small frames are received into this buffer, several at a time; the rest of a large body is
 # received straight into its sink.
 STAGING_BYTES = 16 << 10
-# The thread wakes for this much of a large body at once, not for every packet of it.
+# The thread wakes up once for this much of a large body, not for every packet.
 LOW_WATER_BYTES = 256 << 10
-# At most this many reads in a row from one peer, so that the others get their turn.
+# Maximum number of consecutive reads from one peer, so that no peer starves the others.
 READS_IN_A_ROW = 8
 MAX_BUFFERS = 16
-_ABOUT_NO_SLICE = (Kind.RECEIVED, Kind.CONTROL, Kind.HEARTBEAT)
-# A peer whose bytes were damaged hangs up when it has been told so.  One that does not is cut off after this time.
+_WITHOUT_SLICE = (Kind.RECEIVED, Kind.CONTROL, Kind.HEARTBEAT)
+# A peer whose bytes were damaged closes its end when it learns of it.  If it does not, the link is closed after this.
 DRAIN_TIMEOUT_S = 30.0
 CLOSED = "its connection closed (the process ended)"
 
@@ -37,8 +37,8 @@ CLOSED = "its connection closed (the process ended)"
 class Link:
     """Connection to one peer.  Owned by the engine thread.
 
-    `on_lost(reason)` is called once, when it breaks.  If damaged bytes came, it is called while the link still sends:
-    frames that are sent from within the call reach the peer.
+    `on_lost(reason)` is called once, when the connection breaks.  After damaged bytes it is called while the link can
+    still send: frames that are sent from within the call reach the peer.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class Link:
         self.peer = peer
         self.bytes_sent = 0
         self.is_open = True
-        self.is_draining = False  # it takes no more frames; those given to it before are still on their way
+        self.is_draining = False  # accepts no more frames, but still sends those accepted before
         self._sock = sock
         self._loop = loop
         self._receiver = receiver
         self._on_lost = on_lost
         self._recorder = recorder
-        self._given_bytes = 0  # given to it so far, to be sent
-        self._recorded: deque[tuple[int, bytes]] = deque()  # headers to send, `_given_bytes` at their ends
+        self._accepted_bytes = 0  # total of all frames accepted for sending
+        self._recorded: deque[tuple[int, bytes]] = deque()  # frames to send: `_accepted_bytes` at the end, header
         self._buffers: deque[memoryview] = deque()
         self._wants_write = False
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0  # bytes of the staging buffer that hold received data
-        self._header: Header | None = None  # of the frame whose body is being received
+        self._header: Header | None = None  # header of the frame whose body is being received
         self._body: Any | None = None
-        self._rest: memoryview | None = None  # where the next bytes of the body belong
-        self._drop_bytes = 0  # bytes of an unwanted body still to come
+        self._rest: memoryview | None = None  # memory for the rest of the body
+        self._drop_bytes = 0  # bytes of an unwanted body that are still to come
         self._low_water = 1
         sock.setblocking(False)
         loop.watch(sock, selectors.EVENT_READ, self._ready)
@@ -78,13 +78,13 @@ class Link:
 
     def send(self, header: bytes, body: Any) -> None:
         self._buffers.append(memoryview(header))
-        self._given_bytes += len(header)
-        # An empty buffer would never be removed: sending it sends nothing.
+        self._accepted_bytes += len(header)
+        # An empty buffer would stay in the queue forever, because buffers are removed by the bytes sent.
         if body is not None and (view := memoryview(body).cast("B")):
             self._buffers.append(view)
-            self._given_bytes += len(view)
+            self._accepted_bytes += len(view)
         if self._recorder is not None and self._recorder.is_on:
-            self._recorded.append((self._given_bytes, header))
+            self._recorded.append((self._accepted_bytes, header))
         if not self._wants_write:
             self._write()
 
@@ -116,7 +116,7 @@ class Link:
     def _record_written(self) -> None:
         while self._recorded and self._recorded[0][0] <= self.bytes_sent:
             kind, key, step = frames.peek(self._recorded.popleft()[1])
-            if self._recorder is not None and kind not in _ABOUT_NO_SLICE:
+            if self._recorder is not None and kind not in _WITHOUT_SLICE:
                 self._recorder.record(events.Written(self._recorder.clock(), self.peer, kind, key, step))
 
     def _want_write(self, wants: bool) -> None:
@@ -147,7 +147,7 @@ class Link:
             self.close(_describe(error))
 
     def _read_some(self) -> bool:
-        """Read with one system call; return False if no more bytes are there, for now or for good."""
+        """Read with one system call; return False if nothing is left to read, for now or for good."""
         target = self._rest if self._rest is not None else self._staging[self._staged :]
         got = self._sock.recv_into(target)
         if not got:
@@ -162,7 +162,7 @@ class Link:
         return got == len(target)
 
     def _parse(self) -> None:
-        """Handle all frames in the staging buffer; the beginning of an incomplete one stays."""
+        """Handle all frames in the staging buffer; keep the beginning of an incomplete frame."""
         start = 0
         while self.is_open:
             available = self._staged - start
@@ -182,7 +182,7 @@ class Link:
         self._staged -= start
 
     def _begin(self, start: int) -> int:
-        """Read the header at `start` and as much of its body as is there; return where they end."""
+        """Read the header at `start` and the part of its body that has arrived; return their end."""
         header = frames.unpack(self._staging[start : start + HEADER_BYTES])
         start += HEADER_BYTES
         if header.length == 0:
@@ -194,11 +194,11 @@ class Link:
             return start
         self._header, self._body = header, sink
         view = memoryview(sink).cast("B")
-        there = min(len(view), self._staged - start)
-        view[:there] = self._staging[start : start + there]
-        self._rest = view[there:]
+        staged = min(len(view), self._staged - start)
+        view[:staged] = self._staging[start : start + staged]
+        self._rest = view[staged:]
         self._finish_body()
-        return start + there
+        return start + staged
 
     def _finish_body(self) -> None:
         assert self._rest is not None
@@ -216,13 +216,13 @@ class Link:
             self._low_water = low_water
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
-    # The end
+    # Closing
 
     def _drain(self, reason: str) -> None:
-        """Tell the owner that the link is lost, while frames still reach the peer, then hang up.
+        """Report the link as lost while frames still reach the peer, then hang up.
 
-        Bytes that the peer still sends are read and dropped: to close with unread bytes resets the connection, which
-        could cut off the last frames.
+        Bytes that the peer still sends are read and dropped: closing with unread bytes would reset the connection,
+        which could cut off the last frames.
         """
         self._header = self._body = self._rest = None
         self._set_low_water(1)
@@ -234,11 +234,11 @@ class Link:
             self._hang_up_when_written()
 
     def _hang_up_when_written(self) -> None:
-        """End the stream after the last frame.  The peer then closes its end, which ends this one, too."""
+        """End the stream after the last frame.  The peer then closes its end, which also closes this one."""
         if self.is_draining and not self._buffers:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
-            except OSError:  # it has hung up already
+            except OSError:  # the peer has already hung up
                 self.close()
 
     def _drop_some(self) -> bool:
@@ -249,7 +249,7 @@ class Link:
         return got == len(self._staging)
 
     def close(self, reason: str | None = None) -> None:
-        """Close; with a reason, tell the owner that the link is lost."""
+        """Close the link; with a reason, report it as lost."""
         if not (self.is_open or self.is_draining):
             return
         self.is_open = self.is_draining = False
@@ -260,12 +260,12 @@ class Link:
             self._on_lost(reason)
 
     def abandon(self) -> None:
-        """Close this process's copy of the socket, and do nothing else."""
+        """Close this process's copy of the socket and do nothing else."""
         self._sock.close()
 
 
 def _describe(error: OSError) -> str:
-    """Return the reason of a loss: a process that ends before it has read everything resets the connection."""
+    """Return the reason for a loss.  A process that ends with unread bytes resets the connection."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return CLOSED
     return f"its connection broke ({error.strerror or error})"

@@ -1,7 +1,7 @@
 """The event loop of the engine thread: one per process, asleep unless something happens.
 
-In: sockets that are ready, calls posted by other threads, a tick every second.
-Out: callbacks, all in this one thread, so that what they touch needs no locks.
+In: ready sockets, calls posted by other threads, a tick every second.
+Out: callbacks, all in this thread, so their data needs no locks.
 It starts with the first group and ends with the last.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 log = logging.getLogger("undertow")
 
 TICK_S = 1.0
-# A system call that does not release Python's lock; only for descriptors that never block.
+# A system call that does not release the GIL; only for descriptors that never block.
 _write = ctypes.PyDLL(None).write
 
 
@@ -38,7 +38,7 @@ class Loop:
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakes)
         self._asleep = False
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # never empty: the tick is in it
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # never empty: contains the tick
         self._sequence = itertools.count()
         self._tickers: list[Callable[[float], None]] = []
         self._failure_handlers: list[Callable[[Exception], None]] = []
@@ -49,15 +49,15 @@ class Loop:
         self._thread.start()
 
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Run `call` in the engine thread, soon and in order; to be called from any thread."""
+        """Run `call` in the engine thread, soon and in order.  Can be called from any thread."""
         self._posted.append((call, arguments))
-        # A wake-up costs a system call and is needed only if the thread sleeps.  The thread sets the flag
-        # before it looks at the queue a last time, so no call is overlooked.
+        # A wake-up costs a system call and is needed only if the thread sleeps.  The thread sets the flag before it
+        # checks the queue for the last time, so no call is missed.
         if self._asleep:
             self._wake()
 
     def stop(self) -> None:
-        """End the thread; to be called from any other thread."""
+        """End the engine thread.  To be called from another thread."""
         self.post(self._stop)
         self._thread.join(timeout=5)
 
@@ -77,11 +77,11 @@ class Loop:
         self._tickers.remove(call)
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Run `call` once after this delay; in the engine thread only."""
+        """Run `call` once after this delay.  To be called in the engine thread only."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), call))
 
     def on_failure(self, call: Callable[[Exception], None]) -> None:
-        """Call this if the thread ends because of a defect in undertow."""
+        """Run `call` if the thread ends because of a defect in undertow."""
         self._failure_handlers.append(call)
 
     def no_failure(self, call: Callable[[Exception], None]) -> None:
@@ -117,9 +117,9 @@ class Loop:
             ticker(time.monotonic())
 
     def _wake(self) -> None:
-        # Not `send`, which would release Python's lock: the engine would take it at once, and the training
-        # thread, in the middle of its backward pass, would have to wait for it.  An error does not matter:
-        # full means that a wake-up is under way, closed that no thread is there to wake.
+        # `send` would release the GIL: the engine thread would take it at once, and the training thread, in the middle
+        # of its backward pass, would have to wait.  Errors do not matter: if the socket is full, a wake-up is already
+        # under way; if it is closed, no thread is asleep.
         _write(self._wake_in.fileno(), b"\0", 1)
 
     def _drain_wakes(self, events: int) -> None:
@@ -127,7 +127,7 @@ class Loop:
             self._wake_out.recv(4096)
 
     def abandon(self) -> None:
-        """Close the copies of a forked child, where the thread does not run."""
+        """Close the copies of the descriptors in a forked child, where the thread does not run."""
         self._close()
 
     def _stop(self) -> None:

@@ -1,9 +1,8 @@
 """Transport in memory: many workers in one thread, for tests and the fault driver.
 
-In: frames.  Out: the same frames, when a driver calls `deliver`: it alone chooses the order
-among links, and may choose any.
-It keeps the promises of every transport (see transport), and never copies a body before
-it is delivered, so that a worker that writes to it too early is noticed.
+In: frames.  Out: the same frames, when a driver calls `deliver`.  The driver chooses the order of the links freely.
+It keeps the promises of every transport (see transport).  It does not copy a body before delivery, so a worker that
+overwrites it too early is noticed.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ _Frame = tuple[bytes, Any]
 
 
 class MemoryNetwork:
-    """Links of all pairs of workers, in both directions, and the frames on their way."""
+    """Links between all pairs of workers, in both directions, with their undelivered frames."""
 
     def __init__(self, size: int) -> None:
         self.transports = [MemoryTransport(self, rank) for rank in range(size)]
-        # (sender, receiver) -> frames in order; a text in place of a frame is the link's end.
+        # (sender, receiver) -> frames in order; a string instead of a frame is the end of the link, with its reason.
         self._links: dict[tuple[int, int], deque[_Frame | str]] = {
             (sender, receiver): deque() for sender in range(size) for receiver in range(size) if sender != receiver
         }
 
     def connect(self, receivers: Sequence[Receiver]) -> None:
-        """Connect every pair of workers, and tell them."""
+        """Connect every pair of workers and notify both."""
         for transport in self.transports:
             transport.start(receivers[transport.rank], peers=set(range(len(receivers))) - {transport.rank})
         for sender, receiver in self._links:
             receivers[receiver].connected(sender)
 
     def links_with_frames(self) -> list[tuple[int, int]]:
-        """Return (sender, receiver) of every link that could deliver, always in the same order."""
-        return [link for link, on_the_way in self._links.items() if on_the_way]
+        """Return (sender, receiver) of every link with an undelivered frame, always in the same order."""
+        return [link for link, undelivered in self._links.items() if undelivered]
 
     def deliver(self, sender: int, receiver: int) -> Header | None:
-        """Deliver the oldest frame of a link and return its header; None if it was the link's end."""
+        """Deliver the oldest frame of a link and return its header; None for the end of the link."""
         item = self._links[sender, receiver].popleft()
         if isinstance(item, str):
             self.transports[receiver].lose(sender, item)
@@ -49,7 +48,7 @@ class MemoryNetwork:
         return self.transports[receiver].take(sender, *item)
 
     def cut(self, one: int, other: int) -> None:
-        """Break a link: frames on their way are lost, and both ends will be told."""
+        """Break a link: undelivered frames are lost, and both ends will be notified."""
         for sender, receiver in ((one, other), (other, one)):
             self._links[sender, receiver].clear()
             self.put(sender, receiver, "its connection broke (cut)")
@@ -63,7 +62,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """Transport of one worker, with its ends of all links."""
+    """Transport of one worker: its ends of all links."""
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self.rank = rank
@@ -86,7 +85,7 @@ class MemoryTransport:
 
     @property
     def is_draining(self) -> bool:
-        return False  # what was sent arrives, also after `close`
+        return False  # sent frames arrive even after `close`
 
     def checks_bodies(self, peer: int) -> bool:
         return True
@@ -98,7 +97,7 @@ class MemoryTransport:
     def abandon(self) -> None:
         """Do nothing: the links belong to the parent."""
 
-    # The network's side
+    # Called by the network
 
     def take(self, sender: int, packed: bytes, body: Any) -> Header | None:
         assert self._receiver is not None

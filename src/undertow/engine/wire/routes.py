@@ -1,7 +1,7 @@
-"""Addresses: those of a peer, and the address of this host from which a peer is reached.
+"""Addresses of a peer, and the local address from which a peer is reached.
 
-In: a peer's name or address.  Out: its addresses; the own address from which it is reached; a mark of this host.
-Separate from `formation`, so that the launcher and the doctor can ask without the engine.
+In: a peer's name or address.  Out: its addresses; the local address on the route to it; an identifier of this host.
+Separate from `formation`, so that the launcher and the doctor can use it without the engine.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from undertow.errors import ConfigError
 
 
 def look_up(host: str, port: int | None = None, kind: socket.SocketKind = socket.SOCK_STREAM) -> list[Any]:
-    """Ask the system for a host's addresses, as `socket.getaddrinfo` does.
+    """Return a host's addresses, like `socket.getaddrinfo`.
 
-    Raises `socket.gaierror` for impossible names, too, for which `getaddrinfo` raises errors that are no `OSError`.
+    Unlike that function, it raises `socket.gaierror`, an `OSError`, for impossible names too.
     """
     try:
         return list(socket.getaddrinfo(host, port, type=kind))
@@ -26,18 +26,18 @@ def look_up(host: str, port: int | None = None, kind: socket.SocketKind = socket
 
 
 def route_to(host: str) -> str:
-    """Return the own address from which a host is reached, which tells the interface in use."""
+    """Return the local address from which a host is reached, which identifies the interface in use."""
     try:
         family, kind, protocol, _, address = look_up(host, 9, socket.SOCK_DGRAM)[0]
     except socket.gaierror as error:
         raise ConfigError(f"host {host!r} is not known here: {error.strerror}") from None
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here; the kernel only picks the route
+        probe.connect(address)  # sends nothing on a datagram socket; the kernel only chooses the route
         return str(probe.getsockname()[0])
 
 
 def same_host_mark() -> str:
-    """Return a mark of this host: two processes with the same mark share a network stack's loopback."""
+    """Return an identifier of this host: processes with the same one share a loopback interface."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/net')}"

@@ -1,11 +1,11 @@
 """The transport over sockets: one connection for each pair of workers.
 
-TCP between hosts, a Unix socket on the same host: the same bytes for a quarter less CPU time.
+Workers on different hosts use TCP, workers on the same host a Unix socket, which takes a quarter less CPU time.
 
 In: a listening socket, the addresses of the peers, the token.
-Out: links to peers that know the token; strangers are refused, counted and
-logged once per reason, and cannot block a peer.
-The lower rank listens, the higher one dials.
+Out: links to peers that know the token.  Strangers are refused, counted and
+logged once per reason; they cannot keep a peer out.
+The lower rank listens, the higher rank dials.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from undertow.tracing.recorder import Recorder
 log = logging.getLogger("undertow")
 
 INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
-LOCAL = "unix:"  # how an address on this host begins
+LOCAL = "unix:"  # prefix of the address of a Unix socket
 BACKLOG = 128
 ACCEPT_PAUSE_S = 0.1
 
 
 class SocketTransport:
-    """Transport of one group over sockets.  Made and closed in any thread, used in the engine's."""
+    """Transport of one group over sockets.  Can be made and closed in any thread; used in the engine thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SocketTransport:
         silence_s: float,
         recorder: Recorder | None = None,
     ) -> None:
-        self.refused: Counter[str] = Counter()  # connections by reason
+        self.refused: Counter[str] = Counter()  # refused connections by reason
         self._loop = loop
         self._rank = rank
         self._size = size
@@ -62,8 +62,8 @@ class SocketTransport:
         self._job = 0
         self._token = b""
         self._links: dict[int, Link] = {}
-        self._checked_peers: set[int] = set()  # frames for them carry checksums of their bodies
-        self._strangers: dict[_Stranger, None] = {}  # in the order they came
+        self._checked_peers: set[int] = set()  # peers to which frames carry checksums of their bodies
+        self._strangers: dict[_Stranger, None] = {}  # oldest first
         self._listener = _listen(host, max(BACKLOG, 2 * size))
         self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
         self._watched: set[socket.socket] = set()
@@ -77,24 +77,24 @@ class SocketTransport:
 
     @property
     def local_address(self) -> str:
-        """Address for workers on this host, for which a Unix socket is cheaper; empty if there is none."""
+        """Address of the Unix socket for workers on this host; empty if there is none."""
         return LOCAL + self._local_listener.getsockname()[1:].decode() if self._local_listener else ""
 
     def admit(self, token: bytes, job: int, checksum: Checksum = Checksum.AUTO) -> None:
-        """Set the token and job of peers, and which frames are checked; to be called before `start` and `dial`."""
+        """Set the token and job that peers must have, and the use of checksums.  Call it before `start` and `dial`."""
         self._token = token
         self._job = job
         self._checksum = checksum
 
     def start(self, receiver: Receiver) -> None:
-        """Accept peers from now on; to be called in the engine thread."""
+        """Begin to accept peers.  To be called in the engine thread."""
         self._receiver = receiver
         for listener in self._listeners():
             self._watch(listener)
         self._loop.every_tick(self._expire)
 
     def dial(self, peer: int, address: str, timeout_s: float) -> None:
-        """Connect to a peer that listens; blocks, so not in the engine thread."""
+        """Connect to a peer that listens.  Blocks, so it must not be called in the engine thread."""
         sock = _connect(address, timeout_s)
         try:
             shake_hands(sock, Role.DIALER, self._token)
@@ -158,17 +158,17 @@ class SocketTransport:
     def _listeners(self) -> list[socket.socket]:
         return [self._listener, *([self._local_listener] if self._local_listener else [])]
 
-    # Strangers: connections that have not shown the token yet.
+    # Strangers
 
     def _accept(self, listener: socket.socket, events: int) -> None:
         try:
             sock, address = listener.accept()
         except OSError:
-            # The peer has given up, or there are no descriptors left: then trying again at once is in vain.
+            # The peer has given up, or no descriptors are left, in which case an immediate retry would fail too.
             self._unwatch(listener)
             self._loop.later(ACCEPT_PAUSE_S, lambda: self._watch(listener))
             return
-        # More in a larger group, whose workers may all come at once.
+        # The limit grows with the group, because all its workers may connect at once.
         oldest = find_surplus(self._strangers, max(MAX_STRANGERS, 2 * self._size))
         if oldest is not None:
             self._forget(oldest)
@@ -180,7 +180,7 @@ class SocketTransport:
 
     def _handle_stranger(self, stranger: _Stranger) -> None:
         if stranger not in self._strangers:
-            return  # it was dropped for another one in this very turn
+            return  # dropped for another stranger since the socket was found ready
         try:
             introduction = stranger.read()
         except BlockingIOError:
@@ -228,13 +228,13 @@ class SocketTransport:
         for stranger in tuple(self._strangers):
             if now - stranger.since > STRANGER_TIMEOUT_S:
                 self._forget(stranger)
-                self._refuse("it said nothing within 5 s", stranger.address)
+                self._refuse(f"it did not complete the handshake within {STRANGER_TIMEOUT_S:g} s", stranger.address)
 
     def _refuse(self, reason: str, address: Any) -> None:
         self.refused[reason] += 1
         if self.refused[reason] == 1:
             origin = address[0] if address else "this host"
-            log.warning("refused a connection from %s: %s (further ones are counted only)", origin, reason)
+            log.warning("refused a connection from %s: %s (the next ones are only counted)", origin, reason)
 
 
 class _Stranger:
@@ -248,7 +248,7 @@ class _Stranger:
         self._introduction = b""
 
     def read(self) -> bytes | None:
-        """Read the bytes that are there; return the introduction when it is complete."""
+        """Read the available bytes; return the introduction once it is complete."""
         wants = self._handshake.wants or INTRODUCTION.size - len(self._introduction)
         data = self.sock.recv(wants)
         if not data:
@@ -256,7 +256,7 @@ class _Stranger:
         if self._handshake.done:
             self._introduction += data
             return self._introduction if len(self._introduction) == INTRODUCTION.size else None
-        # At most 55 bytes into an empty socket buffer: this cannot block.
+        # This cannot block: it sends at most 55 bytes, and the socket's buffer is empty.
         self.sock.sendall(self._handshake.feed(data))
         return None
 
@@ -282,9 +282,9 @@ def _cannot_listen(host: str, error: OSError) -> ConfigError:
 
 
 def _listen_locally(backlog: int) -> socket.socket | None:
-    """Listen on a Unix socket with an abstract name: no file, nothing to clean up.
+    """Listen on a Unix socket with an abstract name, which needs no file and no cleaning up.
 
-    It is visible in this network namespace only, and guarded by the token like any other listener.
+    It is visible only in this network namespace, and protected by the token like every other listener.
     """
     if sys.platform != "linux":
         return None

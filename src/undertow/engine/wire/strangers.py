@@ -1,8 +1,8 @@
-"""Strangers: connections that have not shown the token yet.
+"""Strangers: connections that have not proved knowledge of the token yet.
 
-In: the strangers of one listener, oldest first.  Out: the one to drop, if there are too many.
-A peer needs milliseconds to show the token.  So the stranger that has waited for longest is no peer, and makes room
-for the next one: silent strangers keep no peer out.
+In: the strangers of one listener, oldest first.  Out: the stranger to drop, if there are too many.
+A peer needs only milliseconds for the proof.  The oldest stranger is therefore no peer and is dropped for the next
+one, so silent strangers cannot keep peers out.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ _Stranger = TypeVar("_Stranger")
 
 
 def find_surplus(strangers: Collection[_Stranger], most: int = MAX_STRANGERS) -> _Stranger | None:
-    """Return the stranger to drop before the next one is accepted; None while there is room."""
+    """Return the stranger to drop before the next one is accepted; None if there is room."""
     return next(iter(strangers)) if len(strangers) >= most else None

@@ -1,10 +1,10 @@
-"""Messages on a stream of bytes: with their length in front, or with a line end behind.
+"""Messages on a stream of bytes, either prefixed with their length or terminated by a newline.
 
 In: bytes, any number at a time.  Out: whole messages, in order.
-Every reader has a limit, so that no peer fills the memory.  Pure except for `read_exactly` and `read_message`, which
-read from a blocking socket.  Nothing is ever unpickled.
+Every reader has a limit, so that no peer can exhaust the memory.  The code is pure except for `read_exactly` and
+`read_message`, which read from a blocking socket.  Nothing is ever unpickled.
 
-A message with its length: 4 bytes length (little endian), then msgpack.
+A length-prefixed message is 4 bytes of length (little-endian), then msgpack.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CHUNK_BYTES = 1 << 20
 
 
 def pack(message: object) -> bytes:
-    """Encode a message with its length in front."""
+    """Encode a message, prefixed with its length."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 class Messages:
-    """Reader of messages that have their length in front; `what` names one in errors."""
+    """Splitter of length-prefixed messages.  `what` describes a message in errors."""
 
     def __init__(self, most_bytes: int, what: str = "a message") -> None:
         self._most_bytes = most_bytes
@@ -35,9 +35,9 @@ class Messages:
 
     @property
     def missing_bytes(self) -> int:
-        """The number of bytes of the first message still to come, as far as is known; 0 when it is complete.
+        """The number of bytes that the length prefix or the body of the first message still lacks; 0 if complete.
 
-        Raises `Refused` if its length is not possible.
+        Raises `Refused` if the length is not possible.
         """
         if len(self._received) < LENGTH_BYTES:
             return LENGTH_BYTES - len(self._received)
@@ -47,11 +47,11 @@ class Messages:
         return max(0, LENGTH_BYTES + length - len(self._received))
 
     def feed(self, data: bytes) -> None:
-        """Add what has arrived."""
+        """Add bytes that have arrived."""
         self._received += data
 
     def take(self) -> bytes | None:
-        """Remove the first message and return its body; None while it is not complete."""
+        """Remove the first message and return its body; None if it is not complete."""
         if self.missing_bytes:
             return None
         end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
@@ -61,7 +61,7 @@ class Messages:
 
 
 def read_message(sock: socket.socket, most_bytes: int, what: str = "a message") -> bytes:
-    """Read the body of one message, and no byte that follows it."""
+    """Read one message and return its body; read no byte beyond it."""
     messages = Messages(most_bytes, what)
     while missing_bytes := messages.missing_bytes:
         messages.feed(read_exactly(sock, missing_bytes))
@@ -69,7 +69,7 @@ def read_message(sock: socket.socket, most_bytes: int, what: str = "a message") 
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """Read this many bytes of a blocking socket; raise `ConnectionResetError` if it ends before."""
+    """Read this many bytes from a blocking socket; raise `ConnectionResetError` if the stream ends earlier."""
     received = bytearray()
     while len(received) < count:
         data = sock.recv(min(count - len(received), CHUNK_BYTES))
@@ -80,7 +80,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 class Lines:
-    """Splitter of lines.  Only the end of a line that is too long is kept; with `refuses` that is an error."""
+    """Splitter of lines.  A line that is too long loses its beginning or, with `refuses`, is an error."""
 
     def __init__(self, most_bytes: int, *, refuses: bool = False) -> None:
         self.rest = b""  # the unfinished line
@@ -88,7 +88,7 @@ class Lines:
         self._refuses = refuses
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now, without their ends."""
+        """Add bytes that have arrived; return the lines that they complete, without line ends."""
         lines = (self.rest + data).split(b"\n")
         if self._refuses and max(map(len, lines)) > self._most_bytes:
             raise Garbled(f"a line of more than {self._most_bytes} bytes")

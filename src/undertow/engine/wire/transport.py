@@ -13,26 +13,26 @@ from undertow.engine.core.frames import Garbled, Header
 
 
 class Receiver(Protocol):
-    """Receiver of frames, and of news about links."""
+    """Receiver of frames and of changes of links."""
 
     def sink(self, peer: int, header: Header) -> Any | None:
-        """Return a writable buffer of `header.length` bytes for a frame's body, or None to have it read and dropped."""
+        """Return a writable buffer of `header.length` bytes for a frame's body, or None if it should be dropped."""
 
     def arrived(self, peer: int, header: Header, body: Any | None) -> None:
-        """Take a complete frame; `body` is the buffer that `sink` returned."""
+        """Handle a complete frame; `body` is the buffer that `sink` returned."""
 
     def connected(self, peer: int) -> None:
         """Note that a peer with the right token is connected."""
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that the link to this peer is gone, for good.
+        """Note that the link to this peer is lost for good.
 
-        If bytes from it were damaged, frames sent from within this call still reach it, and none after.
+        If the reason is damaged bytes, frames sent from within this call still reach the peer; later frames do not.
         """
 
 
 class Transport(Protocol):
-    """Links of one process to all others of a group."""
+    """Links of one process to all other processes of a group."""
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None:
         """Queue one frame.  The body must stay untouched until the peer has it."""
@@ -42,7 +42,7 @@ class Transport(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether last frames are on their way to a peer whose bytes were damaged: to close would cut them off."""
+        """Whether the last frames to a peer that sent damaged bytes are not written yet: closing would cut them off."""
 
     def checks_bodies(self, peer: int) -> bool:
         """Whether frames for this peer carry a checksum of their body."""
@@ -52,13 +52,13 @@ class Transport(Protocol):
         """Bytes written so far, headers included."""
 
     def close(self) -> None:
-        """Close all links; frames that are not written yet are lost."""
+        """Close all links.  Frames that are not written yet are lost."""
 
     def abandon(self) -> None:
-        """Close the copies of the sockets in a forked child; the parent's stay open."""
+        """Close the copies of the sockets in a forked child; the parent's sockets stay open."""
 
 
 def explain(error: Garbled) -> str:
-    """Return the reason why a link on which damaged bytes came is lost."""
-    # The peer has shown the token, so it sends frames as this process does: other bytes are not what it has sent.
-    return f"bytes from it were damaged on the way ({error}): look at cables, network cards and memory"
+    """Return the reason for the loss of a link that received damaged bytes."""
+    # The peer knows the token, so it runs undertow and sends valid frames: anything else was changed on the way.
+    return f"bytes from it were damaged on the way ({error}): check cables, network cards and memory"

@@ -358,7 +358,7 @@ def test_a_body_that_makes_no_sense_is_refused_before_it_is_read(frame: Header, 
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (header(Kind.RECEIVED, length=0, received=10**9), "rank 1 says that it received 1000000000 bytes"),
+        (header(Kind.RECEIVED, length=0, received=10**9), "rank 1 reports 1000000000 bytes received"),
         (header(Kind.PUSH, length=0, present=1), "a contribution to key 1 without its bytes"),
         (header(Kind.PUSH, key=99, length=0), "key 99 is not known here"),
         (header(Kind.RESULT, key=THEIRS, length=0, present=1), "a result of key 2 without its bytes"),
@@ -366,7 +366,7 @@ def test_a_body_that_makes_no_sense_is_refused_before_it_is_read(frame: Header, 
             header(Kind.RESULT, key=THEIRS, step=5, length=0),
             "a result of round 5 of key 2 that was not expected",
         ),
-        (header(Kind.PULL, length=0), "rank 1 pulls key 1, which holds no value"),
+        (header(Kind.PULL, length=0), "rank 1 pulls key 1, which has no value"),
     ],
 )
 def test_a_frame_that_makes_no_sense_is_refused_and_the_round_goes_on(frame: Header, words: str) -> None:

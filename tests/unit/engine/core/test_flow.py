@@ -76,13 +76,13 @@ def test_pending_says_what_is_missing() -> None:
     assert worker.pending() is None
 
 
-def test_pending_at_names_a_shard_that_owes_an_answer() -> None:
+def test_blocked_by_names_an_owner_that_still_has_to_answer() -> None:
     worker = flow()
     worker.contribute(part(2))
-    assert worker.pending_at({3}) == 3
-    assert worker.pending_at({0, 1, 2}) is None
+    assert worker.blocked_by({3}) == 3
+    assert worker.blocked_by({0, 1, 2}) is None
     worker.answer(2)
-    assert worker.pending_at({3}) is None
+    assert worker.blocked_by({3}) is None
 
 
 def test_all_go_on_together_after_a_join() -> None:

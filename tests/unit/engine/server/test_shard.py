@@ -142,7 +142,7 @@ def test_an_empty_round_leaves_the_kept_value_and_the_pull_is_answered_with_the_
 def test_a_pull_of_a_key_without_value_is_refused() -> None:
     store = shard(2)
     complete(store, 2)
-    with pytest.raises(Unexpected, match="rank 1 pulls key 4, which holds no value"):
+    with pytest.raises(Unexpected, match="rank 1 pulls key 4, which has no value"):
         store.pull(1, KEY, 1)
 
 
