@@ -308,7 +308,7 @@ def test_a_contribution_is_sent_when_its_bytes_are_in_place(team: Team) -> None:
         yield ticket
         assert next(asked) == 6
         assert (target == sum(team.weights)).all()
-        assert member.group.owed.is_nothing
+        assert member.group.open_work.is_done
 
     team.run(body)
 
@@ -353,7 +353,7 @@ def test_a_mean_of_whole_numbers_is_refused_before_any_rank_is_asked(team: Team)
             error = fails(
                 lambda: member.group.register("counts", [tensor("n", 3, DType.INT64)], op=Op.MEAN), ConfigError
             )
-            assert "no exact mean of whole numbers" in str(error)
+            assert "no exact mean of integers" in str(error)
         assert member.group.error is None
         member.group.barrier()
 
@@ -705,7 +705,7 @@ def test_a_group_is_not_left_while_other_ranks_need_work_of_this_one(team: Team)
             group.contribute(items)
 
         group.aside(work)
-        assert not group.owed.is_nothing
+        assert not group.open_work.is_done
         connected(team, 0).close()
         assert ticket.is_done
 

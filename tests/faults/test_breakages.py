@@ -14,7 +14,7 @@ from undertow.engine.client.control import GroupControl
 from undertow.engine.client.discarding import Discards
 from undertow.engine.client.engine_queue import UnevenRounds
 from undertow.engine.client.exchange import Exchange
-from undertow.engine.client.helper import Owed
+from undertow.engine.client.helper import OpenWork
 from undertow.engine.client.receiver import GroupReceiver
 from undertow.engine.client.waiting import Ticket
 from undertow.engine.client.worker_side import WorkerSide
@@ -252,7 +252,7 @@ def leave_after_the_silence_timeout(patch: Patch) -> None:
 
 
 def leave_before_the_helper_has_worked(patch: Patch) -> None:
-    patch.setattr(Owed, "is_nothing", property(lambda self: True))
+    patch.setattr(OpenWork, "is_done", property(lambda self: True))
 
 
 def hear_of_no_ended_script(patch: Patch) -> None:

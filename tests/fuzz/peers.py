@@ -22,7 +22,7 @@ from undertow.crossover.turn_state import TurnState
 from undertow.engine.client import formation
 from undertow.engine.coordinator.rendezvous import _read_reply, parse_address
 from undertow.engine.coordinator.rendezvous_server import _requests
-from undertow.engine.coordinator.rendezvous_table import Complaint, Join, RendezvousTable, Reply
+from undertow.engine.coordinator.rendezvous_table import Join, JoinFailure, RendezvousTable, Reply
 from undertow.engine.wire import streams
 from undertow.errors import Garbled, UndertowError
 from undertow.launch.host_rendezvous import NodeRecord, _records
@@ -96,7 +96,7 @@ def run_reply(data: bytes) -> None:
             reply = _read_reply(ours, 2)
         except ConnectionResetError:
             return
-        assert reply.complaint or len(reply.payloads) == 2
+        assert reply.failure or len(reply.payloads) == 2
 
 
 def run_worker_card(data: bytes) -> None:
@@ -368,7 +368,7 @@ def make_targets() -> list[Target]:
         return Target(name=name, samples=samples, run=run, **{"mutate": damage_msgpack, **options})
 
     joins = [pack(Join("m", rank, 2, b"payload", 10.0, 9.5)) for rank in (0, 1)]
-    replies = [pack(Reply([b"a", b"b"])), pack(Reply([], Complaint.ABSENT, "did not arrive", [1]))]
+    replies = [pack(Reply([b"a", b"b"])), pack(Reply([], JoinFailure.ABSENT, "did not arrive", [1]))]
     card = formation.WorkerContact("10.0.0.1:4000", "unix:x", "mark", "host", "token", Sizes(), 0, Checksum.AUTO)
     failure = subsets._Failure("too many open files", (2,))
     launchers = [b"".join(map(streams.pack, [Beat(), Go(), Left(1), Met(), Goodbye()])), streams.pack(Lost("a cause"))]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from undertow.engine.client.helper import Owed
+from undertow.engine.client.helper import OpenWork
 from undertow.engine.client.waiting import Ticket
 from undertow.engine.coordinator.agreement import Agreements, Keys
 from undertow.engine.coordinator.messages import Arrive, TableProposal
@@ -42,7 +42,7 @@ class FakeGroup:
         self.size = 1 + len(times)
         self.shape = make_shape(self.size, sizes=sizes)
         self.rate = Rate()
-        self.owed = Owed()
+        self.open_work = OpenWork()
         self.error: UndertowError | None = None
         self.slices: dict[int, Slice] = {}  # all that are known, by key
         self.learned: list[Sequence[Slice]] = []

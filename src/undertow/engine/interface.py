@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from undertow.engine.client.calls import NamedCall, RunningOut
-from undertow.engine.client.helper import Owed
+from undertow.engine.client.helper import OpenWork
 from undertow.engine.client.waiting import Pausing, Ticket
 from undertow.engine.coordinator.messages import DeviceTime, Lift
 from undertow.engine.core.flow import Contribution
@@ -131,7 +131,7 @@ class Group(Rounds, Protocol):
         """Start the thread of `aside`.  Needed if `aside` may be called after the script has ended."""
 
     @property
-    def owed(self) -> Owed:
+    def open_work(self) -> OpenWork:
         """Count of work outside the engine that other workers need: the worker stays in the group until it is zero."""
 
     def suspect(self, error: UndertowError) -> None:

@@ -1,1 +1,1 @@
-"""Worker side of the key-value store: contributions go out, results come back."""
+"""Worker's side of the key-value store: sends contributions and receives results."""

@@ -1,6 +1,6 @@
 """Named calls on the worker's side, in the engine thread.
 
-In: calls of the training threads, decisions of the coordinator.
+In: calls from training threads, decisions of the coordinator.
 Out: contributions to the exchange, in the order in which the coordinator begins the calls; the end of each call.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from undertow.engine.client.exchange import Exchange
 from undertow.engine.client.waiting import Ticket
 from undertow.engine.coordinator import messages
-from undertow.engine.coordinator.calls import Calls
+from undertow.engine.coordinator.calls import NamedCallCoordinator
 from undertow.engine.coordinator.terms import Disagreement, Terms, lay_out
 from undertow.engine.core.flow import Contribution
 from undertow.engine.core.frames import Unexpected
@@ -28,7 +28,7 @@ class NamedCall:
     """Call of a training thread, which waits for `done` and then checks for a `mismatch`.
 
     `contribute(slices, answer)` is called in the engine thread and returns this rank's contribution to each slice,
-    with `answer` as its end.
+    which must call `answer` with the result.
     """
 
     name: str
@@ -40,7 +40,7 @@ class NamedCall:
 
 @dataclass(eq=False)
 class RunningOut:
-    """Wait of a training thread without input until all ranks have run out; `last` is the last rank to do so."""
+    """Wait of a training thread until all ranks have run out of input; `last` is the last rank that did."""
 
     done: threading.Event = field(default_factory=threading.Event)
     last: int = -1
@@ -49,7 +49,7 @@ class RunningOut:
 class NamedCallClient:
     """Client of the coordinator for all named calls of one rank.  Owned by the engine thread.
 
-    `tell` sends a message to a rank, `tell_all` to every other rank.  `decide` is the coordinator's part, on rank 0.
+    `send` sends a message to a rank, `send_all` to all other ranks.  `coordinator` is not None on rank 0.
     """
 
     def __init__(
@@ -57,42 +57,42 @@ class NamedCallClient:
         shape: Shape,
         exchange: Exchange,
         *,
-        tell: Callable[[int, messages.Message], None],
-        tell_all: Callable[[messages.Message], None],
-        decide: Calls | None,
+        send: Callable[[int, messages.Message], None],
+        send_all: Callable[[messages.Message], None],
+        coordinator: NamedCallCoordinator | None,
         discard: Callable[[range], None] = lambda keys: None,
     ) -> None:
         self._shape = shape
         self._rank = shape.rank
         self._exchange = exchange
-        self._tell = tell
-        self._tell_all = tell_all
-        self._decide = decide
+        self._send = send
+        self._send_all = send_all
+        self._coordinator = coordinator
         self._discard = discard
-        self._calls: dict[str, NamedCall] = {}  # made by this rank, not begun yet
-        self._sets: dict[int, list[Slice]] = {}
+        self._calls: dict[str, NamedCall] = {}  # calls that this rank has made and that have not begun yet
+        self._sets: dict[int, list[Slice]] = {}  # sets of keys by number
         self._running_out: RunningOut | None = None
 
     def make(self, call: NamedCall) -> None:
         self._calls[call.name] = call
-        self._ask(messages.Call(call.name, call.terms))
+        self._request(messages.Call(call.name, call.terms))
 
     def run_out(self, waiting: RunningOut) -> None:
         self._running_out = waiting
-        self._ask(messages.RanOut())
+        self._request(messages.RanOut())
 
-    def handle_message(self, peer: int, message: messages.Asked | messages.Told) -> None:
-        if isinstance(message, messages.Asked) and self._decide is not None:
-            self._decide_on(self._decide, peer, message)
-        elif isinstance(message, messages.Told) and peer == COORDINATOR:
-            self._take(message)
+    def handle_message(self, peer: int, message: messages.CallRequest | messages.CallDecision) -> None:
+        if isinstance(message, messages.CallRequest) and self._coordinator is not None:
+            self._decide(self._coordinator, peer, message)
+        elif isinstance(message, messages.CallDecision) and peer == COORDINATOR:
+            self._follow(message)
         else:
-            raise Unexpected(f"rank {peer} takes the wrong rank for the coordinator")
+            raise Unexpected(f"rank {peer} mistakes another rank for the coordinator")
 
     def blocked_by(self, departed: Collection[int]) -> int | None:
         """Return a departed worker that a call waits for; None if there is none."""
-        if self._decide is not None:
-            return next((rank for rank in departed if self._decide.waits_for(rank) is not None), None)
+        if self._coordinator is not None:
+            return next((rank for rank in departed if self._coordinator.waits_for(rank) is not None), None)
         is_waiting = bool(self._calls) or self._running_out is not None
         return COORDINATOR if is_waiting and COORDINATOR in departed else None
 
@@ -103,52 +103,52 @@ class NamedCallClient:
 
     @property
     def keys(self) -> set[int]:
-        """All keys of calls.  Once every rank has made a call, engines contribute without their training threads."""
+        """All keys of calls.  Once every rank has made a call, the engine contributes without the training thread."""
         return {item.spec.key for slices in self._sets.values() for item in slices}
 
     def lacks(self, rank: int) -> bool:
-        """Whether a call is known here to wait for this rank to make it."""
-        return self._decide is not None and self._decide.lacks(rank) is not None
+        """Whether a call waits for a rank to make it, as far as this rank knows."""
+        return self._coordinator is not None and self._coordinator.lacks(rank) is not None
 
     def describe_missing(self) -> str:
-        """Return a text that names the pending calls and, where known, the ranks that they wait for."""
-        if self._decide is None:
+        """Return a description of the pending calls and, if known, of the ranks that they wait for."""
+        if self._coordinator is None:
             return ", ".join(f"{name!r} waits for other ranks" for name in self._calls)
-        missing = self._decide.missing().items()
+        missing = self._coordinator.missing().items()
         return ", ".join(f"{name!r} waits for rank {', '.join(map(str, ranks))}" for name, ranks in missing)
 
-    # On rank 0
+    # Requests
 
-    def _ask(self, message: messages.Asked) -> None:
-        if self._decide is None:
-            self._tell(COORDINATOR, message)
+    def _request(self, message: messages.CallRequest) -> None:
+        if self._coordinator is None:
+            self._send(COORDINATOR, message)
         else:
-            self._decide_on(self._decide, self._rank, message)
+            self._decide(self._coordinator, self._rank, message)
 
-    def _decide_on(self, decide: Calls, rank: int, message: messages.Asked) -> None:
+    def _decide(self, coordinator: NamedCallCoordinator, rank: int, message: messages.CallRequest) -> None:
         match message:
-            case messages.Call(name) if not decide.expects(rank, name):
+            case messages.Call(name) if not coordinator.expects(rank, name):
                 raise Unexpected(f"rank {rank} makes the call {name!r} twice")
             case messages.Call():
-                told = decide.arrive(rank, message)
+                decisions = coordinator.arrive(rank, message)
             case messages.Prepared(number):
-                told = decide.prepared(rank, number)
+                decisions = coordinator.prepared(rank, number)
             case messages.RanOut():
-                told = decide.run_out(rank)
-        for one in told:
-            self._tell_all(one)
-            self._take(one)
+                decisions = coordinator.run_out(rank)
+        for decision in decisions:
+            self._send_all(decision)
+            self._follow(decision)
 
-    # On all
+    # Decisions
 
-    def _take(self, message: messages.Message) -> None:
+    def _follow(self, message: messages.Message) -> None:
         match message:
             case messages.Prepare(number, how, terms):
                 slices = self._sets[number] = lay_out(terms, how, self._shape)
                 self._exchange.learn(slices)
-                self._ask(messages.Prepared(number))
+                self._request(messages.Prepared(number))
             case messages.Begin(name, number) if number not in self._sets:
-                raise Unexpected(f"the call {name!r} begins with keys that this rank does not know")
+                raise Unexpected(f"the call {name!r} begins with keys that are not known here")
             case messages.Begin(name, number):
                 self._begin(self._calls.pop(name, None), number)
             case messages.Drop(number) if slices := self._sets.pop(number, []):
@@ -183,7 +183,7 @@ class NamedCallClient:
         return answer
 
     def _end(self, call: NamedCall | None, number: int) -> None:
-        if self._decide is not None:
-            self._decide.release(number)
+        if self._coordinator is not None:
+            self._coordinator.release(number)
         if call is not None:
             call.done.set()

@@ -1,8 +1,9 @@
 """Comparison of a worker's clock with rank 0's, while a trace is recorded.
 
-In: ticks, answers of rank 0.  Out: questions to it, and an event with what each round trip showed.
-A round trip tells the difference to half of its length, and most are delayed by other frames: so many are made when
-the workers have connected, before there is anything else on the links, and a few with every tick.
+In: ticks, answers from rank 0.  Out: requests to rank 0, and a trace event with the result of each round trip.
+A round trip gives the difference with an error of up to half its duration, and most are delayed by other frames.
+Several are therefore made as soon as the workers are connected, before other frames use the links, and a few more
+with every tick.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ AT_ONCE, PER_TICK = 16, 4
 
 
 class ClockComparison:
-    """Side of one rank in the comparison of clocks.  Owned by the engine thread."""
+    """One rank's side of the comparison of clocks.  Owned by the engine thread."""
 
     def __init__(self, recorder: Recorder, ask: Callable[[AskTime], None]) -> None:
         self._recorder = recorder
         self._ask = ask
-        self._left = 0  # answers to come, one after the other
+        self._left = 0  # round trips still to be made, one at a time
         self._has_begun = False
 
     def begin(self) -> None:
-        """Ask the first questions, now that rank 0 is connected."""
+        """Begin the first round trips, now that rank 0 is connected."""
         if self._recorder.is_on and not self._has_begun:
             self._has_begun, self._left = True, AT_ONCE
             self._ask_time()
@@ -38,9 +39,9 @@ class ClockComparison:
             self._left = PER_TICK
             self._ask_time()
 
-    def answer(self, question: AskTime) -> Time:
-        """Answer another rank's question, on rank 0."""
-        return Time(question.asked_s, self._recorder.clock())
+    def answer(self, request: AskTime) -> Time:
+        """Answer the request of another rank, on rank 0."""
+        return Time(request.asked_s, self._recorder.clock())
 
     def take(self, answer: Time) -> None:
         now_s = self._recorder.clock()

@@ -1,10 +1,10 @@
-"""Discarded keys in the engine thread: tell the other ranks, and forget keys that all ranks have discarded.
+"""Discarded keys, in the engine thread: informs other ranks and forgets keys that all ranks have discarded.
 
-In: keys whose table is gone on this rank, and those that other ranks discard.  Out: messages to all other ranks, and
-less memory.  Ranks discard the same keys at different times: Python's garbage collector decides when.
+In: keys that this rank or another rank discards.  Out: messages to all other ranks, calls that free memory.
+Ranks discard the same keys at different times, because Python's garbage collector decides when.
 
-A rank discards keys when it will contribute to them no more and has the answers to all its contributions.  So once
-all ranks have, no round of these keys is open anywhere and no frame of them is under way.
+A rank discards keys when it will no longer contribute to them and has the answers to all its contributions.  Once all
+ranks have discarded them, no round of these keys is open and no frame of them is on any link.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from undertow.engine.core.frames import Unexpected
 
 
 def discard_with(owner: object, discard: Callable[[range], None], keys: range) -> None:
-    """Let the group of `discard` discard these keys when their owner is garbage, in whichever thread that is noticed.
+    """Call `discard(keys)` when `owner` is garbage-collected, in whichever thread that happens.
 
-    Not at the end of the process, which leaves its groups then.
+    It is not called at the end of the process, which leaves its groups anyway.
     """
     weakref.finalize(owner, discard, keys).atexit = False
 
 
 class Discards:
-    """Discarded keys of one group, as one of its ranks knows them.  Not thread-safe."""
+    """Record of the ranks that have discarded each range of keys, kept by one rank.  Not thread-safe."""
 
     def __init__(self, rank: int, workers: int) -> None:
         self._rank = rank
         self._workers = workers
-        self._own: dict[int, range] = {}  # first key -> the keys that this rank has discarded, and another one has not
+        self._own: dict[int, range] = {}  # first key -> keys that this rank has discarded, but not all ranks have
         self._ranks: dict[int, set[int]] = {}  # first key -> the ranks that have discarded them; never all
 
     def discard(self, keys: range) -> range | None:
@@ -40,11 +40,11 @@ class Discards:
         return self.discard_on(self._rank, keys.start)
 
     def expects(self, rank: int, first: int) -> bool:
-        """Whether this rank may discard those keys: not twice."""
+        """Whether a rank may discard these keys: it must not have discarded them already."""
         return rank not in self._ranks.get(first, ())
 
     def discard_on(self, rank: int, first: int) -> range | None:
-        """Note that a rank has discarded the keys that begin with this one; return them if it is the last to do so."""
+        """Note that a rank has discarded the keys starting at `first`; return them if it is the last one to do so."""
         ranks = self._ranks.setdefault(first, set())
         ranks.add(rank)
         if len(ranks) < self._workers:
@@ -54,39 +54,39 @@ class Discards:
 
 
 class Discarding:
-    """Discarded keys of one group, as one of its ranks knows them; `tell_all` sends to every other rank."""
+    """Discarding of keys on one rank; `send_all` sends a message to all other ranks."""
 
-    def __init__(self, rank: int, workers: int, exchange: Exchange, tell_all: Callable[[Discarded], None]) -> None:
+    def __init__(self, rank: int, workers: int, exchange: Exchange, send_all: Callable[[Discarded], None]) -> None:
         self._exchange = exchange
-        self._tell_all = tell_all
+        self._send_all = send_all
         self._discards = Discards(rank, workers)
-        self._tables: set[int] = set()  # first keys of those that are not forgotten yet
-        self._busy: list[range] = []  # of tables that are gone here, while contributions may still be under way
+        self._tables: set[int] = set()  # first keys of discarded tables that are not forgotten yet
+        self._busy: list[range] = []  # keys to discard once their contributions are answered
 
     def begin_with_table(self, keys: range) -> None:
-        """Discard the keys of a table, and free its memory with them, which `begin` does not."""
+        """Discard the keys of a table; unlike `begin`, also free memory once they are forgotten."""
         self._tables.add(keys.start)
         self.begin(keys)
 
     def begin(self, keys: range) -> None:
-        """Discard keys as soon as no round of them is under way; this rank starts no more."""
+        """Discard keys as soon as no round of them is under way.  This rank must start no further rounds."""
         self._busy.append(keys)
-        self.look()
+        self.check()
 
-    def look(self) -> None:
-        """Discard keys whose rounds are over."""
+    def check(self) -> None:
+        """Discard the keys whose rounds are over."""
         waiting, self._busy = self._busy, []
         for keys in waiting:
             if self._exchange.is_idle(keys):
-                self._tell_all(Discarded(keys.start))
+                self._send_all(Discarded(keys.start))
                 self._forget(self._discards.discard(keys))
             else:
                 self._busy.append(keys)
 
     def discard_on(self, peer: int, first: int) -> None:
-        """Note that another rank has discarded the keys that begin with this one."""
+        """Note that another rank has discarded the keys starting at `first`."""
         if not self._exchange.knows(first) or not self._discards.expects(peer, first):
-            raise Unexpected(f"rank {peer} discards keys from {first} on, which are not in use")
+            raise Unexpected(f"rank {peer} discards the keys starting at {first}, which are not in use")
         self._forget(self._discards.discard_on(peer, first))
 
     def _forget(self, keys: range | None) -> None:

@@ -1,7 +1,7 @@
-"""Work that other threads hand to the engine thread, in order, with what only some frontends hand to it.
+"""Work that other threads pass to the engine thread, including the calls for some frontends only.
 
-In: calls from any thread.  Out: the same calls in the engine thread.  An error never ends that thread: it is kept and
-raised by the next call of a training thread.
+In: calls from any thread.  Out: the same calls, in order, in the engine thread.  An error never ends that thread: it
+is kept and raised by the next call of a training thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def guarded(method: _Call) -> _Call:
-    """Make a method of an object with `waiters` keep every error instead of raising it."""
+    """Decorate a method of an object with `waiters`: an error fails the waiters instead of being raised."""
 
     @functools.wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def guarded(method: _Call) -> _Call:
             return method(self, *arguments, **options)
         except UndertowError as error:
             self.waiters.fail(error)
-        except Exception as error:  # a defect in undertow itself: logged in full, never swallowed
+        except Exception as error:  # a defect in undertow: logged in full, never swallowed
             log.exception("the engine failed")
             fail_by_defect(self.waiters, error)
         return None
@@ -61,11 +61,11 @@ class EngineQueue:
         self._loop = loop
 
     def post(self, work: Callable[[], object]) -> None:
-        """Run this in the engine thread, soon; to be called from any thread."""
+        """Run `work` in the engine thread, soon.  Can be called from any thread."""
         self._loop.post(self.run, work)
 
     def call(self, work: Callable[[], object]) -> None:
-        """Run this in the engine thread and wait until it is done, or the group has failed."""
+        """Run `work` in the engine thread and wait until it is done or the group has failed."""
         done = threading.Event()
 
         def run() -> None:
@@ -77,7 +77,7 @@ class EngineQueue:
 
     @guarded
     def run(self, work: Callable[[], object]) -> None:
-        """Run this now, in the thread of the caller; an error fails the group."""
+        """Run `work` now, in the calling thread.  An error fails the group."""
         work()
 
 
@@ -127,7 +127,7 @@ class UnevenRounds:
 
         def leave_the_rounds() -> None:
             step = self.rounds_done(slices)
-            self._control.tell_all(messages.Joined(keys, step, divide_by_active))
+            self._control.send_all(messages.Joined(keys, step, divide_by_active))
             self._exchange.join(self._rank, keys, step, divide_by_active=divide_by_active)
 
         self._queue.call(leave_the_rounds)
@@ -137,18 +137,18 @@ class UnevenRounds:
         last, steps, is_even = LATEST.decode(self._agree("join", msgspec.msgpack.encode(own)))
         for slices, step in zip(tables, steps, strict=True):
             self.resume(slices, step)
-        self._agree("barrier", b"")  # no rank contributes before all go on from the same round
+        self._agree("barrier", b"")  # no rank contributes before all ranks have resumed at the same round
         return last, is_even
 
     def knows(self, slices: Sequence[Slice]) -> bool:
         return bool(slices) and self._exchange.knows(slices[0].spec.key)
 
     def rounds_done(self, slices: Sequence[Slice]) -> int:
-        """Return how many rounds these slices have gone through together."""
+        """Return the number of rounds that these slices have completed."""
         return self._exchange.worker.flow.step(slices[0].spec.key) if slices else 0
 
     def resume(self, slices: Sequence[Slice], rounds_done: int) -> None:
-        """Go on with the other ranks after this many rounds."""
+        """Continue together with the other ranks after this many rounds."""
         self._queue.call(lambda: self._exchange.resume([item.spec.key for item in slices], rounds_done))
 
 
@@ -165,9 +165,9 @@ class GroupTurnChannel:
 
     def send(self, message: messages.DeviceTime | messages.Lift) -> None:
         if self._rank == COORDINATOR:
-            self._queue.post(lambda: self._control.tell_all(message))
+            self._queue.post(lambda: self._control.send_all(message))
         else:
-            self._queue.post(lambda: self._control.tell(COORDINATOR, message))
+            self._queue.post(lambda: self._control.send(COORDINATOR, message))
 
     def free_while_waiting(self, turn: Pausing) -> None:
         self._queue.waiters.share(turn)

@@ -1,7 +1,7 @@
-"""Formation of a group: its workers meet, listen and dial until every pair is connected.
+"""Formation of a group: its workers exchange addresses and connect until every pair is connected.
 
 In: a rendezvous (see `Meet`), this worker's settings.  Out: a `ConnectedGroup`.
-The system chooses the ports; the interface is the one that routes to the coordinator.
+The system chooses the ports; the interface is the one on the route to the coordinator.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Meet = Callable[[bytes], list[bytes]]
 
 
 class WorkerContact(msgspec.Struct, frozen=True):
-    """Payload of a worker for the others; the sizes, credit and checksums of rank 0's are used by all."""
+    """Payload of a worker for the others.  All ranks use the sizes, credit and checksum in rank 0's."""
 
     address: str
     local_address: str
-    mark: str  # of the host, see `same_host_mark`
+    mark: str  # identifier of the host, see `same_host_mark`
     host: str
     token: str
     sizes: Sizes
@@ -60,10 +60,10 @@ def form(
     address: str,
     names: Sequence[int] = (),
 ) -> ConnectedGroup:
-    """Meet the other workers and connect to all of them.  Raises `PeerLost` if one does not come.
+    """Meet the other workers and connect to all of them.  Raises `PeerLost` if one of them does not arrive.
 
-    `names` are the ranks in the whole job, if this group, to which the settings' rank and size belong, has only some
-    of its workers.
+    The settings' rank and size are those in this group.  If it has only some of the job's workers, `names` are their
+    ranks in the whole job.
     """
     rank = settings.rank
     deadline = time.monotonic() + settings.start_timeout_s
@@ -96,7 +96,7 @@ def form(
             recorder.give_back()
             loop.post(transport.close)
         else:
-            is_known = group.error is not None  # then all connected peers have been told
+            is_known = group.error is not None  # then the connected peers know of it
             group.close("" if is_known else f"it could not join: {type(error).__name__}: {error}")
         raise
     return group
@@ -105,7 +105,7 @@ def form(
 def _make_shape(
     settings: Settings, contacts: Sequence[WorkerContact], job: int, address: str, names: Sequence[int]
 ) -> Shape:
-    """Return the shape of the group: what must be alike on all ranks is rank 0's choice."""
+    """Return the shape of the group.  Options that must be the same on all ranks are taken from rank 0."""
     first = contacts[0]
     return Shape(
         rank=settings.rank,
@@ -138,7 +138,7 @@ def _read_contact(data: bytes) -> WorkerContact:
 def _own_contact(transport: SocketTransport, settings: Settings) -> WorkerContact:
     return WorkerContact(
         transport.address,
-        "" if settings.address else transport.local_address,  # an interface that the user names is used
+        "" if settings.address else transport.local_address,  # an interface chosen by the user must be used
         same_host_mark(),
         socket.gethostname(),
         secrets.token_hex(16),
@@ -164,8 +164,8 @@ def _dial(
             transport.dial(peer, address, max(0.1, deadline - time.monotonic()))
             return
         except (OSError, Refused) as error:
-            group.check()  # the peer may be gone because of a loss that this rank knows of
-            # Strangers may fill its backlog for a moment.
+            group.check()  # the peer may have left because of a loss that this rank has learned of
+            # Tried again, because strangers may fill the peer's backlog for a moment.
             if time.monotonic() > give_up_s:
                 raise PeerLost(
                     f"{error}. Is a firewall between the hosts? UNDERTOW_ADDRESS chooses another interface",

@@ -1,8 +1,8 @@
 """Facade of a group for training threads, which post work to the engine thread and wait for it.
 
-In: contributions and agreements of the training threads.
-Out: results in the training thread's own memory, or one error that names its cause.
-The engine thread's half is in receiver.py (frames), exchange.py (rounds) and control.py (membership, agreements).
+In: contributions and agreements of training threads.
+Out: results in the memory of the training threads, or one error that names its cause.
+The engine thread's side is in receiver.py (frames), exchange.py (rounds) and control.py (membership, agreements).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from undertow.engine.client.engine_queue import (
     fail_by_defect,
 )
 from undertow.engine.client.exchange import Exchange
-from undertow.engine.client.helper import Helper, Owed
+from undertow.engine.client.helper import Helper, OpenWork
 from undertow.engine.client.receiver import GroupReceiver
 from undertow.engine.client.waiting import Ticket, Waiters
 from undertow.engine.coordinator import messages
@@ -47,7 +47,7 @@ HELPER_TIMEOUT_S = 1.0
 
 
 class ConnectedGroup:
-    """Group over a transport: implementation of `engine.interface.Group`, which has the contracts."""
+    """Group over a transport.  Implements `engine.interface.Group`, which documents the methods."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ConnectedGroup:
         self._agreement_count = 0
         self._closed = threading.Event()
         self._helper = Helper()
-        self.owed: Owed = self._exchange.worker.owed
+        self.open_work: OpenWork = self._exchange.worker.open_work
         self.calls = QueuedCalls(self._queue, self._control)
         self.uneven = UnevenRounds(shape.rank, self._queue, self._exchange, self._control, self.agree)
         self.turns = GroupTurnChannel(shape.rank, self._queue, self._control)
@@ -102,7 +102,7 @@ class ConnectedGroup:
         return slices
 
     def cut_as_agreed(self, proposal: messages.TableProposal, reply: bytes) -> list[Slice]:
-        """Return the slices of a table as the coordinator has replied; every rank calls this in the same order."""
+        """Return the slices of a table as the coordinator decided.  All ranks must call this in the same order."""
         how = _cuts.decode(reply)
         slices = cut(proposal.tensors, how, op=proposal.op, keep=proposal.keep, placement=self._placement)
         self._note_names(slices, proposal.label, proposal.tensors)
@@ -120,7 +120,7 @@ class ConnectedGroup:
         self._queue.post(lambda: self._exchange.sender.resize(slice_bytes))
 
     def _note_names(self, slices: Sequence[Slice], label: str, tensors: Sequence[TensorSpec]) -> None:
-        """Record for traces which tensors these slices carry."""
+        """Record, for traces, which tensors these slices carry."""
         if self._recorder.is_on and slices:
             names = {item.spec.key: tuple(tensors[each.tensor].name for each in item.ranges) for item in slices}
             self._recorder.record(events.Named(self._recorder.clock(), label, slices[0].spec.op.name.lower(), names))
@@ -129,7 +129,7 @@ class ConnectedGroup:
 
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
         if is_ready is not None:
-            self.owed.begin()
+            self.open_work.begin()
         self._loop.post(self.receiver.contribute, contributions, is_ready)
 
     def release(self, gathered: Sequence[RankBytes]) -> None:
@@ -159,13 +159,13 @@ class ConnectedGroup:
             try:
                 self.waiters.wait(pending.done, matter)
             except UndertowError:
-                # What was decided counts on all ranks, also if one of them is lost right afterwards.
+                # A decision is valid on all ranks, even if one of them is lost right afterwards.
                 if pending.result is None:
                     raise
         return pending.take()
 
     def begin_agreement(self, matter: str, payload: bytes = b"") -> PendingAgreement:
-        """Begin what `agree` waits for; one at a time."""
+        """Begin an agreement without waiting for it.  Only one can be under way at a time."""
         self._agreement_count += 1
         pending = PendingAgreement(self._agreement_count, matter)
         self._queue.post(lambda: self._control.arrive(pending, payload))
@@ -177,12 +177,12 @@ class ConnectedGroup:
     # Work beside the engine
 
     def aside(self, work: Callable[[], None]) -> None:
-        self.owed.begin()
+        self.open_work.begin()
         self._helper.submit(functools.partial(self._run_aside, work))
 
     def _run_aside(self, work: Callable[[], None]) -> None:
         self._queue.run(work)
-        self._loop.post(self.owed.end)  # after what the work itself has posted
+        self._loop.post(self.open_work.end)  # after everything that the work has posted
 
     def start_helper(self) -> None:
         self._helper.start()
@@ -193,38 +193,38 @@ class ConnectedGroup:
     # The live view
 
     def on_status(self, call: Callable[[bytes], None]) -> None:
-        """Call this, in the engine thread, with every status report that another rank sends here."""
+        """Set the handler for status reports from other ranks, which is called in the engine thread."""
         self._control.on_status = call
 
     def send_status(self, body: bytes) -> None:
         """Send a status report to rank 0, for the live view of its launcher."""
         if self.rank != COORDINATOR:
-            self._queue.post(lambda: self._control.tell(COORDINATOR, messages.ForwardedStatus(body)))
+            self._queue.post(lambda: self._control.send(COORDINATOR, messages.ForwardedStatus(body)))
 
-    # The end
+    # Leaving
 
     def leave(self, error: str = "", exit_code: int | None = None) -> None:
-        """Begin to leave: once no living worker needs this one any more, or at once because of an error.
+        """Begin to leave the group: as soon as no living worker needs this one, or at once because of an error.
 
-        `exit_code` is that of this process, if its script failed.
+        `exit_code` is the exit code of this process, if its script failed.
         """
         goodbye = messages.Goodbye(error, exit_code)
         self._queue.post(lambda: self._control.leave(goodbye, self._end))
 
     def close(self, error: str = "", exit_code: int | None = None) -> None:
-        """Leave and wait until that is done.  Never hangs; raises nothing but an interrupt of the user's."""
+        """Leave the group and wait until that is done.  Never hangs; raises only an interrupt by the user."""
         self.leave(error, exit_code)
         shape = self.shape
         try:
             self._closed.wait(shape.stall_timeout_s + shape.silence_timeout_s + GOODBYE_TIMEOUT_S + 1)
         except BaseException as interrupt:
-            self.leave(f"it was interrupted at its end ({type(interrupt).__name__}), while others still needed it")
+            self.leave(f"it was interrupted at its end ({type(interrupt).__name__}) while others still needed it")
             self._closed.wait(GOODBYE_TIMEOUT_S + 1)
             raise
         self._helper.join(HELPER_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """Close the copies of the connections in a forked child, without telling the peers: the parent has them."""
+        """Close the copies of the connections in a forked child; the parent's connections stay open."""
         self._transport.abandon()
         self.waiters.abandon(
             UndertowError(
@@ -235,20 +235,20 @@ class ConnectedGroup:
     # In the engine thread
 
     def start(self) -> None:
-        """Follow the engine's ticks from now on."""
+        """Begin to receive the ticks of the loop."""
         self._loop.every_tick(self.receiver.tick)
         self._loop.on_failure(self._on_loop_failure)
 
     def _on_loop_failure(self, error: Exception) -> None:
         fail_by_defect(self.waiters, error)
-        self._closed.set()  # or `close` would wait for an engine that is not there
+        self._closed.set()  # otherwise `close` would wait for a thread that has ended
 
     def _end(self) -> None:
-        """Let go of everything at once, without telling the peers."""
+        """Release everything at once, without a message to the peers."""
         self._loop.no_tick(self.receiver.tick)
         self._loop.no_failure(self._on_loop_failure)
         self._transport.close()
         self._recorder.give_back()
         self._helper.stop()
-        self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again before you go on"))
+        self.waiters.fail(UndertowError("undertow is shut down: call undertow.init() again to continue"))
         self._closed.set()

@@ -1,8 +1,8 @@
-"""A thread beside the engine and the training, and the count of work that other workers still need.
+"""A helper thread beside the engine thread and the training thread, and the count of work that other workers need.
 
-In: work that takes long, in the order in which it is to be done.  Out: nothing; the work itself reports errors.
-The thread is a daemon of our own: Python ends every `ThreadPoolExecutor` before it runs the handlers of `atexit`,
-and when a script ends, other workers may still need what is made here.
+In: long tasks, in the order in which to run them.  Out: nothing; each task reports its own errors.
+A `ThreadPoolExecutor` would not do: Python ends it before the `atexit` handlers run, but other workers may need the
+results of these tasks after the script has ended.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ class Helper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, once.  Before the script ends: from Python 3.12 on no thread starts after that."""
+        """Start the thread once.  Call it before the script ends: since Python 3.12 no thread can start later."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="undertow-helper", daemon=True)
                 self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Run this after all that was submitted before.  It must not raise."""
+        """Run `work` after everything submitted before.  It must not raise."""
         self.start()
         self._queue.put(work)
 
     def stop(self) -> None:
-        """End the thread after the work that was submitted; returns at once."""
+        """End the thread after all submitted work.  Returns at once."""
         self._queue.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread: native code that still runs when Python ends may crash it."""
+        """Wait for the thread to end, because native code that still runs when Python ends may crash the process."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            del work  # it holds a model, which may be discarded before there is more work
+            del work  # it refers to a model, which should be freed even if no more work comes
 
 
-class Owed:
-    """Count of tasks outside of the exchange whose outcome other workers may still need.  Thread-safe."""
+class OpenWork:
+    """Count of unfinished tasks outside the exchange whose results other workers may need.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,5 +65,5 @@ class Owed:
             self._count -= 1
 
     @property
-    def is_nothing(self) -> bool:
+    def is_done(self) -> bool:
         return not self._count

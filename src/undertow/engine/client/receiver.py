@@ -1,7 +1,7 @@
-"""Entry of a group in the engine thread: frames, ticks and the contributions of training threads.
+"""Entry point of a group in the engine thread, for frames, ticks and contributions of training threads.
 
-In: frames and links of the transport, ticks of the loop, contributions of the training threads.
-Out: calls of the exchange and of the group's control; frames that make no sense are dropped and counted.
+In: frames and links from the transport, ticks from the loop, contributions from training threads.
+Out: calls of the exchange and of the group's control.  Invalid frames are dropped and counted.
 Nothing here raises: an error fails the group, and the next call of a training thread raises it.
 """
 
@@ -31,12 +31,12 @@ DEVICE_POLL_S = 0.0002
 
 
 class GroupReceiver:
-    """Receiver of everything that reaches one group in the engine thread."""
+    """Receiver of frames, ticks and contributions for one group.  Owned by the engine thread."""
 
     def __init__(self, shape: Shape, loop: Loop, exchange: Exchange, control: GroupControl, waiters: Waiters) -> None:
-        self.dropped: Counter[str] = Counter()  # frames that made no sense, by kind
+        self.dropped: Counter[str] = Counter()  # invalid frames, by kind
         self.never_connected = sorted(shape.peers)
-        self.all_connected = threading.Event()  # set once every peer has been: a fast one may have left again
+        self.all_connected = threading.Event()  # set once every peer has connected, even if some have left since
         self.waiters = waiters
         self._shape = shape
         self._loop = loop
@@ -53,7 +53,7 @@ class GroupReceiver:
             self._loop.later(DEVICE_POLL_S, lambda: self.contribute(contributions, is_ready))
             return
         if is_ready is not None:
-            self._exchange.worker.owed.end()
+            self._exchange.worker.open_work.end()
         self._exchange.worker.contribute(contributions)
         self._control.check_departed()
 
@@ -107,4 +107,4 @@ class GroupReceiver:
         self.dropped[header.kind.name] += 1
         if self.dropped.total() == 1:
             sender = self._shape.name(peer)
-            log.warning("dropped a frame from rank %d: %s (further ones are counted only)", sender, reason)
+            log.warning("dropped a frame from rank %d: %s (the next ones are only counted)", sender, reason)

@@ -1,7 +1,7 @@
-"""Waits of training threads for the engine: until an answer is here, or until the group fails.
+"""Waits of training threads for the engine, which end with an answer or with the group's error.
 
-A wait never hangs in silence: after a while it names the ranks that it waits for, and it gives
-up after the stall timeout.
+A wait never hangs silently: after a while it names the ranks that it waits for, and it gives up after the stall
+timeout.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from undertow.errors import UndertowError, recast
 from undertow.tracing import events
 from undertow.tracing.recorder import Recorder, process_recorder
 
-# Later than the silence timeout: until then no rank is known to be alive.
+# Longer than the silence timeout: before that it is not certain which ranks are alive.
 FIRST_NOTICE_S = 20.0
 LONGEST_PAUSE_S = 300.0
 
 
 def notice_pauses() -> Iterator[float]:
-    """Yield the times for which a wait is silent before it names the ranks that it waits for, and names them again."""
+    """Yield the pauses between the warnings of a wait, starting with the pause before the first one."""
     pause_s = FIRST_NOTICE_S
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-# About as long as handing the device over and getting it back takes.
+# About the time that it takes to hand the device over and to get it back.
 KEEP_TURN_S = 0.0005
 
 
 class Pausing(Protocol):
-    """Owner of a turn on a shared device, which others may use while this worker waits."""
+    """Turn on a shared device, which other jobs may use while this worker waits."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Free the device inside of the block; get it back afterwards."""
+        """Free the device within the block; get it back afterwards."""
 
 
 class Waiters:
@@ -60,7 +60,7 @@ class Waiters:
         return self._error
 
     def fail(self, error: UndertowError) -> bool:
-        """Keep the first error and wake all threads; return False if there was one already."""
+        """Keep the first error and wake all threads; return False if there was an error already."""
         with self._lock:
             if self._error is not None:
                 return False
@@ -70,9 +70,9 @@ class Waiters:
         return True
 
     def abandon(self, error: UndertowError) -> None:
-        """Let all waits fail, in a forked child or after the group was left: nothing will ever come.
+        """Make all waits fail, in a forked child or after the group was left: no answer will ever arrive.
 
-        In a forked child the lock may be held by a thread that does not exist there.
+        The lock is replaced, because in a forked child it may be held by a thread that does not exist there.
         """
         self._lock = threading.Lock()
         self._error = error
@@ -82,18 +82,18 @@ class Waiters:
             raise recast(self._error, type(self._error))
 
     def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
-        """Return when all answers of a ticket are here; raise the group's error if it fails first."""
+        """Wait until all answers of the ticket have arrived; raise the group's error if it fails first."""
         if not ticket.is_done or self._error is not None:
             self.wait(ticket.done, reason, tensor=tensor)
 
     def share(self, turn: Pausing) -> None:
-        """Free the device during every wait from now on."""
+        """Free the device during all later waits."""
         self._turn = turn
 
     def wait(self, event: threading.Event, reason: str = "", *, tensor: str = "") -> None:
-        """Return when the event is set; raise the group's error if it fails first.
+        """Wait until the event is set; raise the group's error if it fails first.
 
-        The reason, or the tensor at whose gate this is, is for traces and the live view.
+        The reason, or the name of the tensor whose gate waits, is for traces and the live view.
         """
         if event.is_set() and self._error is None:
             return
@@ -105,13 +105,13 @@ class Waiters:
                     self._wait(event)
 
     def wait_within(self, event: threading.Event, timeout_s: float) -> bool:
-        """Return whether the event is set in this time; raise the group's error if it fails first."""
+        """Wait for the event; return False after the timeout.  Raise the group's error if it fails first."""
         with self._woken_by_errors(event):
             return event.wait(timeout_s)
 
     @contextmanager
     def _woken_by_errors(self, event: threading.Event) -> Iterator[None]:
-        """Let an error set the event inside of the block; raise it before and after."""
+        """Let the group's error set the event within the block; raise the error before and after the block."""
         with self._lock:
             if self._error is None:
                 self._events.add(event)
@@ -125,7 +125,7 @@ class Waiters:
 
     @contextmanager
     def _recorded(self, reason: str, tensor: str) -> Iterator[None]:
-        """Record that a training thread stands still inside of the block."""
+        """Record that a training thread waits within the block."""
         if not self._recorder.is_on:
             yield
             return
@@ -144,17 +144,17 @@ class Waiters:
             waited = time.monotonic() - since
             if waited >= self._stall_timeout_s:
                 raise UndertowError(
-                    f"nothing has come for {waited:.0f} s although all workers are alive; the warnings above name the "
-                    "late ones. Set UNDERTOW_STALL_TIMEOUT to wait longer"
+                    f"nothing has arrived for {waited:.0f} s although all workers are alive; the warnings above name "
+                    "the late ones. Set UNDERTOW_STALL_TIMEOUT to wait longer"
                 )
             self._on_stall(waited)
 
 
 class Ticket:
-    """Count of answers to come: one thread counts them down, training threads wait.
+    """Countdown of expected answers, for which training threads can wait.
 
-    All answers of one ticket must come from the same thread, which need not be that of another ticket: the engine's,
-    or, where torch's own process group computes the sum, the thread of torch in which the collective ends.
+    All answers of one ticket must come from the same thread: the engine thread or, if torch's process group computes
+    the sum, the torch thread in which the collective ends.
     """
 
     _making = threading.Lock()
@@ -171,22 +171,22 @@ class Ticket:
 
     @property
     def done(self) -> threading.Event:
-        """Set when the last answer is here."""
+        """Event that is set once the last answer has arrived."""
         with self._making:
             event = self._event = self._event or threading.Event()
-        # `answer` counts before it looks for the event, so one of the two sets it.
+        # `answer` counts down before it checks for the event, so one of the two sets it.
         if not self._left:
             event.set()
         return event
 
     def answer(self, contribution: Contribution) -> None:
-        """Count one answer.  Not to be called by two threads at a time."""
-        assert self._left > 0, "more answers than the ticket has"
+        """Count one answer.  Must not be called by two threads at once."""
+        assert self._left > 0, "more answers than the ticket expects"
         self.absent |= contribution.absent
         self._left -= 1
         if not self._left:
             if self._event is not None:
                 self._event.set()
-            on_done, self._on_done = self._on_done, None  # it refers back to the owner of the ticket
+            on_done, self._on_done = self._on_done, None  # it refers to the owner of the ticket
             if on_done is not None:
                 on_done()

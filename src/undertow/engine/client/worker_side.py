@@ -1,8 +1,8 @@
-"""Stages 4 and 8 in the engine thread: a worker's contributions go out, and results come into their memory.
+"""Stages 4 and 8 in the engine thread: sends a worker's contributions and receives the results into their memory.
 
-In: contributions of this worker; results, and what every worker gathers, as frames.
-Out: frames in the process's one send queue; the results of rounds, in the contributions' own memory.
-The shard in this process is called where others are sent a frame: nothing is copied for it.
+In: contributions of this worker; frames with results and with gathered contributions.
+Out: frames in the process's send queue; results in the memory of the contributions.
+Other shards are sent frames; the shard in this process is called directly, so nothing is copied for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from undertow.engine.client.helper import Owed
+from undertow.engine.client.helper import OpenWork
 from undertow.engine.core.flow import Contribution, Flow
 from undertow.engine.core.frames import ABSENT, WANTS, Header, Kind, Unexpected
 from undertow.engine.core.pool import Memory
@@ -27,7 +27,7 @@ from undertow.tracing.recorder import Recorder, process_recorder
 
 
 class WorkerSide:
-    """Side of one worker in all its rounds; implements `LocalWorker`.  Owned by the engine thread."""
+    """Worker's side of all rounds; implements `LocalWorker`.  Owned by the engine thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WorkerSide:
         memory: Memory,
         recorder: Recorder = process_recorder,
     ) -> None:
-        self.owed = Owed()
+        self.open_work = OpenWork()
         self.step = 0  # the latest round that this worker has begun, for messages
         self._shape = shape
         self._rank = shape.rank
@@ -46,7 +46,7 @@ class WorkerSide:
         self._memory = memory
         self._recorder = recorder
         self.flow = Flow()
-        self.gathering = Gathering(shape.workers)  # of keys that every worker gathers
+        self.gathering = Gathering(shape.workers)  # rounds of keys that every worker gathers
 
     # Keys
 
@@ -70,7 +70,7 @@ class WorkerSide:
         self._sender.pump()
 
     def release(self, gathered: Sequence[RankBytes]) -> None:
-        """Take back the memory of gathered contributions that the worker has made use of."""
+        """Take back the memory of gathered contributions that the worker has used."""
         for each in gathered:
             if each.array is not None:
                 self._memory.give(each.array)
@@ -82,11 +82,12 @@ class WorkerSide:
             self._recorder.record(events.Pushed(self._recorder.clock(), item.key, item.step))
         if spec.owner == self._rank:
             if spec.op is Op.GATHER:
-                self._sender.expect_size(0 if item.source is None else item.source.nbytes)  # nothing else tells
+                # The key's spec has no size.
+                self._sender.expect_size(0 if item.source is None else item.source.nbytes)
             self._shard.contribute(item, spec)
         elif spec.op is Op.GATHER:
             self._push_to_gather(item, spec)
-        elif not spec.is_published:  # else its owner answers unasked
+        elif not spec.is_published:  # otherwise the owner answers without a request
             header = self._make_header(Kind.PULL if item.is_pull else Kind.PUSH, item, spec)
             frame = self._sender.make_frame(spec.owner, header, make_body(item.source))
             self._sender.queue([frame], item.priority)
@@ -112,10 +113,10 @@ class WorkerSide:
             self._shape.job,
         )
 
-    # Frames of other processes
+    # Frames from other processes
 
     def sink_result(self, peer: int, header: Header) -> Array:
-        """Return where the body of a result belongs; `Unexpected` if it makes no sense."""
+        """Return memory for the body of a result; raise `Unexpected` if it is not valid now."""
         item = self._find_awaited(peer, header)
         check_body(header, self.flow.spec(header.key))
         if item.target is None:
@@ -123,16 +124,16 @@ class WorkerSide:
         return view_bytes(item.target)
 
     def take_result(self, peer: int, header: Header) -> None:
-        """Take the end of a round; its result is in place."""
+        """Handle the result of a round, whose body is already in place."""
         self._accept(self._find_awaited(peer, header), header.present, absent=bool(header.flags & ABSENT))
 
     def sink_push(self, peer: int, header: Header) -> Array:
-        """Return memory for a contribution that every worker gathers; `Unexpected` if it makes no sense."""
+        """Return memory for a contribution that every worker gathers; raise `Unexpected` if it is not valid now."""
         self.gathering.expects(peer, header.key, header.step, header.length)
         return self._memory.take(header.length)
 
     def take_push(self, peer: int, header: Header, body: Array | None) -> None:
-        """Take another worker's contribution that every worker gathers."""
+        """Add another worker's contribution, which every worker gathers."""
         self._gather(peer, header.key, header.step, RankBytes(body, header.present))
 
     def _gather(self, rank: int, key: int, step: int, contribution: RankBytes) -> None:
@@ -176,7 +177,7 @@ class WorkerSide:
     # Traces
 
     def note_names(self, name: str, slices: Sequence[Slice]) -> None:
-        """Record for traces that these slices carry the tensor of this name."""
+        """Record, for traces, that these slices carry the tensor of this name."""
         if self._recorder.is_on and slices:
             keys: dict[int, tuple[str, ...]] = {item.spec.key: (name,) for item in slices}
             self._recorder.record(events.Named(self._recorder.clock(), "calls", slices[0].spec.op.name.lower(), keys))

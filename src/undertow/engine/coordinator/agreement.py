@@ -1,7 +1,7 @@
-"""Agreements: every rank waits until all ranks have reached the same point, with the same matter.
+"""Agreements: every rank waits until all ranks have arrived at the same agreement, about the same matter.
 
-In: each rank's arrival.  Out: one result for all: what was agreed on, or the first difference between ranks.
-Runs in the coordinator, in the process of rank 0.
+In: each rank's arrival.  Out: one result for all ranks: the decision, or the first difference between ranks.
+Runs in the coordinator, in rank 0's process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from undertow.engine.core.slicing import Cut, count_slices
 from undertow.errors import Garbled, MismatchError
 
 Decide = Callable[[Sequence[bytes]], bytes]
-Latest = tuple[Rank, list[Count], bool]  # the rank that stopped last, rounds of each table, whether all stopped there
-Difference = tuple[str, list[Rank]]  # the first tensor that differs, and where
+Latest = tuple[Rank, list[Count], bool]  # rank that stopped last, rounds of each table, whether all stopped there
+Difference = tuple[str, list[Rank]]  # first tensor that differs, ranks on which it differs
 
 T = TypeVar("T")
 _tables: Decoder[TableProposal] = Decoder(TableProposal)
@@ -32,7 +32,7 @@ DIFFERENCE: Decoder[Difference] = Decoder(Difference, "the agreement on replicas
 
 
 class Keys:
-    """Source of a group's keys; it never returns a key twice."""
+    """Allocator of a group's keys, which returns no key twice."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -44,15 +44,15 @@ class Keys:
 
 
 class Agreements:
-    """Agreements of one group.  Not thread-safe."""
+    """Coordinator's side of all agreements of one group.  Not thread-safe."""
 
     def __init__(self, shape: Shape, keys: Keys) -> None:
         self._shape = shape
         self._keys = keys
         self._name = shape.name
-        self._decided = 0  # the last agreement; a rank comes to the next one only after it
+        self._decided = 0  # number of the last decided agreement; a rank arrives at the next one only after it
         self._arrivals: dict[int, dict[int, Arrive]] = {}
-        self._failed: AgreementResult | None = None  # after a mismatch ranks are out of step for good
+        self._failed: AgreementResult | None = None  # first mismatch, after which ranks remain out of step
         self._deciders: dict[str, Decide] = {
             "barrier": lambda payloads: b"",
             "copy": lambda payloads: payloads[0],
@@ -62,9 +62,9 @@ class Agreements:
         }
 
     def expects(self, rank: int, sequence: int) -> bool:
-        """Whether a rank may arrive at an agreement: it is not over, and the rank, a worker's, has not arrived yet.
+        """Whether a worker may arrive at an agreement, which must be undecided and which it must not have arrived at.
 
-        After a mismatch every worker may: late ones must hear of it too.
+        After a mismatch every worker may, because late ones must learn of it too.
         """
         if rank >= self._shape.workers:
             return False
@@ -72,7 +72,7 @@ class Agreements:
         return is_new or self._failed is not None
 
     def arrive(self, rank: int, arrival: Arrive) -> list[tuple[int, AgreementResult]]:
-        """Note an arrival; return the result for every rank that waits, once there is one."""
+        """Note an arrival; once there is a result, return it for every rank that waits."""
         if self._failed is not None:
             return [(rank, msgspec.structs.replace(self._failed, sequence=arrival.sequence))]
         present = self._arrivals.setdefault(arrival.sequence, {})
@@ -88,7 +88,7 @@ class Agreements:
         return [(waiting, result) for waiting in sorted(present)]
 
     def waits_for(self, rank: int) -> str | None:
-        """Return the matter of the agreement in which others wait for this rank; None if there is none."""
+        """Return the matter of an agreement in which others wait for this rank; None if there is none."""
         if rank >= self._shape.workers:
             return None
         for present in self._arrivals.values():
@@ -129,7 +129,7 @@ class Agreements:
 
 
 def compare_tables(tables: Mapping[int, TableProposal]) -> None:
-    """Raise `MismatchError` naming the first tensor that is not the same on all ranks."""
+    """Raise `MismatchError` with the first tensor that is not the same on all ranks."""
     first, ours = next(iter(tables.items()))
     for rank, theirs in tables.items():
         tensor, difference = _find_difference(ours, theirs)
@@ -139,7 +139,7 @@ def compare_tables(tables: Mapping[int, TableProposal]) -> None:
 
 
 def _find_difference(ours: TableProposal, theirs: TableProposal) -> tuple[str, str]:
-    """Return the first tensor that differs and the difference in words; empty strings where there is none."""
+    """Return the first tensor that differs, or an empty string, and a description of the difference, if any."""
     for mine, other in zip(ours.tensors, theirs.tensors, strict=False):
         if mine != other:
             return mine.name, f"hold different tensors in {ours.label}: {mine} against {other}"
@@ -170,7 +170,7 @@ def compare_digests(payloads: Sequence[bytes]) -> bytes:
 
 
 def find_latest(payloads: Sequence[bytes]) -> bytes:
-    """Return, encoded, where the last rank ran out of input: all ranks go on together after it."""
+    """Return the round after which the last rank ran out of input, encoded as `Latest`: all ranks resume after it."""
     counts = _decode_all(_counts, payloads)
     for rank, count in enumerate(counts):
         if len(count) != len(counts[0]):
@@ -178,7 +178,7 @@ def find_latest(payloads: Sequence[bytes]) -> bytes:
             raise MismatchError(text, matter="join", ranks=(0, rank))
     last = max(range(len(counts)), key=lambda rank: counts[rank])
     is_even = all(count == counts[last] for count in counts)
-    # The maximum of each table: a rank may have discarded one that is no longer used.
+    # The maximum for each table, because a rank may have discarded a table that is no longer used.
     return msgspec.msgpack.encode((last, [max(steps) for steps in zip(*counts, strict=True)], is_even))
 
 
@@ -195,5 +195,5 @@ def _decode_all(decoder: Decoder[T], payloads: Sequence[bytes]) -> list[T]:
         try:
             found.append(decoder.decode(payload))
         except Garbled as error:
-            raise Garbled(f"what rank {rank} brings to an agreement cannot be read: {error}") from None
+            raise Garbled(f"the payload of rank {rank} for an agreement cannot be read: {error}") from None
     return found

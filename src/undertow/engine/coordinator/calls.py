@@ -1,9 +1,9 @@
 """Calls that all ranks make under the same name, in any order and several at once.
 
-In: each rank's call, and the ranks that have run out of input.  Out: messages for all ranks: prepare these keys, begin,
-or the reason why a call is not possible.  Runs in the coordinator, in the process of rank 0.
+In: each rank's call, and the ranks that have run out of input.  Out: messages for all ranks: prepare keys, begin a
+call, or decline it with a reason.  Runs in the coordinator, in rank 0's process.
 
-A mismatch ends only the call that it is about; after a mismatch in an agreement nothing goes on.
+A mismatch ends only the call that it concerns, unlike one in an agreement, which ends everything.
 All ranks begin calls in the same order, so two calls on the same keys never mix.
 """
 
@@ -25,86 +25,86 @@ MOST_FREE_KEYS = 1 << 14  # some ten megabytes on each rank
 
 @dataclass(frozen=True, slots=True)
 class _KeySet:
-    """Keys of calls of one form."""
+    """Keys for calls with the same signature."""
 
-    form: Hashable  # of the calls that it serves
-    count: int  # of keys
+    signature: Hashable
+    count: int  # number of keys
 
 
 class KeySets:
-    """Sets of keys of one group, reused by later calls of the same form.  Not thread-safe.
+    """Sets of keys of one group, reused by later calls with the same signature.  Not thread-safe.
 
-    Sets are dropped when too many keys are free: a program whose calls all differ in size would otherwise leave a set
+    Sets are dropped when too many keys are free.  Otherwise a program whose calls all differ in size would leave a set
     behind for each of them.
     """
 
     def __init__(self) -> None:
-        self._made = 0  # sets so far; their numbers are never used again
+        self._made = 0  # number of sets made so far; set numbers are never reused
         self._sets: dict[int, _KeySet] = {}
-        self._free: dict[Hashable, deque[int]] = {}  # form -> its free sets, least recently used first; never empty
+        self._free: dict[Hashable, deque[int]] = {}  # signature -> free sets, least recently used first; never empty
         self._idle: dict[int, None] = {}  # all free sets, least recently used first
         self._free_keys = 0
 
-    def take(self, form: Hashable) -> int | None:
-        """Return a free set for calls of this form; None if there is none."""
-        free = self._free.get(form)
+    def take(self, signature: Hashable) -> int | None:
+        """Take a free set for calls with this signature into use; return None if there is none."""
+        free = self._free.get(signature)
         if free is None:
             return None
         number = free.pop()
         self._remove(number)
         return number
 
-    def make(self, form: Hashable, count: int) -> int:
-        """Return the number of a new set, which is in use from the start."""
+    def make(self, signature: Hashable, count: int) -> int:
+        """Make a new set, which is in use, and return its number."""
         number, self._made = self._made, self._made + 1
-        self._sets[number] = _KeySet(form, count)
+        self._sets[number] = _KeySet(signature, count)
         return number
 
     def give(self, number: int) -> None:
-        """Free a set: the call on its keys is over."""
+        """Free a set, because the call on its keys is over."""
         found = self._sets[number]
-        self._free.setdefault(found.form, deque()).append(number)
+        self._free.setdefault(found.signature, deque()).append(number)
         self._idle[number] = None
         self._free_keys += found.count
 
     def drop_surplus(self) -> list[int]:
-        """Drop sets until no more keys are free than are worth keeping; return their numbers."""
+        """Drop free sets until at most `MOST_FREE_KEYS` keys are free; return the numbers of the dropped sets."""
         dropped = []
         while self._free_keys > MOST_FREE_KEYS:
             number = next(iter(self._idle))
-            self._free[self._sets[number].form].popleft()  # least recently used of all sets, so also of its form
+            self._free[self._sets[number].signature].popleft()  # the least recently used set, also for its signature
             self._remove(number)
             del self._sets[number]
             dropped.append(number)
         return dropped
 
     def _remove(self, number: int) -> None:
-        """Stop counting a set as free; the caller has taken it from its form's queue."""
+        """Stop counting a set as free.  The caller has taken it from its signature's queue."""
         found = self._sets[number]
         del self._idle[number]
         self._free_keys -= found.count
-        if not self._free[found.form]:
-            del self._free[found.form]
+        if not self._free[found.signature]:
+            del self._free[found.signature]
 
 
-class Calls:
-    """Decisions on all named calls of one group.  Not thread-safe."""
+class NamedCallCoordinator:
+    """Coordinator's side of all named calls of one group.  Not thread-safe."""
 
     def __init__(self, shape: Shape, keys: Keys) -> None:
         self._shape = shape
         self._name = shape.name
         self._keys = keys
-        self._open: dict[str, dict[int, Terms]] = {}  # name -> terms of the ranks that have made the call; never all
+        self._open: dict[str, dict[int, Terms]] = {}  # name -> terms of each rank that has made the call; never all
         self._out: list[int] = []  # ranks that have run out of input, in that order; never all
         self._sets = KeySets()
-        self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> first call, ranks that do not know it
+        self._preparing: dict[int, tuple[str, set[int]]] = {}  # set -> first call, ranks that do not know the set yet
 
     def expects(self, rank: int, name: str) -> bool:
         """Whether a rank may make this call: it is a worker's and has not made it already."""
         return rank < self._shape.workers and rank not in self._open.get(name, ())
 
     def arrive(self, rank: int, call: Call) -> list[Message]:
-        """Take a rank's call; return the messages for all ranks."""
+        """Note a rank's call; return the messages for all ranks."""
         self._open.setdefault(call.name, {})[rank] = call.terms
         return self._settle(call.name)
 
@@ -113,14 +113,14 @@ class Calls:
         if rank in self._out or rank >= self._shape.workers:
             return []
         self._out.append(rank)
-        told = [message for name in list(self._open) for message in self._settle(name)]
+        decisions = [message for name in list(self._open) for message in self._settle(name)]
         if len(self._out) == self._shape.workers:
             self._out = []
-            told.append(AllOut(rank))
-        return told
+            decisions.append(AllOut(rank))
+        return decisions
 
     def prepared(self, rank: int, number: int) -> list[Message]:
-        """Note that a rank has learned these keys.  No rank may push before all have."""
+        """Note that a rank has learned these keys.  No rank may contribute before all have."""
         if number not in self._preparing:
             return []
         name, missing = self._preparing[number]
@@ -131,9 +131,9 @@ class Calls:
         return [Begin(name, number)]
 
     def release(self, number: int) -> None:
-        """Let further calls use these keys: the call on them is over, at least on this rank.
+        """Let later calls use these keys, because the call on them is over on this rank.
 
-        Other ranks may still be in it: there a further call on the same keys waits until it is over.
+        On other ranks it may still be under way; there, a later call on the same keys waits for its end.
         """
         self._sets.give(number)
 
@@ -147,7 +147,7 @@ class Calls:
         return None
 
     def waits_for(self, rank: int) -> str | None:
-        """Return the name of a call in which others wait for this rank."""
+        """Return the name of a call in which others wait for this rank; None if there is none."""
         return self.lacks(rank) or next((name for name, missing in self._preparing.values() if rank in missing), None)
 
     def missing(self) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Control messages among the workers of a group: messages with a schema, never pickled."""
+"""Control messages between the workers of a group, which have a schema and are never pickled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from undertow.errors import ConfigError
 
 
 class Arrive(msgspec.Struct, frozen=True, tag=True):
-    """Message to the coordinator: this rank has come to its agreement number `sequence`."""
+    """Message to the coordinator: this rank has arrived at its agreement number `sequence`."""
 
     sequence: int
     matter: str
@@ -21,7 +21,7 @@ class Arrive(msgspec.Struct, frozen=True, tag=True):
 
 
 class AgreementResult(msgspec.Struct, frozen=True, tag=True):
-    """Message from the coordinator: the agreement of all ranks, or their difference."""
+    """Message from the coordinator: its decision for all ranks, or the difference between them."""
 
     sequence: int
     payload: bytes
@@ -38,10 +38,10 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """Message to all from a worker that leaves in order, with an error if it leaves because of one."""
+    """Message to all from a worker that leaves, with the error if that is why it leaves."""
 
     error: str = ""
-    exit_code: ExitCode | None = None  # the one its process will have, if its script failed
+    exit_code: ExitCode | None = None  # exit code that its process will have, if its script failed
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
@@ -49,13 +49,13 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """Message to all that a worker was lost, from the rank that notices first, so that all name the same worker."""
+    """Message to all that a worker was lost.  It is passed on, so that all ranks name the same worker."""
 
     loss: Loss
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """Message to all: this worker ran out of input after round `step`; the rounds of these keys go on without it."""
+    """Message to all: this worker ran out of input after round `step`; the rounds of these keys continue without it."""
 
     keys: list[int]
     step: Count
@@ -63,13 +63,13 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):
-    """Message to all: this worker contributes no more to the keys of a table, whose first key this is."""
+    """Message to all: this worker no longer contributes to the keys of the table that starts with this key."""
 
     first: int
 
 
 class AskMissing(msgspec.Struct, frozen=True, tag=True):
-    """Question to the owner of a key: which ranks does this round wait for?"""
+    """Request to the owner of a key for the ranks that this round waits for."""
 
     key: int
     step: int
@@ -83,13 +83,13 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskTime(msgspec.Struct, frozen=True, tag=True):
-    """Question to rank 0 for the time of its clock, with the time of the asker's."""
+    """Request to rank 0 for the time of its clock, with the time of the sender's clock."""
 
     asked_s: Finite
 
 
 class Time(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `AskTime`."""
+    """Answer to `AskTime`, with the times of both clocks."""
 
     asked_s: Finite
     told_s: Finite
@@ -102,7 +102,7 @@ class ForwardedStatus(msgspec.Struct, frozen=True, tag=True):
 
 
 class DeviceTime(msgspec.Struct, frozen=True, tag=True):
-    """Message from rank 0: the device time per weight that this job has had after a step, and the cost of a step."""
+    """Message from rank 0: the device time per weight that this job has used up to a step, and the cost of a step."""
 
     step: Count
     virtual_s: WeightedSeconds
@@ -110,24 +110,24 @@ class DeviceTime(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lift(msgspec.Struct, frozen=True, tag=True):
-    """Message to rank 0: on a worker's device this job is far behind all others; count at least this for it."""
+    """Message to rank 0: this job is far behind the other jobs on a worker's device; raise its time to this value."""
 
     to_s: WeightedSeconds
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """Message to the coordinator: this rank makes a call, as all ranks do sooner or later under this name."""
+    """Message to the coordinator: this rank makes a call, which all ranks make sooner or later under this name."""
 
     name: str
     terms: Terms
 
 
 class RanOut(msgspec.Struct, frozen=True, tag=True):
-    """Message to the coordinator: this rank has no more input, calls go on without it."""
+    """Message to the coordinator: this rank has no more input; calls continue without it."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Message from the coordinator: learn this set of keys, for calls of this form."""
+    """Message from the coordinator: learn this set of keys, for calls with this signature."""
 
     number: int
     how: Cut
@@ -154,20 +154,20 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Decline(msgspec.Struct, frozen=True, tag=True):
-    """Message from the coordinator: all ranks have made this call, but they differ in it."""
+    """Message from the coordinator: all ranks have made this call, but with differences."""
 
     name: str
     mismatch: Disagreement
 
 
 class AllOut(msgspec.Struct, frozen=True, tag=True):
-    """Message from the coordinator: all ranks have run out of input, this one last."""
+    """Message from the coordinator: all ranks have run out of input, rank `last` being the last."""
 
     last: Rank
 
 
-Asked = Call | RanOut | Prepared  # of the coordinator
-Told = Prepare | Begin | Drop | Decline | AllOut  # by the coordinator
+CallRequest = Call | RanOut | Prepared
+CallDecision = Prepare | Begin | Drop | Decline | AllOut
 Message = (
     Arrive
     | AgreementResult
@@ -184,8 +184,8 @@ Message = (
     | ForwardedStatus
     | DeviceTime
     | Lift
-    | Asked
-    | Told
+    | CallRequest
+    | CallDecision
 )
 
 
@@ -196,13 +196,13 @@ class TableProposal(msgspec.Struct, frozen=True):
     tensors: list[TensorSpec]
     op: Op
     keep: bool
-    keys: Count = 0  # to reserve, at least
+    keys: Count = 0  # minimum number of keys to reserve
 
     def check(self) -> None:
         """Raise `ConfigError` if the operation is not possible with these tensors."""
         for tensor in self.tensors:
             if self.op is Op.MEAN and not tensor.dtype.is_float:
-                raise ConfigError(f"{tensor} in {self.label}: there is no exact mean of whole numbers")
+                raise ConfigError(f"{tensor} in {self.label}: there is no exact mean of integers")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -214,5 +214,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Decode a message; raise `Garbled` if it is none."""
+    """Decode a message; raise `Garbled` if it is not valid."""
     return _decoder.decode(data)

@@ -1,9 +1,9 @@
 """Rendezvous: every process brings a payload and receives the payloads of all.
 
 In: the address of a rendezvous server, the job's token, a rank in a named rendezvous.
-Out: all payloads in rank order, or an error that names the ranks that did not come.
-Start order does not matter: a rendezvous server that is not up yet is awaited.
-Never sleeps for more than 50 ms at a time, never waits beyond its timeout.
+Out: all payloads in rank order, or an error that names the ranks that did not arrive.
+The order of starts does not matter: the client retries until the rendezvous server is up.
+It never sleeps for more than 50 ms at a time and never waits beyond its timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 from undertow.decoding import Decoder
 from undertow.engine.coordinator.rendezvous_server import RendezvousServer
-from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, MAX_SIZE, Complaint, Join, Reply
+from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, MAX_SIZE, Join, JoinFailure, Reply
 from undertow.engine.wire.auth import Role, shake_hands
 from undertow.engine.wire.streams import pack, read_message
 from undertow.errors import ConfigError, Garbled, MismatchError, PeerLost, Refused, UndertowError
@@ -22,9 +22,9 @@ from undertow.errors import ConfigError, Garbled, MismatchError, PeerLost, Refus
 __all__ = ["RendezvousServer", "attend", "parse_address"]
 
 RETRY_PAUSE_S = 0.05
-# One attempt to connect or to shake hands: a lost packet or a hung server costs this much, not the whole timeout.
+# Timeout of one attempt to connect or to shake hands: a lost packet or a hung server must not cost the whole timeout.
 ATTEMPT_S = 5.0
-# The rendezvous server says who is absent when the time is over; its answer needs a moment to arrive.
+# After the deadline the rendezvous server reports the absent ranks; its answer needs a moment to arrive.
 ANSWER_SLACK_S = 2.0
 
 _replies: Decoder[Reply] = Decoder(Reply)
@@ -35,8 +35,8 @@ def attend(
 ) -> list[bytes]:
     """Join the rendezvous `name` as `rank` of `size`; return the payloads of all ranks, in rank order.
 
-    Raises `PeerLost` when not all came within `timeout_s`, `ConfigError` when the rank is
-    taken, `MismatchError` when the others expect another size, `Refused` on a wrong token.
+    Raises `PeerLost` if a rank did not arrive within `timeout_s`, `ConfigError` if the rank is
+    taken, `MismatchError` if the others expect another size, `Refused` if the token is wrong.
     """
     _check(rank=rank, size=size, payload=payload)
     where = parse_address(address)
@@ -56,18 +56,18 @@ def attend(
             continue
         except Refused as error:
             raise Refused(error.reason, address=address) from None
-        if reply.complaint:
-            raise _make_error(reply.complaint, reply)
+        if reply.failure:
+            raise _make_error(reply.failure, reply)
         return reply.payloads
 
 
-def _make_error(complaint: Complaint, reply: Reply) -> UndertowError:
-    match complaint:
-        case Complaint.ABSENT:
+def _make_error(failure: JoinFailure, reply: Reply) -> UndertowError:
+    match failure:
+        case JoinFailure.ABSENT:
             return PeerLost(ranks=reply.ranks, event=reply.text)
-        case Complaint.TAKEN:
+        case JoinFailure.TAKEN:
             return ConfigError(reply.text)
-        case Complaint.DISAGREE:
+        case JoinFailure.DISAGREE:
             return MismatchError(reply.text, matter="the number of ranks", ranks=reply.ranks)
 
 
@@ -80,7 +80,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether this can be the name of a host: for other texts the system raises no OSError."""
+    """Whether this can be the name of a host: for other strings the system raises errors that are no `OSError`."""
     try:
         return bool(host.encode("idna")) and host.isprintable()
     except UnicodeError:
@@ -114,18 +114,18 @@ def _read_reply(sock: socket.socket, size: int) -> Reply:
     body = read_message(sock, (size + 1) * (MAX_PAYLOAD_BYTES + 16), f"an answer with {size} payloads")
     try:
         reply = _replies.decode(body)
-        if not reply.complaint and len(reply.payloads) != size:
+        if not reply.failure and len(reply.payloads) != size:
             raise Garbled(f"it has {len(reply.payloads)} payloads of {size} ranks")
         return reply
     except Garbled as error:
         raise Refused(
-            f"the rendezvous server's answer makes no sense ({error}): install the same undertow on all"
+            f"the rendezvous server's answer is not valid ({error}): install the same undertow on all hosts"
         ) from None
 
 
 def _make_timeout(address: str, *, rank: int, timeout_s: float, error: OSError) -> PeerLost:
     reason = error.strerror or str(error) or type(error).__name__
     return PeerLost(
-        f"rank {rank} could not meet the others at {address} within {timeout_s:g} s: {reason}; "
+        f"rank {rank} could not join the rendezvous at {address} within {timeout_s:g} s: {reason}; "
         "is the first host's `undertow run` alive, and can this host reach that address?"
     )

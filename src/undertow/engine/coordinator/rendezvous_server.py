@@ -1,10 +1,10 @@
-"""The rendezvous server: a small TCP server where the processes of a job find each other.
+"""The rendezvous server: a small TCP server through which the processes of a job find each other.
 
 In: connections, each of which first proves that it knows the token and then joins one rendezvous.
-Out: one reply per connection, after which it is closed.
-One thread runs one selector loop, and no connection may hold it up: nothing in the loop blocks, strangers have a
-deadline and their number is bounded, and nothing is parsed before the handshake.  `wire.streams` has the format of the
-messages that follow it.
+Out: one reply per connection, which is then closed.
+One thread runs one selector loop, and no connection can delay it: nothing in the loop blocks, strangers have a
+deadline and their number is limited, and nothing is parsed before the handshake.  The messages after the handshake
+have the format of `wire.streams`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from undertow.errors import ConfigError, Garbled, Refused
 
 MAX_REQUEST_BYTES = MAX_PAYLOAD_BYTES + 1024
 MAX_STRANGERS = 128
-# How long a participant may take to send its request, or to read its reply.
+# Maximum time in which a participant must send its request, and in which it must read its reply.
 TRANSFER_TIMEOUT_S = 30.0
-LONGEST_SLEEP_S = 3600.0  # the system takes no timeout of more than 24 days
-# Small packets pass even where a switch drops jumbo frames that the interfaces allow: so the hosts find each other, and
-# a later check can name the cause.
+LONGEST_SLEEP_S = 3600.0  # the system accepts no timeout of more than 24 days
+# Small packets pass even if a switch drops jumbo frames that the interfaces allow.  So the hosts find each other, and a
+# later check can name the cause.
 SEGMENT_BYTES = 1200
 
 log = logging.getLogger("undertow.rendezvous")
@@ -46,10 +46,10 @@ class _Connection:
 
     sock: socket.socket
     handshake: Handshake
-    deadline_s: float  # of the handshake, then of the request, then of the reply
+    deadline_s: float  # deadline of the handshake, then of the request, then of the reply
     received: Messages = field(default_factory=lambda: Messages(MAX_REQUEST_BYTES, "a request"))
     outgoing: bytearray = field(default_factory=bytearray)
-    seated: bool = False  # waits in a rendezvous, whose own deadline counts instead
+    joined: bool = False  # waits in a rendezvous, whose deadline applies instead
     answered: bool = False  # closed as soon as `outgoing` is empty
 
 
@@ -59,7 +59,7 @@ class RendezvousServer:
     def __init__(
         self, host: str, port: int, token: bytes, *, on_complete: Callable[[str], None] = lambda name: None
     ) -> None:
-        self.refused = 0  # connections turned away; only the loop writes it
+        self.refused = 0  # number of refused connections; written only by the loop
         self._token = token
         self._table = RendezvousTable()
         self._on_complete = on_complete  # called by the loop, with the name of the rendezvous
@@ -73,13 +73,13 @@ class RendezvousServer:
         self._thread = threading.Thread(target=self._run, name="undertow-rendezvous", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer; earlier connections have waited in the backlog."""
+        """Begin to serve connections, including those that wait in the backlog."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, deliver the replies under way, drop participants that still wait."""
+        """Stop listening, deliver pending replies and drop participants that still wait."""
         if self._thread.is_alive():
             self._wake_in.send(b"x")
             self._thread.join()
@@ -98,7 +98,7 @@ class RendezvousServer:
             self._listener.close()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(self._find_timeout_s()):
+        for key, events in self._selector.select(self._select_timeout_s()):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._wake_out:
@@ -107,12 +107,12 @@ class RendezvousServer:
                 self._serve(key.data, events)
         now_s = time.monotonic()
         self._deliver(self._table.expire(now_s))
-        silent = [each for each in self._connections.values() if not each.seated and each.deadline_s <= now_s]
+        silent = [each for each in self._connections.values() if not each.joined and each.deadline_s <= now_s]
         for connection in silent:
             self._refuse(connection, "it was silent for too long")
 
-    def _find_timeout_s(self) -> float | None:
-        deadlines = [connection.deadline_s for connection in self._connections.values() if not connection.seated]
+    def _select_timeout_s(self) -> float | None:
+        deadlines = [connection.deadline_s for connection in self._connections.values() if not connection.joined]
         expires_s = self._table.next_deadline_s()
         if expires_s is not None:
             deadlines.append(expires_s)
@@ -126,7 +126,7 @@ class RendezvousServer:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            time.sleep(0.01)  # out of file descriptors perhaps: try again, but not in a busy loop
+            time.sleep(0.01)  # perhaps no file descriptors are left: retry, but not in a busy loop
             return
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -144,7 +144,7 @@ class RendezvousServer:
 
     def _serve(self, connection: _Connection, events: int) -> None:
         if connection.sock not in self._connections:
-            return  # dropped earlier in this turn
+            return  # dropped earlier in this pass of the loop
         try:
             if events & selectors.EVENT_READ:
                 self._receive(connection)
@@ -165,37 +165,37 @@ class RendezvousServer:
             connection.outgoing += connection.handshake.feed(data)
             if connection.handshake.done:
                 connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
-        elif connection.seated or connection.answered:
+        elif connection.joined or connection.answered:
             raise Refused("it sent more than one request")
         else:
             connection.received.feed(data)
-            self._seat_if_complete(connection)
+            self._join_if_complete(connection)
 
-    def _seat_if_complete(self, connection: _Connection) -> None:
+    def _join_if_complete(self, connection: _Connection) -> None:
         body = connection.received.take()
         if body is None:
             return
         request = _requests.decode(body)
-        connection.seated = True
+        connection.joined = True
         replies = self._table.join(connection, request, time.monotonic())
-        if replies and not replies[0][1].complaint:
+        if replies and not replies[0][1].failure:
             self._on_complete(request.name)
         self._deliver(replies)
 
     def _deliver(self, replies: Replies) -> None:
-        packed: dict[int, bytes] = {}  # a complete rendezvous answers all with one reply: encode it once
+        packed: dict[int, bytes] = {}  # all participants of a rendezvous get the same reply, which is encoded once
         for connection, reply in replies:
             assert isinstance(connection, _Connection)
             if id(reply) not in packed:
                 packed[id(reply)] = pack(reply)
             connection.outgoing += packed[id(reply)]
-            connection.seated, connection.answered = False, True
+            connection.joined, connection.answered = False, True
             connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
             self._serve(connection, selectors.EVENT_WRITE)
 
     def _send(self, connection: _Connection) -> None:
         if connection.sock not in self._connections:
-            return  # answered, sent and closed while its request was served
+            return  # answered and closed while its request was handled
         if connection.outgoing:
             del connection.outgoing[: connection.sock.send(connection.outgoing)]
         if connection.answered and not connection.outgoing:
@@ -205,8 +205,8 @@ class RendezvousServer:
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
         self.refused += 1
-        if self.refused == 1:  # once: a port scanner must not fill the log
-            log.warning("%s refused a connection: %s; further ones are only counted", self.address, reason)
+        if self.refused == 1:  # only once, because a port scanner must not fill the log
+            log.warning("%s refused a connection: %s (the next ones are only counted)", self.address, reason)
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -222,7 +222,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Listen on the interface that has this address, and on no other."""
+    """Listen on the interface with this address only."""
     try:
         family, _, _, _, where = look_up(host, port)[0]
     except OSError as error:
@@ -230,7 +230,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted job needs the same port at once
-        with contextlib.suppress(OSError):  # of both ends, in both directions; only a wish
+        with contextlib.suppress(OSError):  # optional; applies to both directions of each connection
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         sock.bind(where)
         sock.listen(1024)
@@ -239,6 +239,6 @@ def open_listener(host: str, port: int) -> socket.socket:
         sock.close()
         reason = f"{error.strerror}; choose a free port"
         if error.errno == errno.EADDRNOTAVAIL:
-            reason = f"{host} is not an address of this host; give one of its own (see: ip address)"
+            reason = f"{host} is not an address of this host; give one that is (see: ip address)"
         raise ConfigError(f"cannot listen on {format_address(host, port)}: {reason}") from None
     return sock

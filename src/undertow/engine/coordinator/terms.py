@@ -1,7 +1,7 @@
 """Terms of a call that all ranks make under the same name.
 
 In: the tensors of the call and the route that they take.  Out: the slices that carry them, the same on
-all ranks, and the difference between the terms of two ranks in words.
+all ranks, and a description of the difference between the terms of two ranks.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from undertow.engine.core.shape import Shape
 from undertow.engine.core.slicing import MOST_KEYS, Cut, Placement, Slice, TensorSpec, count_slices, cut
 from undertow.errors import Garbled, MismatchError
 
-MOST_SLICES = 1 << 20  # of one call: 1 TB in slices of 1 MB, which take seconds to lay out
+MOST_SLICES = 1 << 20  # in one call: 1 TB in slices of 1 MB, which take seconds to lay out
 
 
 class Route(enum.IntEnum):
     """Route that the bytes of a call take."""
 
-    SLICES = 0  # in slices to the shards, which sum or copy them for all
-    EVERYONE = 1  # as they are, of any length, to every rank
-    EACH = 2  # as they are, of any length, but each rank gets only what all ranks have for it
-    NOWHERE = 3  # nothing travels: the call is a barrier
+    SLICES = 0  # in slices to the shards, which sum or copy them
+    EVERYONE = 1  # unchanged, of any length, to every rank
+    EACH = 2  # unchanged, of any length; each rank receives only what is addressed to it
+    NOWHERE = 3  # no bytes: the call is a barrier
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """A difference between ranks, as the coordinator tells it to all of them."""
+    """A difference between ranks, as the coordinator reports it to all of them."""
 
     message: str
-    matter: str = ""  # the call or table in which they differ
-    tensor: str = ""  # the first one that differs
+    matter: str = ""  # the call or table in which the ranks differ
+    tensor: str = ""  # the first tensor that differs
     ranks: tuple[Rank, ...] = ()
 
     def make_error(self) -> MismatchError:
@@ -45,16 +45,16 @@ class Disagreement(msgspec.Struct, frozen=True):
 class Terms(msgspec.Struct, frozen=True):
     """Description of a call, which must be the same on all ranks."""
 
-    kind: str  # what is done, in a word
+    kind: str  # name of the operation
     route: Route
     op: Op = Op.GATHER
     tensors: list[TensorSpec] = []
-    details: str = ""  # everything else that must be the same, in words
+    details: str = ""  # description of everything else that must be the same
     allows_absent: bool = False  # ranks that ran out of input may contribute nothing
 
     @property
     def signature(self) -> Hashable:
-        """Signature of calls that can use the same keys, one after the other."""
+        """Signature of calls.  Calls with the same signature can use the same keys in succession."""
         if self.route is not Route.SLICES:
             return self.route
         return self.op, tuple((tensor.elements, tensor.dtype) for tensor in self.tensors)
@@ -67,8 +67,8 @@ class Terms(msgspec.Struct, frozen=True):
 def lay_out(terms: Terms, how: Cut, shape: Shape) -> list[Slice]:
     """Return the slices that carry such a call in a group of this shape.
 
-    Ranks learn of calls in no common order with anything else, so the slices of every call are placed by themselves.
-    Raises `Garbled` if there would be more of them than any honest call has.
+    The slices of each call are placed independently of everything else, because the ranks learn of calls and of other
+    tables in different orders.  Raises `Garbled` if there would be more slices than any valid call has.
     """
     slices = count_slices(terms.tensors, how.slice_bytes) if terms.route is Route.SLICES else 0
     if slices > MOST_SLICES or how.first_key + slices > MOST_KEYS:
@@ -106,7 +106,7 @@ def find_difference(name: str, terms: Mapping[int, Terms]) -> Disagreement | Non
 
 
 def _compare(ours: Terms, theirs: Terms) -> tuple[str, str]:
-    """Return the tensor in which two calls of one kind differ, if it is one, and the difference in words."""
+    """Return the tensor in which two calls of one kind differ, or an empty string, and a description."""
     for mine, other in zip(ours.tensors, theirs.tensors, strict=False):
         if mine != other:
             return mine.name, f"{mine} against {other}"

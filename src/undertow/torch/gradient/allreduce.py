@@ -127,7 +127,7 @@ class AllreduceSyncer:
         if self._work is None:
             note_own_collective()
             self._work = dist.all_reduce(self._memory, group=self._buckets.process_group, async_op=True)
-            self._buckets.group.owed.begin()  # other workers need this process until the sum is complete
+            self._buckets.group.open_work.begin()  # other workers need this process until the sum is complete
             ticket, called_s = self._ticket, time.perf_counter()
             self._work.get_future().add_done_callback(lambda future: self._done(future, ticket, called_s))
 
@@ -160,7 +160,7 @@ class AllreduceSyncer:
                 )
             ticket.answer(_ANSWER)
         finally:
-            self._buckets.group.owed.end()
+            self._buckets.group.open_work.end()
 
 
 _ANSWER = Contribution(-1, None, None, 1, lambda contribution: None)

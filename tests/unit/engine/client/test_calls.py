@@ -11,7 +11,7 @@ from tests.support.fake_group import make_shape
 from undertow.engine.client.calls import Answer, NamedCall, NamedCallClient, RunningOut
 from undertow.engine.coordinator import messages
 from undertow.engine.coordinator.agreement import Keys
-from undertow.engine.coordinator.calls import Calls
+from undertow.engine.coordinator.calls import NamedCallCoordinator
 from undertow.engine.coordinator.messages import AllOut, Begin, Decline, Drop, Message, Prepare, Prepared, RanOut
 from undertow.engine.coordinator.terms import Disagreement, Route, Terms
 from undertow.engine.core.flow import Contribution
@@ -53,9 +53,9 @@ class Rank:
         self.client = NamedCallClient(
             make_shape(2, rank=rank),
             self.exchange,
-            tell=lambda peer, message: self.sent.append(message),
-            tell_all=self.sent.append,
-            decide=None if rank else Calls(make_shape(2), Keys()),
+            send=lambda peer, message: self.sent.append(message),
+            send_all=self.sent.append,
+            coordinator=None if rank else NamedCallCoordinator(make_shape(2), Keys()),
             discard=self.discarded.append,
         )
 
@@ -142,11 +142,11 @@ def test_what_makes_no_sense_is_refused() -> None:
     first.client.handle_message(1, messages.Call("x", GATHER))
     with pytest.raises(Unexpected, match="makes the call 'x' twice"):
         first.client.handle_message(1, messages.Call("x", GATHER))
-    with pytest.raises(Unexpected, match="wrong rank for the coordinator"):
+    with pytest.raises(Unexpected, match="mistakes another rank for the coordinator"):
         first.client.handle_message(1, Begin("x", 0))
-    with pytest.raises(Unexpected, match="wrong rank for the coordinator"):
+    with pytest.raises(Unexpected, match="mistakes another rank for the coordinator"):
         second.client.handle_message(0, RanOut())
-    with pytest.raises(Unexpected, match="keys that this rank does not know"):
+    with pytest.raises(Unexpected, match="keys that are not known here"):
         second.client.handle_message(0, Begin("x", 7))
 
 

@@ -172,7 +172,7 @@ def test_the_coordinator_decides_when_all_are_there_itself_included(coordinator:
 @pytest.mark.parametrize("sequence", [0, 2])
 def test_a_result_that_was_not_asked_for_is_refused(bench: Bench, sequence: int) -> None:
     bench.arrive()
-    with pytest.raises(Unexpected, match=f"a result of agreement {sequence}, this rank is at 1"):
+    with pytest.raises(Unexpected, match=f"a result of agreement {sequence}, but this rank waits for 1"):
         bench.control.handle_message(0, messages.AgreementResult(sequence, b""))
     assert not bench.pending.done.is_set()
 
@@ -180,7 +180,7 @@ def test_a_result_that_was_not_asked_for_is_refused(bench: Bench, sequence: int)
 def test_only_rank_0_decides(bench: Bench) -> None:
     bench.arrive()
     for message in (messages.AgreementResult(1, b""), BARRIER):
-        with pytest.raises(Unexpected, match="rank 2 takes the wrong rank for the coordinator"):
+        with pytest.raises(Unexpected, match="rank 2 mistakes another rank for the coordinator"):
             bench.control.handle_message(2, message)
     assert not bench.pending.done.is_set()
 
@@ -398,7 +398,7 @@ def test_who_leaves_says_after_a_while_for_whom_it_waits(bench: Bench, caplog: p
         bench.clock.now = 1000.0 + waited_s
         bench.timers.fire()
     assert caplog.messages == [
-        "the script of rank 1 has ended; it has waited for 21 s to leave, because other ranks still need it"
+        "the script of rank 1 has ended, but it has waited for 21 s because other ranks still need it"
     ]
     assert bench.out.messages == [*ENDED, (2, messages.AskMissing(5, 1))]
 
@@ -433,10 +433,10 @@ def test_an_interrupt_ends_the_wait_for_a_late_peer(bench: Bench) -> None:
 
 
 def test_work_beside_the_exchange_is_waited_for(bench: Bench) -> None:
-    bench.exchange.worker.owed.begin()
+    bench.exchange.worker.open_work.begin()
     bench.control.leave(messages.Goodbye(), lambda: None)
     assert bench.out.messages == []
-    bench.exchange.worker.owed.end()
+    bench.exchange.worker.open_work.end()
     bench.timers.fire()
     assert bench.said_goodbye
 
@@ -509,7 +509,7 @@ def test_a_late_worker_is_asked_for_at_the_shard_and_named(bench: Bench, caplog:
     with caplog.at_level(logging.WARNING, "undertow"):
         bench.control.handle_message(2, messages.Missing(1, [0, 2]))
     assert caplog.messages == [
-        "rank 1 waits at step 1 for rank 0 on host alpha, 2 on host gamma: alive, but not there yet"
+        "rank 1 waits at step 1 for rank 0 on host alpha, 2 on host gamma: alive, but not at this step yet"
     ]
 
 
@@ -519,7 +519,7 @@ def test_a_part_of_the_job_names_its_ranks_as_the_job_does(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "undertow"):
         bench.control.handle_message(2, messages.Missing(1, [0, 2]))
     assert caplog.messages == [
-        "rank 5 waits at step 1 for rank 3 on host alpha, 8 on host gamma: alive, but not there yet"
+        "rank 5 waits at step 1 for rank 3 on host alpha, 8 on host gamma: alive, but not at this step yet"
     ]
     bench.control.handle_message(0, messages.Lost(Loss(2, 0, "it closed")))
     assert bench.error == "rank 8 on host gamma was lost: it closed (seen by rank 3); this is rank 5 at step 1"
@@ -542,7 +542,7 @@ def test_the_owner_of_the_key_knows_by_itself(caplog: pytest.LogCaptureFixture) 
 
 def test_a_wait_for_an_agreement_is_said_too(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.control.ask_who_is_missing(10.0)
-    assert "rank 1 has waited for 10 s for the other ranks to come to the same call" in caplog.text
+    assert "rank 1 has waited for 10 s for the other ranks to make the same call" in caplog.text
 
 
 @pytest.mark.parametrize("ranks", [[], [7], [-1]])

@@ -105,17 +105,17 @@ def test_keys_with_a_contribution_under_way_are_discarded_later() -> None:
     bench.discarding.begin(KEYS)
     assert bench.told == []
     bench.exchange.worker.flow.answer(11)
-    bench.discarding.look()
+    bench.discarding.check()
     assert bench.told == [Discarded(10)]
 
 
 def test_keys_wait_for_work_beside_the_engine_that_may_contribute_to_them() -> None:
     bench = Bench()
-    bench.exchange.worker.owed.begin()
+    bench.exchange.worker.open_work.begin()
     bench.discarding.begin(KEYS)
     assert bench.told == []
-    bench.exchange.worker.owed.end()
-    bench.discarding.look()
+    bench.exchange.worker.open_work.end()
+    bench.discarding.check()
     assert bench.told == [Discarded(10)]
 
 
@@ -128,7 +128,7 @@ def test_unknown_keys_cannot_be_discarded(first: int) -> None:
 def test_the_same_rank_cannot_discard_keys_twice() -> None:
     bench = Bench()
     bench.discarding.discard_on(1, 10)
-    with pytest.raises(Unexpected, match="rank 1 discards keys from 10 on, which are not in use"):
+    with pytest.raises(Unexpected, match="rank 1 discards the keys starting at 10, which are not in use"):
         bench.discarding.discard_on(1, 10)
 
 

@@ -307,9 +307,9 @@ def test_what_is_pending_and_who_is_missing_can_be_asked() -> None:
 
 def test_nobody_leaves_while_work_is_under_way_beside_the_exchange() -> None:
     exchange = Bench().exchanges[0]
-    exchange.worker.owed.begin()
+    exchange.worker.open_work.begin()
     assert not exchange.is_drained
-    exchange.worker.owed.end()
+    exchange.worker.open_work.end()
     assert exchange.is_drained
 
 

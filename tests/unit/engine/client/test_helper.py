@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 
-from undertow.engine.client.helper import Helper, Owed
+from undertow.engine.client.helper import Helper, OpenWork
 
 AT_EXIT = """
 import atexit, threading
@@ -40,14 +40,14 @@ def test_work_is_done_after_the_script_has_ended() -> None:
 
 
 def test_what_is_owed_is_counted() -> None:
-    owed = Owed()
-    assert owed.is_nothing
-    owed.begin()
-    owed.begin()
-    owed.end()
-    assert not owed.is_nothing
-    owed.end()
-    assert owed.is_nothing
+    open_work = OpenWork()
+    assert open_work.is_done
+    open_work.begin()
+    open_work.begin()
+    open_work.end()
+    assert not open_work.is_done
+    open_work.end()
+    assert open_work.is_done
 
 
 def test_done_work_is_not_held() -> None:

@@ -62,7 +62,9 @@ def test_a_stall_is_noticed_again_and_again_but_ever_less_often(clock: Clock) ->
 
 
 def test_a_stall_ends_in_an_error_that_says_what_to_do(clock: Clock) -> None:
-    with pytest.raises(UndertowError, match=r"nothing has come for 35 s .* Set UNDERTOW_STALL_TIMEOUT to wait longer"):
+    with pytest.raises(
+        UndertowError, match=r"nothing has arrived for 35 s .* Set UNDERTOW_STALL_TIMEOUT to wait longer"
+    ):
         Waiters(35.0, lambda waited_s: None).wait(clock.event())
     assert clock.now == 1035.0
 

@@ -258,7 +258,7 @@ def test_who_comes_after_a_mismatch_is_expected_and_hears_of_it() -> None:
 )
 def test_a_payload_that_cannot_be_read_is_named_to_all_with_its_rank(matter: str, good: bytes, bad: bytes) -> None:
     result = result_of(Arrive(1, matter, good), Arrive(1, matter, bad))
-    assert words_of(result).startswith("what rank 1 brings to an agreement cannot be read: ")
+    assert words_of(result).startswith("the payload of rank 1 for an agreement cannot be read: ")
 
 
 def test_a_matter_that_the_coordinator_does_not_know_is_named_to_all() -> None:

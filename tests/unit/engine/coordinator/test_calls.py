@@ -9,7 +9,7 @@ import pytest
 from tests.support.fake_group import make_shape
 from undertow.engine.coordinator import calls as coordinator_calls
 from undertow.engine.coordinator.agreement import Keys
-from undertow.engine.coordinator.calls import Calls, KeySets
+from undertow.engine.coordinator.calls import KeySets, NamedCallCoordinator
 from undertow.engine.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
 from undertow.engine.coordinator.terms import Disagreement, Route, Terms, find_difference, lay_out
 from undertow.engine.core.dtypes import DType
@@ -19,8 +19,8 @@ from undertow.errors import Garbled
 from undertow.sizing import Sizes
 
 
-def calls(size: int = 2) -> Calls:
-    return Calls(make_shape(size), Keys())
+def calls(size: int = 2) -> NamedCallCoordinator:
+    return NamedCallCoordinator(make_shape(size), Keys())
 
 
 def summed(elements: int = 6, *, allows_absent: bool = True, details: str = "") -> Terms:
@@ -31,11 +31,11 @@ def summed(elements: int = 6, *, allows_absent: bool = True, details: str = "") 
 GATHER = Terms("allgather", Route.EVERYONE)
 
 
-def make(made: Calls, name: str, terms: Terms, *ranks: int) -> list[Message]:
+def make(made: NamedCallCoordinator, name: str, terms: Terms, *ranks: int) -> list[Message]:
     return [message for rank in ranks for message in made.arrive(rank, Call(name, terms))]
 
 
-def first_begun(made: Calls, name: str, terms: Terms, size: int = 2) -> int:
+def first_begun(made: NamedCallCoordinator, name: str, terms: Terms, size: int = 2) -> int:
     """A call with keys of its own, to the point where it begins; returns its set."""
     [prepare] = make(made, name, terms, *range(size))
     assert isinstance(prepare, Prepare)
@@ -179,7 +179,7 @@ def test_who_is_waited_for_is_known() -> None:
 
 
 def test_a_part_of_the_job_names_its_ranks_as_the_job_does() -> None:
-    made = Calls(make_shape(2, names=(3, 5)), Keys())
+    made = NamedCallCoordinator(make_shape(2, names=(3, 5)), Keys())
     make(made, "x", summed(), 0)
     assert made.missing() == {"x": [5]}
     [told] = make(made, "x", summed(7), 1)
@@ -193,7 +193,7 @@ def test_a_part_of_the_job_names_its_ranks_as_the_job_does() -> None:
 
 def test_keys_are_never_given_away_twice() -> None:
     keys = Keys()
-    made = Calls(make_shape(3, sizes=Sizes(fixed=1040)), keys)
+    made = NamedCallCoordinator(make_shape(3, sizes=Sizes(fixed=1040)), keys)
     each = Terms("alltoall", Route.EACH)
     used: set[int] = set()
     for name, terms in (("a", summed(5000)), ("b", each), ("c", GATHER), ("d", summed(5000))):

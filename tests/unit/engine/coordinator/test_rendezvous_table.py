@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from undertow.bounds import TIMEOUT_S
-from undertow.engine.coordinator.rendezvous_table import Complaint, Join, RendezvousTable
+from undertow.engine.coordinator.rendezvous_table import Join, JoinFailure, RendezvousTable
 
 
 def join(rank: int, size: int = 3, *, name: str = "m", timeout_s: float = 10.0, left_s: float | None = None) -> Join:
@@ -69,7 +69,7 @@ def test_a_taken_rank_is_refused_to_the_second_only() -> None:
     table = RendezvousTable()
     table.join("a", join(1), 0.0)
     [(who, reply)] = table.join("b", join(1), 0.0)
-    assert (who, reply.complaint) == ("b", Complaint.TAKEN)
+    assert (who, reply.failure) == ("b", JoinFailure.TAKEN)
     assert "rank 1 of 3 is taken" in reply.text
     table.leave("b")
     table.join("c", join(0), 0.0)
@@ -80,14 +80,14 @@ def test_another_size_is_refused_with_both_numbers() -> None:
     table = RendezvousTable()
     table.join("a", join(0, 3), 0.0)
     [(who, reply)] = table.join("b", join(1, 4), 0.0)
-    assert (who, reply.complaint) == ("b", Complaint.DISAGREE)
+    assert (who, reply.failure) == ("b", JoinFailure.DISAGREE)
     assert "expects 4" in reply.text
-    assert "rank 0 before it expected 3" in reply.text
+    assert "rank 0, which came earlier, expected 3" in reply.text
 
 
 def test_an_impossible_rank_is_refused() -> None:
     [(_, reply)] = RendezvousTable().join("a", join(3, 3), 0.0)
-    assert reply.complaint is Complaint.TAKEN
+    assert reply.failure is JoinFailure.TAKEN
 
 
 def test_a_deadline_tells_everybody_who_came_and_who_did_not() -> None:
@@ -98,7 +98,7 @@ def test_a_deadline_tells_everybody_who_came_and_who_did_not() -> None:
     assert table.expire(29.9) == []
     replies = table.expire(30.0)
     assert [who for who, _ in replies] == ["a", "b"]
-    assert {reply.complaint for _, reply in replies} == {Complaint.ABSENT}
+    assert {reply.failure for _, reply in replies} == {JoinFailure.ABSENT}
     assert "of 4 did not arrive within 30 s (ranks 0 and 1 did)" in replies[0][1].text
     assert replies[0][1].ranks == [2, 3]
     assert table.next_deadline_s() is None

@@ -66,10 +66,10 @@ def test_the_mean_arrives_except_where_no_worker_has_a_gradient(collectives: Col
     for index in syncer.members:
         assert not collectives.called
         syncer.send(index, None)
-    assert not group.owed.is_nothing
+    assert not group.open_work.is_done
     collectives.end()
     assert completion.is_done
-    assert group.owed.is_nothing
+    assert group.open_work.is_done
     for index in syncer.members:
         syncer.land(index)
     assert [None if slot.parameter.grad is None else slot.parameter.grad[0].item() for slot in slots] == [
@@ -100,7 +100,7 @@ def test_a_sum_that_fails_is_an_error_of_the_group(collectives: Collectives) -> 
     collectives.called[0][1].set_exception(RuntimeError("connection reset"))
     assert not completion.is_done
     assert "torch's all_reduce failed: connection reset" in str(group.error)
-    assert group.owed.is_nothing
+    assert group.open_work.is_done
 
 
 def test_a_bucket_is_reused_in_every_pass(collectives: Collectives) -> None:
