@@ -45,11 +45,11 @@ __all__ = [
 
 
 def init(**settings: Any) -> None:
-    """Join the other workers of this job; call it once, before anything else.
+    """Join the other workers of this job.  Call it once, before anything else.
 
-    Settings come from here, then from the environment (`undertow env` lists them), then
-    from the defaults.  Without a launcher, this is a job of one worker.
-    Raises `PeerLost` if a worker does not arrive in time, `ConfigError` on bad settings.
+    Each setting is taken from the arguments, else from the environment (`undertow env` lists
+    the variables), else from the defaults.  Without a launcher, this is a job of one worker.
+    Raises `PeerLost` if a worker does not arrive in time, `ConfigError` if a setting is not valid.
     """
     from undertow.runtime import process
     from undertow.torch_groups import TorchRendezvous
@@ -58,14 +58,14 @@ def init(**settings: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether `init` was called, and `shutdown` not since."""
+    """Return whether `init` was called and `shutdown` was not called after it."""
     from undertow.runtime import process
 
     return process.is_joined_by_script()
 
 
 def rank() -> int:
-    """Return this worker's number, from 0 to `world_size() - 1`."""
+    """Return this worker's rank, from 0 to `world_size() - 1`."""
     from undertow.runtime import process
 
     return process.default_group().rank
@@ -79,7 +79,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this worker's number on its own host, which chooses its device."""
+    """Return this worker's rank on its host, which determines its device."""
     from undertow.runtime import process
 
     return process.settings().local_rank
@@ -100,16 +100,16 @@ def barrier() -> None:
 
 
 def bytes_sent() -> int:
-    """Return the bytes that this worker has sent so far, headers included."""
+    """Return the number of bytes that this worker has sent so far, headers included."""
     from undertow.runtime import process
 
     return process.default_group().bytes_sent
 
 
 def shutdown() -> None:
-    """Leave the job in an orderly way; never hangs.  The end of the process does it as well.
+    """Leave the job in an orderly way.  Never hangs.  Called automatically when the process ends.
 
-    Also undoes what `undertow run` has changed in torch for a script.
+    Also reverts the changes that `undertow run` has made to torch for a script.
     """
     from undertow.runtime import process
     from undertow.script import preparation

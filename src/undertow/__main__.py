@@ -1,4 +1,4 @@
-"""`python -m undertow` is the command `undertow`; followed by a script, it runs the script as one worker.
+"""`python -m undertow`: the command `undertow` or, if a script follows, a run of that script as one worker.
 
 The latter is for other launchers: `torchrun --nproc-per-node 4 -m undertow train.py`.
 """
@@ -12,7 +12,7 @@ if __name__ == "__main__":
     if arguments[:1] == ["-m"] or (arguments and not arguments[0].isidentifier() and os.path.exists(arguments[0])):
         known = set(sys.modules)
         if not sys.flags.safe_path:
-            del sys.path[0]  # the folder in which this was started: it must not shadow modules that undertow imports
+            del sys.path[0]  # the current folder, which must not shadow modules that undertow imports
         from undertow.script.runner import run
 
         run(arguments, known)

@@ -1,9 +1,9 @@
-"""Prepares workers that another launcher starts, such as `UNDERTOW_AUTOLOAD=1 torchrun train.py`.
+"""Preparation of workers that another launcher starts, such as `UNDERTOW_AUTOLOAD=1 torchrun train.py`.
 
-In: torch has just been imported, and calls `load`, an entry point of this package.  Out: the process is prepared as
-`undertow run` would have prepared it, if the variable is set and this is a worker.  Under srun, mpirun and other
-launchers whose ranks undertow does not read, the process ends with code 2 if each process would train alone.
-Every process that imports torch runs this: without the variable, it imports nothing and does nothing.
+In: a call of `load`, an entry point of this package, by torch at the end of its import.  Out: a process prepared as by
+`undertow run`, if the variable is set and this is a worker.  Under srun, mpirun and other launchers whose ranks
+undertow does not read, the process ends with exit code 2 if each process would train alone.
+Every process that imports torch runs this; without the variable it imports nothing and does nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load() -> None:
 
 
 def _refuse_others(script: str | None) -> None:
-    """End the process under srun or mpirun, whose ranks undertow does not read; torch would wrap an error."""
+    """End the process under srun or mpirun, whose ranks undertow does not read.  Raising would make torch wrap it."""
     import sys
 
     from undertow.errors import ConfigError

@@ -1,7 +1,7 @@
-"""Ranges of all numbers that a user, a file or a peer gives, and the only check of them.
+"""Ranges of all numbers that users, files and peers give, and the only code that checks them.
 
 In: the name of a number, and its value or its text.  Out: the number, or `ConfigError` with the name, the value and
-the range.  NaN is in no range: no comparison with it holds.
+the range.  NaN is in no range, because every comparison with it is false.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Bounds:
     most: float
     unit: str = ""
     is_whole: bool = True
-    words: str = ""  # that describe the range, where its numbers alone would not do
+    words: str = ""  # description of the range, if its numbers alone are not enough
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value; raise `ConfigError` if it is of another type or outside."""
+        """Return the value; raise `ConfigError` if it has another type or is out of range."""
         if not self._is_of_kind(value):
             raise ConfigError(f"{name} {_cut(repr(value))} is not {self._kind}: give {self.describe()}")
         self.check_range(f"{name} {show(value)}", value)
         return int(value) if self.is_whole else float(value)
 
     def check_range(self, subject: str, value: float) -> None:
-        """Raise `ConfigError` if the number is outside; `subject` names and shows it."""
+        """Raise `ConfigError` if the number is out of range; `subject` has its name and value."""
         if not self.least <= value <= self.most:
             raise ConfigError(f"{subject} is not possible: give {self.describe()}")
 
     def parse(self, name: str, text: str, *, sign: str = " ") -> Any:
-        """Read the number of an option, or with "=" as the sign that of a variable."""
+        """Parse the number of an option or, with "=" as the sign, of a variable."""
         subject = f"{name}{sign}{_cut(text if sign == ' ' and _is_plain(text) else repr(text))}"
         try:
             value = int(text) if self.is_whole else float(text)
@@ -57,7 +57,7 @@ class Bounds:
         return f"{show(self.least)} to {show(self.most)}{unit}"
 
     def _is_of_kind(self, value: Any) -> bool:
-        """Whether this is a number, also one of numpy; True and False are not."""
+        """Whether this is a number, including those of numpy but neither True nor False."""
         return not isinstance(value, bool) and isinstance(value, numbers.Integral if self.is_whole else numbers.Real)
 
     @property
@@ -66,12 +66,12 @@ class Bounds:
 
 
 def read_count(text: str) -> int | None:
-    """Return the whole number that another program has written; None for other text and for too many digits."""
+    """Parse an integer that another program has written; return None for other text and for too many digits."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def show(value: Any) -> str:
-    """Return a number as a person would type it."""
+    """Format a number as a person would type it."""
     if isinstance(value, numbers.Integral):
         digits = int(value).bit_length() * math.log10(2)
         return str(value) if digits < LONGEST_SHOWN else f"of about {digits:.0f} digits"
@@ -86,8 +86,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-# Time-outs.  The kernel takes milliseconds in 31 bits (TCP_USER_TIMEOUT, epoll), which end after 24 days: the sum of
-# two of ours has to stay below that.  Below a millisecond TCP_USER_TIMEOUT would be 0, which means no time-out.
+# Timeouts.  The kernel takes milliseconds in 31 bits (TCP_USER_TIMEOUT, epoll), at most 24 days, and the sum of two of
+# our timeouts must stay below that.  Below a millisecond TCP_USER_TIMEOUT would be 0, which means no timeout.
 TIMEOUT_S = Bounds(least=0.001, most=1e6, unit="seconds", is_whole=False)
 DOCTOR_WAIT_S = Bounds(least=0.001, most=86400, unit="seconds", is_whole=False)
 PROBE_S = Bounds(least=0.001, most=60, unit="seconds", is_whole=False)
@@ -109,14 +109,14 @@ NODE_RANK = Bounds(least=0, most=MOST_WORKERS - 1)
 PORT = Bounds(least=1, most=65535, words="a port, 1 to 65535")
 ANY_PORT = Bounds(least=0, most=65535, words="a port, 1 to 65535, or 0 for any that is free")
 
-# Bytes and rates.  A slice larger than any model means no slicing.  UNDERTOW_SLICE=0 and UNDERTOW_CREDIT=0 leave the
-# choice to undertow.
+# Bytes and rates.  A slice size above that of any model means no slicing.  UNDERTOW_SLICE=0 and UNDERTOW_CREDIT=0 leave
+# the choice to undertow.
 SLICE_BYTES = Bounds(least=1024, most=1 << 36, unit="bytes")
 CHOSEN_SLICE_BYTES = Bounds(least=0, most=1 << 36, unit="bytes, 0 for what fits the link")
 CREDIT_BYTES = Bounds(least=0, most=1 << 40, unit="bytes, 0 for some slices per peer")
 NUMBER_BYTES = Bounds(least=1, most=16, unit="bytes: 4 for float32, 2 for half of it")
 BANDWIDTH = Bounds(least=1e3, most=1e12, is_whole=False, words="1kbit to 1000gbit, such as 1gbit")
-# The simulator lets streams share a link in turns of half a millisecond: on slower links a step has millions.
+# In the simulator, streams share a link in turns of half a millisecond; on slower links a step would have millions.
 SIMULATED = Bounds(least=1e7, most=1e12, is_whole=False, words="10mbit to 1000gbit, such as 1gbit")
 RATE = Bounds(least=1, most=1e21, unit="per second", is_whole=False)
 PARAMETERS = Bounds(least=1, most=1e15, is_whole=False, words="1 to 1e+15, such as 61.5M")

@@ -1,9 +1,8 @@
-"""Decoding of messages of other processes and of files.
+"""Decoding of messages from other processes and of files.
 
 In: bytes.  Out: a value of the expected type, or `Garbled`, whatever is wrong with the bytes.
-This is the only module that calls a decoder of msgspec, and a test reads the source for others: text that is not
-UTF-8, deep nesting and numbers out of range raise errors that are not msgspec's own, and would end a thread that
-serves others.
+This is the only module that calls msgspec's decoders, which a test ensures.  On text that is not UTF-8, deep nesting
+and numbers out of range they raise errors other than msgspec's, which would end a thread that serves others.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ WeightedSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e16)]  # divided by a 
 Count = Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
-# What the decoders raise: msgspec's own errors and UnicodeDecodeError are ValueErrors.
+# The errors that decoders raise; msgspec's errors and UnicodeDecodeError are ValueErrors.
 _ERRORS = (ValueError, RecursionError, OverflowError, MemoryError)
 
 
 class WrongSchema(Garbled):
-    """A well-formed value of another type than expected; the message ends with the field."""
+    """A well-formed value of an unexpected type; the message ends with the field."""
 
 
 class Format(enum.Enum):
@@ -41,14 +40,14 @@ class Format(enum.Enum):
 
 
 class Decoder(Generic[T]):
-    """Decoder for one type of value.  With `what` errors name the value, as in "a control message"."""
+    """Decoder for one type of value.  `what`, as in "a control message", names the value in errors."""
 
     def __init__(self, kind: Any, what: str = "", *, format: Format = Format.MSGPACK) -> None:
         self._decode = _find_decode(kind, format)
         self._what = what
 
     def decode(self, data: Any) -> T:
-        """Decode a buffer of bytes.  Raises `Garbled` on anything that is not such a value."""
+        """Decode a buffer of bytes.  Raises `Garbled` if it does not hold such a value."""
         try:
             value: T = self._decode(data)
         except _ERRORS as error:

@@ -1,8 +1,8 @@
-"""Errors on their way to another process of the same user, through an open file.
+"""Transfer of errors to another process of the same user, through an open file.
 
-In: an error of ours, or of the system, in one process.  Out: an equal one in the other.
-It travels as its message and its facts, never pickled.  An error of a class that `undertow.errors` does not have
-arrives as the nearest one that it has.
+In: an `UndertowError` or `OSError` in one process.  Out: an equal error in the other process.
+The file holds the error's message and facts; nothing is pickled.  An error whose class is not in `undertow.errors`
+becomes one of the nearest class that is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Fact = str | bool | int | float | tuple[int, ...] | None
 
 
 class _WrittenError(msgspec.Struct, frozen=True):
-    kind: str  # empty for an error of the system
+    kind: str  # name of the class; empty for an `OSError`
     message: str
     facts: dict[str, Fact]
-    system: list[int | str | None]  # number, reason and file of an error of the system
-    story: str
+    system: list[int | str | None]  # number, reason and file of an `OSError`
+    story: str  # traceback
 
 
 _KINDS: dict[str, type[UndertowError]] = {
@@ -39,7 +39,6 @@ _errors: Decoder[_WrittenError] = Decoder(_WrittenError, "an error of another pr
 def write_error(error: UndertowError | OSError, fd: int) -> None:
     """Write the error into the open file."""
     written = {
-        # The nearest class that `undertow.errors` has; empty for an error of the system.
         "kind": next((kind.__name__ for kind in type(error).__mro__ if kind in _KINDS.values()), ""),
         "message": str(error),
         "facts": {name: value for name, value in vars(error).items() if name != "__notes__"},
@@ -50,7 +49,7 @@ def write_error(error: UndertowError | OSError, fd: int) -> None:
 
 
 def read_error(fd: int) -> UndertowError | OSError | None:
-    """Return the error that was written into the open file, if one was, with a note that says where it was raised."""
+    """Return the error in the open file, if there is one, with a note about where it was raised."""
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     if not text:
         return None

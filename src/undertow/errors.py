@@ -10,9 +10,9 @@ UndertowError
 ├── Garbled                   a message, frame or file from outside cannot be read
 └── LabError                  the emulated cluster cannot be trusted
 
-The facts are attributes.  An attribute is None, or empty, where the fact is not known.  Messages are made from them
-here, for people only: nothing is decided by the text of a message, and tests/unit/test_source_claims.py reads the
-source for it.  Errors keep their facts when they are copied, pickled or sent on by `error_transfer`.
+The facts are attributes, which are None or empty if the fact is not known.  Messages are for people only: no code
+decides by the text of a message, which tests/unit/test_source_claims.py ensures.  Errors keep their facts when they
+are copied, pickled or passed on by `error_transfer`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MOST_NAMED_RANKS = 16
 
 
 class UndertowError(Exception):
-    """The root of the tree: `except UndertowError` catches them all."""
+    """Base class of all errors of undertow."""
 
 
 class ConfigError(UndertowError, ValueError):
-    """A request of the caller that is impossible."""
+    """A request by the caller that is impossible."""
 
 
 class PlanError(UndertowError):
@@ -38,19 +38,19 @@ class PlanError(UndertowError):
 
 
 class MismatchError(UndertowError):
-    """A disagreement of ranks about what they train or what they do next."""
+    """A disagreement between ranks about what they train or what they do next."""
 
     def __init__(self, message: str, *, matter: str = "", tensor: str = "", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.matter = matter  # the call or table in which they differ
-        self.tensor = tensor  # the first one that differs
+        self.tensor = tensor  # the first tensor that differs
         self.ranks = tuple(ranks)
 
 
 class PeerLost(UndertowError):
-    """The loss of a worker, which died, stopped, left or never came.
+    """The loss of a worker, which died, stopped, left or never arrived.
 
-    Without `rank` and `ranks` the reason alone is the message.
+    Without `rank` and `ranks`, the message is the reason alone.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class PeerLost(UndertowError):
     ) -> None:
         if silent_s is not None and not reason:
             reason = f"no sign of life for {silent_s:.1f} s (process stopped, host down or link cut)"
-        self.ranks = tuple(ranks) if rank is None else (rank,)  # all that are gone
+        self.ranks = tuple(ranks) if rank is None else (rank,)  # all lost ranks
         self.rank = self.ranks[0] if self.ranks else None
         self.host = host
         self.event = event
         self.reason = reason
-        self.silent_s = silent_s  # for how long it gave no sign of life, if that is the reason
-        self.exit_code = exit_code  # the one its process will have, if its script failed
-        self.seen_by = seen_by  # the rank that noticed it first
-        self.own_rank = own_rank  # the rank that raises this
-        self.step = step  # of the rank that raises this; None before the workers have met
+        self.silent_s = silent_s  # duration of its silence, if that is the reason
+        self.exit_code = exit_code  # exit code that its process will have, if its script failed
+        self.seen_by = seen_by  # the rank that noticed the loss first
+        self.own_rank = own_rank  # the rank that raises this error
+        self.step = step  # step of the rank that raises this error; None before the workers have met
         super().__init__(self._describe())
 
     def _describe(self) -> str:
@@ -105,25 +105,26 @@ class DriftError(UndertowError):
 
     def __init__(self, message: str, *, tensor: str = "", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.tensor = tensor  # the first one that differs
-        self.ranks = tuple(ranks)  # where it is not as on most ranks
+        self.tensor = tensor  # the first tensor that differs
+        self.ranks = tuple(ranks)  # ranks on which it differs from most others
 
 
 class Garbled(UndertowError):
-    """A message, a frame or a file from outside this process that cannot be read."""
+    """A message, frame or file from outside this process that cannot be read."""
 
 
 class LabError(UndertowError):
-    """An emulated cluster that cannot be set up, or is not what it claims: figures from it would be wrong."""
+    """An emulated cluster that cannot be set up or differs from its specification, so that figures would be wrong."""
 
 
 _Error = TypeVar("_Error", bound=UndertowError)
 
 
 def recast(error: UndertowError, kind: type[_Error]) -> _Error:
-    """Return an error of this kind with the message and the facts of another one.
+    """Return a new error of this kind with the message and facts of another error.
 
-    An error that several threads raise is recast to its own kind for each: tracebacks would pile up on one object.
+    An error that several threads raise is recast to its own kind for each thread; otherwise tracebacks would pile up on
+    one object.
     """
     made = kind(str(error))
     vars(made).update(vars(error))
@@ -131,7 +132,7 @@ def recast(error: UndertowError, kind: type[_Error]) -> _Error:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as a phrase: `rank 2`, `ranks 2 and 3`, `ranks 0, 1 and 4`; long lists are cut."""
+    """Format ranks as a phrase: `rank 2`, `ranks 2 and 3`, `ranks 0, 1 and 4`.  Long lists are shortened."""
     names = [str(rank) for rank in sorted(set(ranks))]
     noun = "rank" if len(names) == 1 else "ranks"
     return f"{noun} {list_words(names, MOST_NAMED_RANKS)}" if names else "no ranks"

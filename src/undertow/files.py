@@ -1,4 +1,4 @@
-"""Files that undertow writes, also to folders that other users can write to, such as /tmp.
+"""Files that undertow writes, including in folders such as /tmp to which other users can write.
 
 In: a path and the file's content.  Out: that file and no other: a symbolic link of another user is never followed.
 Only the user of a job can read what it records.
@@ -21,7 +21,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Open a new file that replaces any file of this name, readable by this user only.
+    """Open a new file that replaces any file of this name and that only this user can read.
 
     A link of this name is replaced, not followed.  Processes that have the old file open keep it.
     """
@@ -49,7 +49,7 @@ def replace_file(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write where a user has said, as `write_file` does, but never leave an incomplete file of this name."""
+    """Write to a path that a user has chosen, like `write_file`, but never leave an incomplete file of this name."""
     if _find_link(path) is None and not _is_special(path):
         with replace_file(Path(path), SHARED) as file:
             file.write(data)
@@ -58,7 +58,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write where a user has said, also to a pipe or device, and through a link unless another user made it."""
+    """Write to a path that a user has chosen, which may be a pipe, a device or a link not made by another user."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     link = _find_link(path)
     if link is None:
@@ -70,9 +70,10 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 class UnnamedFile:
-    """File in memory, which is gone when no process has it open any more.
+    """File in memory, which disappears when no process has it open any longer.
 
-    Other processes of this user open it by `path`.  Where the system has none, or they cannot, there is no `fd`.
+    Other processes of this user open it by `path`.  If the system has no such files, or does not let other processes
+    open them, `fd` is None.
     """
 
     def __init__(self, label: str) -> None:
@@ -104,15 +105,15 @@ def _find_link(path: str | os.PathLike[str]) -> os.stat_result | None:
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a pipe or device, which passes on what is written to it."""
+    """Whether this is a pipe or a device."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _is_trusted(link: os.stat_result, folder: Path) -> bool:
     """Whether to follow a link, by the rule of the kernel's fs.protected_symlinks.
 
-    In folders such as /tmp, where all users can make files but not replace each other's, only links of this user and
-    of the folder's owner are followed.
+    In folders such as /tmp, where all users can create files but not replace those of others, only links of this user
+    and of the folder's owner are followed.
     """
     found = folder.stat()
     is_shared = bool(found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH)

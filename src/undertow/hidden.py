@@ -1,7 +1,7 @@
-"""Variables of the launcher that are hidden from single-process scripts.
+"""Environment variables of the launcher that are hidden from single-process scripts.
 
-In: `hide`, before such a script runs.  Out: an `os.environ` without them, which the script and its children see;
-`read_environment` still returns them.
+In: a call of `hide` before such a script runs.  Out: an `os.environ` without the variables, for the script and its
+children; `read_environment` still returns them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-# Ranks and sizes, as horovodrun sets them.
+# Ranks and sizes that horovodrun sets.
 HOROVOD = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -18,7 +18,7 @@ HOROVOD = (
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
 )
-# Ranks, sizes and addresses, as torchrun and similar launchers set them.
+# Ranks, sizes and addresses that torchrun and similar launchers set.
 RANKS = (
     "RANK",
     "WORLD_SIZE",
@@ -57,5 +57,5 @@ def is_hidden() -> bool:
 
 
 def read_environment() -> Mapping[str, str]:
-    """Return the environment with the hidden variables; they win over a RANK that the script sets itself."""
+    """Return the environment with the hidden variables, which take precedence over a RANK that the script sets."""
     return {**os.environ, **_hidden} if _hidden else os.environ

@@ -62,7 +62,7 @@ class Handle:
 
 
 class KVStore:
-    """Values by key, held by the shards.  A sum needs a push from every worker."""
+    """Store of values by key, which the shards hold.  A sum needs a push from every worker."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -78,7 +78,7 @@ class KVStore:
         return self._group.size
 
     def init(self, key: Hashable, value: Array) -> None:
-        """Create a key with rank 0's value; all workers call it in the same order."""
+        """Create a key with rank 0's value.  All workers must create their keys in the same order."""
         if key in self._entries:
             raise ConfigError(f"key {key!r} is initialised already")
         value = np.asarray(value, order="C")
@@ -91,7 +91,7 @@ class KVStore:
         self._start(key, value if self.rank == 0 else None, None, 0).wait()
 
     def push(self, key: Hashable, value: Array, priority: int = 0) -> Handle:
-        """Contribute to the key's next sum, which replaces its value."""
+        """Contribute to the key's next sum, which will replace its value."""
         return self._start(key, value, None, priority)
 
     def pull(self, key: Hashable, out: Array, priority: int = 0) -> Handle:

@@ -1,7 +1,7 @@
-"""Progress of long work, which reports it without knowing how it is shown.
+"""Progress reports of long work, independent of how they are shown.
 
-In: what happens now, how many units of work there are, how many of them are done.  Out: nothing.
-Work reports and never asks: the command line decides what the user sees of it.
+In: the current activity, the number of units of work, the number of units done.  Out: nothing.
+The command line decides what the user sees.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Progress:
-    """Receiver of progress reports, which shows nothing unless a subclass does.
+    """Receiver of progress reports.  This base class shows nothing.
 
-    All units take about equally long; longer work counts as several units.
+    All units should take about the same time; longer work counts as several units.
     """
 
     def say(self, text: str) -> None:
-        """Report what happens now: its subject, and after a colon the details."""
+        """Report the current activity: its subject and, after a colon, details."""
 
     def expect(self, units: float) -> None:
-        """Add units to the work ahead.  If the total is unknown, do not call this: then no remaining time is shown."""
+        """Add units to the total.  If the total is unknown, do not call this, and no remaining time is shown."""
 
     def advance(self, units: float = 1.0) -> None:
         """Report that units of work are done."""
@@ -32,5 +32,5 @@ OpenProgress = Callable[[], AbstractContextManager[Progress]]
 
 
 def open_silently() -> AbstractContextManager[Progress]:
-    """Open a progress that shows nothing, for work without a command line."""
+    """Return a context with a `Progress` that shows nothing, for work without a command line."""
     return nullcontext(SILENT)

@@ -1,7 +1,7 @@
-"""Settings of a process: arguments first, then environment variables, then defaults.
+"""Settings of a process, from arguments, else from environment variables, else from defaults.
 
 In: keyword arguments and a mapping of environment variables.  Out: a frozen `Settings`.
-No other module reads a variable `UNDERTOW_*`, with one exception: `autoload`, which every import of torch calls, looks
+No other module reads variables `UNDERTOW_*`, with one exception: `autoload`, which every import of torch calls, checks
 for UNDERTOW_AUTOLOAD before it imports this module.
 """
 
@@ -21,7 +21,7 @@ from undertow.hidden import read_environment
 from undertow.sizing import ALIGNMENT, CREDIT_RULE, Sizes
 from undertow.tracing.window import parse_window
 
-# The range of every setting that is a number.
+# Ranges of all settings that are numbers.
 BOUNDS = {
     "rank": bounds.RANK,
     "world_size": bounds.WORLD_SIZE,
@@ -41,22 +41,22 @@ BOUNDS = {
 
 
 class Priority(enum.Enum):
-    """Directions in which urgent slices may overtake others, if the next forward pass starts early."""
+    """Directions in which urgent slices overtake others, if the next forward pass starts early."""
 
     BOTH = "both"
-    PUSH = "push"  # only to the shards, whose answers leave in the order in which they are ready
+    PUSH = "push"  # only towards the shards; their answers leave in the order in which they are ready
     OFF = "off"
 
 
 class Batch(enum.Enum):
     """Batch size of each worker, in a single-process script and in loaders given to `undertow.torch.distribute`."""
 
-    SAME = "same"  # as in the script: N workers together have N times as much
-    SPLIT = "split"  # all workers together as in the script: results are those of a single process
+    SAME = "same"  # each worker has the script's batch size, so N workers together have N times as much
+    SPLIT = "split"  # all workers together have the script's batch size, so results are those of a single process
 
 
 class _Switch(enum.Enum):
-    """Choice with the members ON and OFF, which accepts the other words of a switch as well."""
+    """Choice with the members ON and OFF, which also accepts the other words of a switch."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
@@ -67,15 +67,15 @@ class _Switch(enum.Enum):
 class Horovod(_Switch):
     """Module that `import horovod.torch` finds."""
 
-    AUTO = "auto"  # undertow's, unless Horovod is installed
-    ON = "on"  # undertow's
-    OFF = "off"  # the one that is found without undertow
+    AUTO = "auto"  # undertow's module, unless Horovod is installed
+    ON = "on"  # undertow's module
+    OFF = "off"  # the module that would be found without undertow
 
 
 class Checksum(_Switch):
-    """Frames that carry a checksum of their body; the receiver checks it whatever its own choice is."""
+    """Frames that carry a checksum of their body.  Receivers always check it, whatever their own setting."""
 
-    AUTO = "auto"  # frames between hosts: Unix sockets on one host cannot damage anything
+    AUTO = "auto"  # only frames between hosts, because Unix sockets damage nothing
     ON = "on"
     OFF = "off"
 
@@ -83,20 +83,20 @@ class Checksum(_Switch):
 class PlainScripts(_Switch):
     """Treatment of a single-process script."""
 
-    AUTO = "auto"  # trained on all workers; it sees RANK, unless that made it choose NCCL on a host without it
+    AUTO = "auto"  # trained on all workers; it sees RANK, unless that makes it choose NCCL on a host without NCCL
     ON = "on"  # trained on all workers; it never sees RANK
-    OFF = "off"  # unchanged: each worker runs it independently
+    OFF = "off"  # left unchanged: each worker runs it independently
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Options of a job that takes turns with others."""
+    """Options of a job that takes turns with other jobs."""
 
     name: str
     weight: float
     is_urgent: bool
-    socket: str  # of the arbiter; empty: the default one of this user and host
-    is_spokesman: bool  # the first worker on its host, which logs for all of them
+    socket: str  # socket of the arbiter; if empty, the default of this user and host
+    is_verbose: bool  # True on the first worker of each host, which logs for all of them
 
 
 def _setting(default: Any, variable: str, text: str) -> Any:
@@ -107,10 +107,10 @@ def _setting(default: Any, variable: str, text: str) -> Any:
 class Settings:
     """Settings of a process, with their variables and defaults."""
 
-    rank: int = _setting(0, "RANK", "this worker's number, 0 to world_size - 1")
+    rank: int = _setting(0, "RANK", "this worker's rank, 0 to world_size - 1")
     world_size: int = _setting(1, "WORLD_SIZE", "number of workers")
-    local_rank: int = _setting(0, "LOCAL_RANK", "this worker's number on its host")
-    local_world_size: int = _setting(1, "LOCAL_WORLD_SIZE", "workers on this host")
+    local_rank: int = _setting(0, "LOCAL_RANK", "this worker's rank on its host")
+    local_world_size: int = _setting(1, "LOCAL_WORLD_SIZE", "number of workers on this host")
     master_addr: str = _setting("127.0.0.1", "MASTER_ADDR", "host of rank 0")
     master_port: int = _setting(0, "MASTER_PORT", "port at which rank 0 waits for the others")
     rendezvous: str = _setting("", "UNDERTOW_RENDEZVOUS", "address:port of the launcher's rendezvous server")
@@ -118,94 +118,98 @@ class Settings:
     start_marks: str = _setting(
         "",
         "UNDERTOW_START_MARKS",
-        "file in which a worker tells its launcher that it waits for others (`undertow run` sets it)",
+        "file in which a worker reports to its launcher that it waits for others (`undertow run` sets it)",
     )
     loss_note: str = _setting(
         "",
         "UNDERTOW_LOSS_NOTE",
-        "file in which a worker tells its launcher of the loss that ended it (`undertow run` sets it)",
+        "file in which a worker reports to its launcher the loss that ended it (`undertow run` sets it)",
     )
     address: str = _setting(
-        "", "UNDERTOW_ADDRESS", "this worker's address for all peers; default: of the interface that routes to rank 0"
+        "",
+        "UNDERTOW_ADDRESS",
+        "address at which peers reach this worker; default: that of the interface on the route to rank 0",
     )
     start_timeout_s: float = _setting(120.0, "UNDERTOW_START_TIMEOUT", "seconds to wait for all workers to arrive")
     silence_timeout_s: float = _setting(
-        10.0, "UNDERTOW_SILENCE_TIMEOUT", "seconds without a sign of life until a worker counts as lost"
+        10.0, "UNDERTOW_SILENCE_TIMEOUT", "seconds of silence after which a worker counts as lost"
     )
     stall_timeout_s: float = _setting(
-        1800.0, "UNDERTOW_STALL_TIMEOUT", "seconds to wait for a living worker that does not contribute"
+        1800.0, "UNDERTOW_STALL_TIMEOUT", "seconds to wait for a worker that is alive but does not contribute"
     )
     slice_bytes: int = _setting(
-        0, "UNDERTOW_SLICE", "bytes of a slice; default: what the measured link carries in UNDERTOW_SLICE_TIME"
+        0, "UNDERTOW_SLICE", "bytes per slice; default: what the measured link carries in UNDERTOW_SLICE_TIME"
     )
     smallest_slice_bytes: int = _setting(
-        Sizes().smallest, "UNDERTOW_SMALLEST_SLICE", "bytes of the smallest slices that are chosen, for slow links"
+        Sizes().smallest, "UNDERTOW_SMALLEST_SLICE", "minimum of the chosen slice size in bytes, for slow links"
     )
     largest_slice_bytes: int = _setting(
         Sizes().largest,
         "UNDERTOW_LARGEST_SLICE",
-        "bytes of the largest slices that are chosen; a quarter of it before the link is measured",
+        "maximum of the chosen slice size in bytes; slices have at most a quarter of it before the link is measured",
     )
     slice_time_s: float = _setting(
         Sizes().time_s, "UNDERTOW_SLICE_TIME", "seconds that the link needs for a slice of the chosen size"
     )
-    credit_bytes: int = _setting(0, "UNDERTOW_CREDIT", f"maximum of bytes in flight; default: {CREDIT_RULE}")
+    credit_bytes: int = _setting(0, "UNDERTOW_CREDIT", f"maximum number of bytes in flight; default: {CREDIT_RULE}")
     checksum: Checksum = _setting(
         Checksum.AUTO,
         "UNDERTOW_CHECKSUM",
-        "checksum of all slices: auto (between hosts), on (on one host too), off; rank 0's choice counts",
+        "checksum of all slices: auto (between hosts), on (also within a host), off; rank 0's setting applies to all",
     )
     wait_free: bool = _setting(True, "UNDERTOW_WAIT_FREE", "off: no gradient is sent before backward has ended")
     priority: Priority = _setting(
         Priority.BOTH,
         "UNDERTOW_PRIORITY",
-        "slices that are needed first travel first: both (ways), push (to the shards only), off",
+        "slices needed first are sent first: both (directions), push (to the shards only), off",
     )
     plan: str = _setting(
         "auto",
         "UNDERTOW_PLAN",
-        "schemes of the gradients: auto (the fastest), poseidon, the name of one scheme, or a plan's file",
+        "schemes of the gradients: auto (the fastest), poseidon, the name of one scheme, or the file of a plan",
     )
     profile: str = _setting(
         "",
         "UNDERTOW_PROFILE",
         "file for the profile of the first steps, after which the script ends (`undertow plan` sets it)",
     )
-    share: bool = _setting(False, "UNDERTOW_SHARE", "take turns on the device with other jobs that do (undertow share)")
-    share_name: str = _setting("", "UNDERTOW_SHARE_NAME", "the job's name for other jobs; default: that of its script")
+    share: bool = _setting(False, "UNDERTOW_SHARE", "on: take turns on the device with other jobs (undertow share)")
+    share_name: str = _setting(
+        "", "UNDERTOW_SHARE_NAME", "name that other jobs see for this job; default: that of its script"
+    )
     share_weight: float = _setting(1.0, "UNDERTOW_SHARE_WEIGHT", "multiple of an equal share of device time")
     share_urgent: bool = _setting(False, "UNDERTOW_SHARE_URGENT", "on: other jobs compute only while this one waits")
     share_socket: str = _setting("", "UNDERTOW_SHARE_SOCKET", "socket of the arbiter; default: one per user and host")
-    ddp: bool = _setting(True, "UNDERTOW_DDP", "off: a script's DistributedDataParallel stays torch's own")
+    ddp: bool = _setting(True, "UNDERTOW_DDP", "off: a script's DistributedDataParallel remains that of torch")
     plain: PlainScripts = _setting(
         PlainScripts.AUTO,
         "UNDERTOW_PLAIN",
-        "a single-process script is trained on all workers: auto, on (RANK is hidden from it), off (never)",
+        "training of single-process scripts on all workers: auto, on (hides RANK from the script), off",
     )
     batch: Batch = _setting(
         Batch.SAME,
         "UNDERTOW_BATCH",
-        "batch size of single-process scripts and undertow.torch.distribute(): same (of each worker), "
-        "split (of all together)",
+        "batch size of single-process scripts and undertow.torch.distribute(): same (for each worker), "
+        "split (among all workers)",
     )
     overlap: bool = _setting(
-        False, "UNDERTOW_OVERLAP", "on: parallelize() for scripts that do not call it: the next forward starts early"
+        False, "UNDERTOW_OVERLAP", "on: start the next forward early, as parallelize() does, in scripts without it"
     )
     seed_per_rank: bool = _setting(
         False,
         "UNDERTOW_SEED_PER_RANK",
-        "on: workers draw different batches in a single-process script that draws its own",
+        "on: in a single-process script that draws its own batches, each worker draws different ones",
     )
     horovod: Horovod = _setting(
         Horovod.AUTO,
         "UNDERTOW_HOROVOD",
-        "`import horovod.torch` finds undertow's: auto (unless Horovod is installed), on, off",
+        "`import horovod.torch` imports undertow's module: auto (unless Horovod is installed), on, off",
     )
     autoload: bool = _setting(
-        False, "UNDERTOW_AUTOLOAD", "on: under torchrun, scripts that import torch are prepared as by `undertow run`"
+        False, "UNDERTOW_AUTOLOAD", "on: under torchrun, prepare scripts that import torch as `undertow run` does"
     )
     trace: str = _setting("", "UNDERTOW_TRACE", "folder for traces of every stage; empty: no traces")
-    trace_steps: str = _setting("100", "UNDERTOW_TRACE_STEPS", "steps to trace: 20 (the first ones), 1000:1050 or all")
+    trace_steps: str = _setting("100", "UNDERTOW_TRACE_STEPS", "steps to trace: 20 (the first 20), 1000:1050 or all")
     live: str = _setting("", "UNDERTOW_LIVE", "socket of a launcher that shows the job live (`undertow run` sets it)")
 
     def __post_init__(self) -> None:
@@ -218,8 +222,8 @@ class Settings:
                 raise ConfigError(f"slice of {size} bytes: use a multiple of 16 of at least 1024, or leave it out")
         if 4 * self.smallest_slice_bytes > self.largest_slice_bytes:
             raise ConfigError(
-                f"slices of {self.smallest_slice_bytes} to {self.largest_slice_bytes} bytes: the largest must be four "
-                "times the smallest at least"
+                f"slices of {self.smallest_slice_bytes} to {self.largest_slice_bytes} bytes: the largest must be at "
+                "least four times the smallest"
             )
         largest = self.slice_bytes or self.largest_slice_bytes
         if self.credit_bytes and self.credit_bytes < 2 * largest:
@@ -236,7 +240,7 @@ class Settings:
 
     @property
     def sharing(self) -> Sharing | None:
-        """Options of sharing; None if the job has its devices for itself."""
+        """Options of sharing; None if the job does not share its devices."""
         if not self.share:
             return None
         return Sharing(
@@ -244,12 +248,12 @@ class Settings:
             weight=self.share_weight,
             is_urgent=self.share_urgent,
             socket=self.share_socket,
-            is_spokesman=self.local_rank == 0,
+            is_verbose=self.local_rank == 0,
         )
 
 
 def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
-    """Merge arguments (None means not given), the environment and the defaults."""
+    """Merge arguments (None if not given), the environment and the defaults."""
     environ = read_environment() if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(Settings):
@@ -266,7 +270,7 @@ def read_settings(environ: Mapping[str, str] | None = None, **arguments: Any) ->
 
 
 def is_given(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether the environment gives this setting a value."""
+    """Whether the environment has a value for this setting."""
     return environ.get(Settings.__dataclass_fields__[name].metadata["env"], "") != ""
 
 
@@ -280,17 +284,17 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Value of one setting as text, with its origin and what is wrong with it, if anything."""
+    """Value of one setting as text, with its origin."""
 
     name: str
     variable: str
     value: str
     origin: Origin
-    complaint: str = ""
+    complaint: str = ""  # what is wrong with the value
 
 
 def list_sources(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[Source]:
-    """Return every setting as `read_settings` would find it, also those that it would refuse."""
+    """Return every setting as `read_settings` would find it, including values that it would refuse."""
     environ = read_environment() if environ is None else environ
     return [_find_source(item, environ, arguments.get(item.name)) for item in fields(Settings)]
 
@@ -313,7 +317,7 @@ _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": F
 
 
 def _read_argument(item: Field[Any], value: Any) -> Any:
-    """Read an argument; words of a choice or switch, and True and False, mean the same as in a variable."""
+    """Read an argument.  Words of choices and switches are accepted as in variables, and also True and False."""
     kind = type(item.default)
     if isinstance(value, str) and (kind is bool or issubclass(kind, enum.Enum)):
         return _parse(item, item.name, value)
@@ -351,7 +355,7 @@ def _parse(item: Field[Any], variable: str, text: str) -> Any:
 
 
 def _check_text(variable: str, text: str) -> None:
-    """Refuse bytes of the environment that are not UTF-8: they cannot be sent as text."""
+    """Refuse a value that is not UTF-8, because it cannot be sent as text."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -359,7 +363,7 @@ def _check_text(variable: str, text: str) -> None:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Return (variable, default, help) of every setting, for the docs and the help text."""
+    """Return (variable, default, help) of every setting, for the help text."""
     return [(f.metadata["env"], _show(f.default), f.metadata["help"]) for f in fields(Settings)]
 
 

@@ -28,14 +28,14 @@ def has_group_of_one() -> bool:
 
 
 class TorchRendezvous:
-    """Rendezvous through the store of the script's process group, or through torchrun's."""
+    """Rendezvous through the store of the script's process group, or through that of torchrun."""
 
     @property
     def has_joined(self) -> bool:
         return has_process_group()
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         return has_process_group() or read_environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def form(self, name: str, settings: Settings, loop: Loop) -> ConnectedGroup:

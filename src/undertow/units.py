@@ -1,7 +1,7 @@
-"""Quantities as text: the only parser and the only formatter of rates, times, shares, sizes and counts.
+"""Quantities as text: the only parser and formatter of rates, times, shares, sizes and counts.
 
-In: "1gbit", "250 ms", "90%", "61.5M", or numbers in SI units.  Out: the numbers, or text, so that a quantity looks the
-same in every table, sentence and view.  A bandwidth without a unit is in Gbit/s, as networks are sold.  Pure.
+In: "1gbit", "250 ms", "90%", "61.5M", or numbers in SI units.  Out: numbers, or text that is the same for a quantity in
+every table, sentence and view.  A bandwidth without a unit is in Gbit/s, as networks are sold.  Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from undertow.bounds import BANDWIDTH, COMPUTE_S, PARAMETERS, Bounds
 from undertow.errors import ConfigError
 
 GIGA = 1e9
-ABSENT = "–"  # in place of an unknown figure
+ABSENT = "–"  # shown for an unknown figure
 
 _PREFIXES = (("G", GIGA), ("M", 1e6), ("k", 1e3))
 _BITS = {"": 1.0, **{prefix.lower(): unit for prefix, unit in _PREFIXES}}
@@ -26,7 +26,7 @@ _QUANTITY = re.compile(rf"({_NUMBER})\s*([^\W\d]*)")
 
 
 def parse_bandwidth(text: str, option: str = "") -> float:
-    """Read bits per second: "1gbit", "2.5 Gbit/s", "400mbps" or, in Gbit/s, "10"."""
+    """Parse a bandwidth in bits per second: "1gbit", "2.5 Gbit/s", "400mbps" or, in Gbit/s, "10"."""
     before = f"{option}: " if option else ""
     found = _BANDWIDTH.fullmatch(text.strip())
     if not found:
@@ -37,7 +37,7 @@ def parse_bandwidth(text: str, option: str = "") -> float:
 
 
 def parse_bandwidths(text: str, option: str = "") -> tuple[float, ...]:
-    """Read bandwidths with commas between them; those without a unit take that of the last one."""
+    """Parse comma-separated bandwidths; the unit of the last one also applies to those without a unit."""
     parts = text.split(",")
     unit = _find_unit(parts[-1])
     return tuple(parse_bandwidth(part if _find_unit(part) else part + unit, option) for part in parts)
@@ -48,21 +48,21 @@ def _find_unit(text: str) -> str:
 
 
 def parse_count(text: str, option: str) -> float:
-    """Read a count: "61.5M" is 61.5e6, "1.2B" is 1.2e9."""
+    """Parse a count: "61.5M" is 61.5e6, "1.2B" is 1.2e9."""
     count = _read(text, option, _COUNTS, "a number: write it as 61.5M, 143e6 or 1.2B")
     PARAMETERS.check_range(f"{option} {text.strip()}", count)
     return count
 
 
 def parse_time(text: str, option: str, bounds: Bounds = COMPUTE_S) -> float:
-    """Read seconds: "0.25s", "250ms" or, in seconds, "0.25"."""
+    """Parse a time: "0.25s", "250ms" or, in seconds, "0.25"."""
     time_s = _read(text, option, _TIMES, "a time: write it as 0.25s or 250ms")
     bounds.check_range(f"{option} {text.strip()}", time_s)
     return time_s
 
 
 def parse_share(text: str, option: str, bounds: Bounds) -> float:
-    """Read a share: "90%" and "0.9" are equal."""
+    """Parse a share: "90%" or "0.9"."""
     number = text.strip().removesuffix("%")
     share = _read(number, option, {"": 1.0}, "a share: write it as 90% or 0.9", shown=text)
     if number != text.strip():
@@ -79,12 +79,12 @@ def _read(text: str, option: str, units: Mapping[str, float], kind: str, *, show
 
 
 def parse_numbers(text: str, option: str, bounds: Bounds) -> tuple[float, ...]:
-    """Read several numbers, with commas between them."""
+    """Parse comma-separated numbers."""
     return tuple(bounds.parse(option, part.strip()) for part in text.split(","))
 
 
 def format_figure(value: float | None) -> str:
-    """Write a measured figure for a column: no measurement here is good for more than three digits."""
+    """Format a measured figure for a column, with three digits: no measurement is more precise."""
     if value is None:
         return ABSENT
     decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
@@ -92,29 +92,29 @@ def format_figure(value: float | None) -> str:
 
 
 def format_short(value: float, digits: int = 3) -> str:
-    """Write at most this many digits, without trailing zeros, and a large value without an exponent."""
+    """Format a value with at most this many digits, without trailing zeros and without an exponent if it is large."""
     return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def format_ms_figure(time_s: float) -> str:
-    """Write the figure of a time for a column in milliseconds."""
+    """Format a time for a column in milliseconds, without the unit."""
     return format_figure(time_s * 1e3)
 
 
 def format_ms(time_s: float, digits: int = 3) -> str:
-    """Write a time for a sentence: `12.3 ms`, or from ten seconds on `12.3 s`."""
+    """Format a time for a sentence: `12.3 ms`, or `12.3 s` if it is ten seconds or more."""
     if time_s >= 10:
         return f"{format_short(time_s, digits)} s"
     return f"{format_short(round(time_s * 1e3, 3), digits)} ms"
 
 
 def format_ns(time_ns: float) -> str:
-    """Write a number of nanoseconds in milliseconds."""
+    """Format nanoseconds in milliseconds."""
     return format_ms(time_ns / 1e9)
 
 
 def format_seconds(time_s: float) -> str:
-    """Write a duration as a person would say it: `5.67 s`, `3 min`, `2 days`."""
+    """Format a duration in its most natural unit: `5.67 s`, `3 min`, `2 days`."""
     if time_s < 120:
         return f"{format_short(time_s)} s"
     minutes, hours = time_s / 60, time_s / 3600
@@ -122,26 +122,26 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_clock(time_s: float) -> str:
-    """Write elapsed time as a clock shows it: `2:03`, or `1:02:03`."""
+    """Format elapsed time like a clock: `2:03` or `1:02:03`."""
     minutes, rest_s = divmod(int(time_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
 
 
 def format_speed(steps_per_s: float) -> str:
-    """Write a rate of steps: `8.3 steps/s`, or for slow ones `15 s/step`."""
+    """Format a rate of steps: `8.3 steps/s`, or `15 s/step` if it is slow."""
     if 0 < steps_per_s < 0.1:
         return f"{format_short(1 / steps_per_s, 2)} s/step"
     return f"{format_short(steps_per_s, 2)} steps/s"
 
 
 def format_percent(share: float) -> str:
-    """Write a share to the nearest percent: `9 %`."""
+    """Format a share to the nearest percent: `9 %`."""
     return f"{100 * share:.0f} %"
 
 
 def format_share(part: float, whole: float = 1.0) -> str:
-    """Write a share: `72 %`, but `under 1 %` for little and `over 99 %` for nearly all."""
+    """Format a share: `72 %`, but `under 1 %` for nearly nothing and `over 99 %` for nearly all."""
     share = part / whole if whole else 0.0
     if 0 < share <= 0.005:
         return "under 1 %"
@@ -151,30 +151,30 @@ def format_share(part: float, whole: float = 1.0) -> str:
 
 
 def format_bytes(size_bytes: float, digits: int = 3) -> str:
-    """Write a size: `7.5 MB`."""
+    """Format a size: `7.5 MB`."""
     return _scale(size_bytes, "B", digits)
 
 
 def format_byte_rate(rate_bytes_per_s: float) -> str:
-    """Write a rate of bytes for a live view: `93 MB/s`."""
+    """Format a rate of bytes for a live view: `93 MB/s`."""
     return f"{format_bytes(rate_bytes_per_s, 2)}/s"
 
 
 def format_bandwidth(rate_bits_per_s: float) -> str:
-    """Write a rate of bits: `1 Gbit/s`, `2.5 Mbit/s`."""
+    """Format a rate of bits: `1 Gbit/s`, `2.5 Mbit/s`."""
     return _scale(rate_bits_per_s, "bit/s", 3)
 
 
 def _scale(value: float, unit: str, digits: int) -> str:
     for prefix, size in _PREFIXES:
-        # A value that rounds to 1000 of the smaller unit is 1 of this one.
+        # A value that would round to 1000 of the smaller unit is shown as 1 of this unit.
         if value >= 0.9995 * size:
             return f"{format_short(value / size, digits)} {prefix}{unit}"
     return f"{format_short(value, digits)} {unit}"
 
 
 def format_count(count: float) -> str:
-    """Write a count: `61.5 M`.  Below ten billion in millions, which are easier to compare."""
+    """Format a count: `61.5 M`.  Counts below ten billion are in millions, which are easier to compare."""
     for name, unit, least in ((" B", 1e9, 1e10), (" M", 1e6, 1e6), (" k", 1e3, 1e3)):
         if count >= least:
             return f"{count / unit:.5g}{name}"
@@ -182,5 +182,5 @@ def format_count(count: float) -> str:
 
 
 def format_quantity(count: float, noun: str) -> str:
-    """Write a number of things: `1 rank`, `2 ranks`, `0.5 cores`."""
+    """Format a number with its noun: `1 rank`, `2 ranks`, `0.5 cores`."""
     return f"{count:g} {noun}{'' if count == 1 else 's'}"

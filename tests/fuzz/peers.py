@@ -109,16 +109,16 @@ def run_worker_card(data: bytes) -> None:
     parse_address(card.address)
 
 
-def run_subset_bid(data: bytes) -> None:
+def run_subset_entry(data: bytes) -> None:
     """What one of three ranks brings to the rendezvous of two of them."""
-    own = msgspec.msgpack.encode(subsets._Bid(b"own card"))
-    cards = subsets._Gathering([0, 1], lambda title, bid: [own, data, own]).meet(b"own card")
+    own = msgspec.msgpack.encode(subsets._Entry(b"own card"))
+    cards = subsets._SubsetRendezvous([0, 1], lambda title, entry: [own, data, own]).meet(b"own card")
     assert [type(card) for card in cards] == [bytes, bytes]
 
 
 def run_subset_outcome(data: bytes) -> None:
     """How another rank says that it has joined, or why not."""
-    text = subsets._agree(None, lambda title, told: [told, data, told])
+    text = subsets._agree(None, lambda title, own: [own, data, own])
     assert isinstance(text, str)
 
 
@@ -403,7 +403,7 @@ def make_targets() -> list[Target]:
         ),
         of("rendezvous reply", replies, run_reply, decodes=("engine/coordinator/rendezvous.py",)),
         of("worker card", [pack(card)], run_worker_card, decodes=("engine/client/formation.py",)),
-        of("subset's bid", [pack(subsets._Bid(b"card"))], run_subset_bid, decodes=("runtime/subsets.py",)),
+        of("subset entry", [pack(subsets._Entry(b"card"))], run_subset_entry, decodes=("runtime/subsets.py",)),
         of("subset's outcome", [pack(None), pack(failure)], run_subset_outcome, decodes=("runtime/subsets.py",)),
         of(
             "host card",

@@ -1,4 +1,4 @@
-"""Calls by name begin once each, on keys of their own, in whichever order ranks make and prepare them."""
+"""NamedCallCoordinator by name begin once each, on keys of their own, in whichever order ranks make and prepare them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_group import make_shape
 from undertow.engine.coordinator.agreement import Keys
-from undertow.engine.coordinator.calls import Calls
+from undertow.engine.coordinator.calls import NamedCallCoordinator
 from undertow.engine.coordinator.messages import Begin, Call, Message, Prepare
 from undertow.engine.coordinator.terms import Route, Terms
 from undertow.engine.core.dtypes import DType
@@ -26,7 +26,7 @@ def terms_of(form: int) -> Terms:
 
 @given(st.data(), st.lists(st.integers(0, 2), min_size=1, max_size=6))
 def test_every_call_begins_once_on_keys_that_no_other_uses(data: st.DataObject, forms: list[int]) -> None:
-    made = Calls(make_shape(SIZE), Keys())
+    made = NamedCallCoordinator(make_shape(SIZE), Keys())
     # What can happen next: a rank makes its next call, a rank learns of keys, a call that has begun ends.
     left = {rank: list(data.draw(st.permutations(range(len(forms))))) for rank in range(SIZE)}
     unprepared: list[tuple[int, int]] = []

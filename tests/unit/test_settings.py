@@ -115,11 +115,11 @@ def test_a_job_shares_only_if_it_is_told_to() -> None:
 def test_a_job_that_shares_has_a_name_and_one_worker_of_a_host_that_speaks() -> None:
     given = read_settings({"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_NAME": "night", "LOCAL_RANK": "1"}).sharing
     assert given is not None
-    assert (given.name, given.is_spokesman) == ("night", False)
+    assert (given.name, given.is_verbose) == ("night", False)
     by_itself = read_settings({}, share=True).sharing
     assert by_itself is not None
     assert by_itself.name == Path(sys.argv[0]).stem
-    assert by_itself.is_spokesman
+    assert by_itself.is_verbose
 
 
 def test_unknown_argument_is_refused_with_the_known_ones() -> None:

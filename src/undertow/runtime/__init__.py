@@ -1,1 +1,1 @@
-"""What there is once per process: its engine thread, groups, recording and turns."""
+"""State of the process: its engine thread, groups, recording and turns."""

@@ -1,8 +1,8 @@
-"""Launchers that start several processes but whose ranks undertow does not read: recognised by variables, and refused.
+"""Refusal of launchers that start several processes and whose ranks undertow does not read.
 
-In: an environment.  Out: the launcher that was recognised, and the command to type instead.
+In: an environment.  Out: the launcher, which is recognised by its variables, and the command to use instead.
 Without the refusal each process would train alone, as rank 0 of 1.
-Pure: reads only the mapping it is given.
+Pure: reads only the given mapping.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _PORT = "--master-port 29500"
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Other launcher: the variable by which it was recognised, and the parts of the command to type instead."""
+    """Another launcher: the variable by which it was recognised, and the parts of the command to use instead."""
 
     name: str
     variable: str
     value: str
     hosts: int
     workers: int  # on each host
-    node_rank: str = ""  # the variable with the number of a host, if each runs one process
-    start: str = ""  # its command that starts one process on each host; empty: it does so already
+    node_rank: str = ""  # variable with the number of the host, if each host runs one process
+    start: str = ""  # command that starts one process on each host; empty if the launcher does so already
     master: str = f"--master-addr FIRST_HOST {_PORT}"
 
     def describe_command(self, *, script: str, nproc: int | None = None) -> str:
-        """Return the command to type, with `nproc` workers on each host."""
+        """Return the command to use instead, with `nproc` workers on each host."""
         nproc = nproc or self.workers
         if self.hosts == 1:
             return f"`undertow run -n {nproc} {script}` in one process"
@@ -47,7 +47,7 @@ def find_process_launcher(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def find_host_launcher(environ: Mapping[str, str]) -> Launcher | None:
-    """Find the launcher that started `undertow run` several times.  Workers of our own launcher may start it."""
+    """Find the launcher that started `undertow run` several times, unless workers of our own launcher did."""
     if is_given("rendezvous", environ):
         return None
     return _find_kubeflow(environ) or _find_pod(environ) or find_process_launcher(environ)
@@ -59,28 +59,29 @@ def refuse_hosts(environ: Mapping[str, str], *, script: str, nproc: int | None) 
     if launcher:
         raise ConfigError(
             f"{launcher.name} started this command as one of several ({launcher.variable}={launcher.value}): each "
-            f"would train alone. Type {launcher.describe_command(script=script, nproc=nproc)}; --nnodes 1 insists"
+            f"would train alone. Use {launcher.describe_command(script=script, nproc=nproc)}, or give --nnodes 1 to "
+            "train alone"
         )
 
 
 def refuse_processes(environ: Mapping[str, str], *, script: str) -> None:
     """Raise `ConfigError` if this process would be rank 0 of 1 because its launcher sets no variable that we read."""
-    is_told = environ.get("RANK") and environ.get("WORLD_SIZE")
-    if is_told or environ.get("WORLD_SIZE") == "1" or is_given("rendezvous", environ):
+    has_rank = environ.get("RANK") and environ.get("WORLD_SIZE")
+    if has_rank or environ.get("WORLD_SIZE") == "1" or is_given("rendezvous", environ):
         return
     launcher = find_process_launcher(environ)
     if launcher:
         raise ConfigError(
             f"{launcher.name} started this process as one of several ({launcher.variable}={launcher.value}), but RANK "
-            "and WORLD_SIZE are not both set: each would train alone. Type "
-            f"{launcher.describe_command(script=script)}, or insist with WORLD_SIZE=1"
+            "and WORLD_SIZE are not both set: each would train alone. Use "
+            f"{launcher.describe_command(script=script)}, or set WORLD_SIZE=1 to train alone"
         )
 
 
 def _find_slurm(environ: Mapping[str, str]) -> Launcher | None:
     variable = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     tasks, nodes = _read_count(environ, variable), _read_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES")
-    # Without SLURM_PROCID this is no task: a shell that salloc has opened has only the counts of its job.
+    # Without SLURM_PROCID this is no task: a shell opened by salloc has only the counts of its job.
     if not environ.get("SLURM_PROCID") or tasks < 2 or _is_batch_script_of_one_node(environ):
         return None
     return Launcher(
@@ -96,21 +97,21 @@ def _find_slurm(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def _is_batch_script_of_one_node(environ: Mapping[str, str]) -> bool:
-    """Return whether this is a batch script: Slurm runs it once, as process 0 on the first node, and not as a task."""
+    """Whether this is a batch script on one node, which Slurm runs once, as process 0, and not as a task."""
     is_step = bool(environ.get("SLURM_STEP_ID"))
     return not is_step and environ.get("SLURM_PROCID") == "0" and environ.get("SLURM_JOB_NUM_NODES") == "1"
 
 
 @dataclass(frozen=True)
 class _Mpi:
-    """Family of launchers and its variables, of which not every launcher sets all."""
+    """Family of launchers and its variables, not all of which every launcher sets."""
 
     name: str
     start: str
-    prefix: str  # of its variables
-    local_size: str = ""  # where it has another name than the prefix gives
+    prefix: str  # prefix of its variables
+    local_size: str = ""  # variable of the local size, if it does not have this prefix
     local_rank: str = ""
-    is_sure: bool = True  # the size alone is proof: no user sets it
+    is_sure: bool = True  # the size alone is proof, because no user sets it
 
     @property
     def variables(self) -> tuple[str, str, str, str]:
@@ -137,7 +138,7 @@ def _find_mpi(environ: Mapping[str, str], kind: _Mpi) -> Launcher | None:
     size, local_size, rank, local_rank = kind.variables
     if not kind.is_sure and not environ.get(rank):
         return None
-    # A rank is as good as a size: there is a process 0 beside process 1.
+    # A rank also proves a size: beside process 1 there is a process 0.
     counts = {variable: _read_count(environ, variable) for variable in (size, local_size)}
     counts |= {variable: 1 + _read_count(environ, variable, default=0) for variable in (rank, local_rank)}
     variable = next((variable for variable, count in counts.items() if count > 1), None)
@@ -176,7 +177,7 @@ def _find_pod(environ: Mapping[str, str]) -> Launcher | None:
     pods = _read_count(environ, "WORLD_SIZE")
     if pods < 2:
         return None
-    is_told = bool(environ.get("MASTER_ADDR"))  # read by `undertow run` itself
+    has_master = bool(environ.get("MASTER_ADDR"))  # read by `undertow run`
     return Launcher(
         name="A launcher of pods or processes",
         variable="WORLD_SIZE",
@@ -184,11 +185,11 @@ def _find_pod(environ: Mapping[str, str]) -> Launcher | None:
         hosts=pods,
         workers=1,
         node_rank="RANK",
-        master="" if is_told else f"--master-addr FIRST_HOST {_PORT}",
+        master="" if has_master else f"--master-addr FIRST_HOST {_PORT}",
     )
 
 
 def _read_count(environ: Mapping[str, str], *variables: str, default: int = 1) -> int:
-    """Return the first of these variables that is a positive number; of a range (1:4) the larger end."""
+    """Return the first of these variables that is a positive number.  Of a range (1:4) the larger end is taken."""
     texts = [environ.get(variable, "").rpartition(":")[2] for variable in variables]
     return next((count for count in map(read_count, texts) if count), default)

@@ -1,10 +1,10 @@
-"""Notes of a worker for its own launcher, in files without a name: how far its start is, and which loss ended it.
+"""Notes from a worker to its launcher, in unnamed files: the progress of its start, and the loss that ended it.
 
-In: a worker waits for others, or has met them; the error that ends its script.
-Out: start marks, which the launcher reads at any time; the first loss, read when the worker has ended.
-The launcher needs no thread and no socket for them, and a worker can write while any launcher is stopped.  What a
-worker prints is for people, and may be anything.  A worker opens the files through /proc, by the paths in
-UNDERTOW_START_MARKS and UNDERTOW_LOSS_NOTE; one that cannot goes on without.
+In: a worker waits for others or has met them; the error that ends its script.
+Out: start marks, which the launcher can read at any time; the first loss, which it reads after the worker has ended.
+The launcher needs neither a thread nor a socket for these files, and a worker can write while a launcher is stopped.
+A worker's output would not do: it is for people and may be anything.  A worker opens the files through /proc, by the
+paths in UNDERTOW_START_MARKS and UNDERTOW_LOSS_NOTE; if it cannot, it continues without them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Mark(enum.IntEnum):
     """Progress of a worker's start."""
 
     NONE = 0
-    WAITS = 1  # for ranks that torch knows, perhaps not for all
+    WAITS = 1  # for other ranks, perhaps not for all
     WAITS_FOR_ALL = 2
-    MET = 3  # it needs them from now on; stays
+    MET = 3  # has met the others and needs them from now on; never changes again
 
 
 class StartMarks(UnnamedFile):
-    """Marks of a launcher's workers, one byte for each, by local rank."""
+    """Marks of a launcher's workers, one byte per worker, by local rank."""
 
     def __init__(self) -> None:
         super().__init__("undertow-start-marks")
 
     def read(self, count: int) -> list[Mark]:
-        """Return the marks of the first `count` workers; where there is no such file, all count as waiting."""
+        """Return the marks of the first `count` workers.  If there is no file, all of them count as waiting."""
         if self.fd is None:
             return [Mark.WAITS] * count
         data = os.pread(self.fd, count, 0)
@@ -50,7 +50,7 @@ class StartMarks(UnnamedFile):
 
 @contextlib.contextmanager
 def waiting(path: str, local_rank: int, mark: Mark, *, then: Mark = Mark.NONE) -> Iterator[None]:
-    """Mark a worker as waiting inside of the block; `then` is its mark after the block has succeeded."""
+    """Mark a worker as waiting within the block; `then` is its mark after the block has succeeded."""
     _mark(path, local_rank, mark)
     try:
         yield
@@ -61,20 +61,20 @@ def waiting(path: str, local_rank: int, mark: Mark, *, then: Mark = Mark.NONE) -
 
 
 def _mark(path: str, local_rank: int, mark: Mark) -> None:
-    # The launcher may be gone, or in another container.
+    # The launcher may have ended, or be in another container.
     with contextlib.suppress(OSError), open(path, "r+b") as file:
         if os.pread(file.fileno(), 1, local_rank) != bytes([Mark.MET]):
             os.pwrite(file.fileno(), bytes([mark]), local_rank)
 
 
 class LossNote(UnnamedFile):
-    """The launcher's side of one worker's note."""
+    """Loss note of one worker, on the launcher's side."""
 
     def __init__(self) -> None:
         super().__init__("undertow-loss-note")
 
     def read(self) -> PeerLost | None:
-        """Return the loss because of which the worker has ended, if it has noted one."""
+        """Return the loss that ended the worker, if it has noted one."""
         if self.fd is None:
             return None
         with contextlib.suppress(Garbled):
@@ -84,11 +84,11 @@ class LossNote(UnnamedFile):
 
 
 def note_loss(*errors: BaseException | None) -> None:
-    """Tell the launcher, if there is one, of the first loss that one of these errors is or follows from."""
+    """Report to the launcher, if any, the first loss that is one of these errors or caused one of them."""
     loss = next((each for error in errors for each in _follow(error) if isinstance(each, PeerLost)), None)
     if loss is None:
         return
-    # The launcher may be gone, or not to be seen from here.
+    # The launcher may have ended, or be invisible from here.
     with contextlib.suppress(ConfigError, OSError), open(read_settings().loss_note, "r+b") as file:
         file.truncate(0)
         write_error(loss, file.fileno())

@@ -1,7 +1,7 @@
 """State of the process: the engine thread and the groups that it serves.
 
-In: `init`, or a framework's own process group.  Out: groups, formed when first needed.
-Importing starts nothing; `shutdown` and the end of the process end everything.
+In: `init`, or a framework's process group.  Out: groups, formed when first needed.
+Importing this module starts nothing; `shutdown` and the end of the process end everything.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _lock = threading.RLock()
 _loop: Loop | None = None
 _settings: Settings | None = None
 _groups: dict[object, ConnectedGroup] = {}
-_formed = 0  # how often `init` has succeeded, the same on all ranks: a failed one may be tried again
+_formed = 0  # number of successful calls of `init`, the same on all ranks; a failed call may be repeated
 _DEFAULT = "default"
 ANNOUNCE_S = 5.0
-EXCEPTION_EXIT_CODE = 1  # Python's, after an exception that the script does not catch
-_give_way: Callable[[str], None] | None = None  # set: the default group was formed for a script that did not ask
+EXCEPTION_EXIT_CODE = 1  # Python's exit code after an uncaught exception
+_give_way: Callable[[str], None] | None = None  # set if the default group was formed for a script that did not join
 
 
 class Rendezvous(Protocol):
-    """Rendezvous of a framework: how its workers find each other."""
+    """Rendezvous of a framework, through which its workers find each other."""
 
     @property
     def has_joined(self) -> bool:
         """Whether the script has already joined the other workers through it."""
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the workers can find each other through it."""
 
     def form(self, name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
@@ -58,9 +58,9 @@ class Rendezvous(Protocol):
 
 
 def init(rendezvous: Rendezvous, **arguments: Any) -> None:
-    """Join the other workers of this job, through `rendezvous` if it was not started by our launcher.
+    """Join the other workers of this job, through `rendezvous` if our launcher did not start the job.
 
-    A second call changes nothing.
+    A second call has no effect.
     """
     global _settings, _formed
     give_way("undertow.init()")
@@ -77,9 +77,9 @@ def init(rendezvous: Rendezvous, **arguments: Any) -> None:
 
 
 def init_for_script(rendezvous: Rendezvous, leave: Callable[[str], None], **arguments: Any) -> None:
-    """Join the other workers for a script that does not join them itself.
+    """Join the other workers on behalf of a script.
 
-    If it does after all, `leave` is called first, with the name of the call by which it joins.
+    If the script later joins them itself, `leave` is called first, with the name of the call by which it joins.
     """
     global _give_way
     init(rendezvous, **arguments)
@@ -87,7 +87,7 @@ def init_for_script(rendezvous: Rendezvous, leave: Callable[[str], None], **argu
 
 
 def give_way(call: str) -> None:
-    """Leave the group that was formed for a script which now joins by itself, with this call."""
+    """Leave the group that was formed on behalf of the script, which now joins itself with this call."""
     global _give_way
     leave, _give_way = _give_way, None
     if leave is not None:
@@ -95,17 +95,17 @@ def give_way(call: str) -> None:
 
 
 def is_formed_for_script() -> bool:
-    """Return whether the default group was formed for a script that has not asked for it."""
+    """Return whether the default group was formed on behalf of a script that has not joined itself."""
     return _give_way is not None
 
 
 def is_joined_by_script() -> bool:
-    """Return whether the script has called `init`, by any name, and not `shutdown` yet."""
+    """Return whether the script has called `init`, under any name, and has not called `shutdown` yet."""
     return is_initialized() and not is_formed_for_script()
 
 
 def default_group() -> ConnectedGroup:
-    """Return the group of `init`; raise `ConfigError` before it."""
+    """Return the group that `init` formed; raise `ConfigError` if there is none."""
     try:
         return _groups[_DEFAULT]
     except KeyError:
@@ -136,7 +136,7 @@ def find_group(name: object) -> ConnectedGroup:
 
 
 def remove_group(name: object, reason: str = "") -> None:
-    """Leave the group of this name in order; later uses of it raise the reason."""
+    """Leave the group of this name in an orderly way; later uses of it raise the reason."""
     with _lock:
         group = _groups.pop(name)
     group.close()
@@ -145,9 +145,9 @@ def remove_group(name: object, reason: str = "") -> None:
 
 
 def form_recorded(settings: Settings, form: Callable[[], ConnectedGroup], *, size: int) -> ConnectedGroup:
-    """Form a group of all workers, and record this one from then on if the settings ask for it."""
+    """Form a group of all workers and begin to record this one if the settings request it."""
     recording.prepare(settings)
-    # If the script has chosen another size, these are not all workers that were started.
+    # If the script has chosen another size, the group does not have all workers that were started.
     is_all = read_environment().get("WORLD_SIZE") == str(size)
     mark, then = (Mark.WAITS_FOR_ALL, Mark.MET) if is_all else (Mark.WAITS, Mark.NONE)
     try:
@@ -167,15 +167,15 @@ def form_recorded(settings: Settings, form: Callable[[], ConnectedGroup], *, siz
 
 
 def _announce(settings: Settings, group: ConnectedGroup) -> None:
-    """Tell the launchers of several hosts that the workers have met and notice losses themselves from now on."""
+    """Report to the launchers of several hosts that the workers have met and will notice losses themselves."""
     if settings.rendezvous and settings.local_world_size < group.size:
         where, token = settings.rendezvous, settings.token.encode()
-        with contextlib.suppress(UndertowError):  # a launcher that is gone does not need to know
+        with contextlib.suppress(UndertowError):  # a launcher that has ended does not need to know
             attend(where, token, name=WORKERS_MET, rank=0, size=1, payload=b"", timeout_s=ANNOUNCE_S)
 
 
 def loop() -> Loop:
-    """Return the engine thread's loop; start it when first needed."""
+    """Return the engine thread's loop, which is started on the first call."""
     global _loop
     with _lock:
         if _loop is None:
@@ -186,7 +186,7 @@ def loop() -> Loop:
 
 
 def note_own_call() -> None:
-    """Count a collective that the script calls itself, on the key-value store or by Horovod's names."""
+    """Count a collective that the script itself calls, on the key-value store or under Horovod's names."""
     global _own_calls
     _own_calls += 1
 
@@ -199,23 +199,23 @@ _own_calls = 0
 
 
 def find_error() -> UndertowError | None:
-    """Return the error of a group that has failed, if one has."""
+    """Return the error of a failed group, if there is one."""
     return next((group.error for group in _groups.values() if group.error is not None), None)
 
 
 def shutdown(error: str = "", exit_code: int | None = None) -> None:
     """Leave all groups and end the engine thread.  Never hangs, never raises.
 
-    The error is why this process ends, and `exit_code` its own, if its script failed: both for the other workers.
+    The other workers are sent `error`, the reason why this process ends, and its `exit_code` if its script failed.
     """
     global _loop, _settings, _give_way
     with _lock:
         groups, _settings, _give_way = list(_groups.values()), None, None
         _groups.clear()
         recording.announce_end()
-        sharing.close_all()  # first: leaving may take long, and needs no device
+        sharing.close_all()  # first, because leaving may take long and needs no device
         for group in groups:
-            group.leave(error, exit_code)  # all at once: another rank may have them in another order
+            group.leave(error, exit_code)  # all at once, because other ranks may have them in another order
         for group in groups:
             group.close(error, exit_code)
         _run_endings()
@@ -225,7 +225,7 @@ def shutdown(error: str = "", exit_code: int | None = None) -> None:
 
 
 def at_shutdown(forget: Callable[[], None]) -> None:
-    """Call `forget` once, when this process has left its groups, and in a forked child, which has none."""
+    """Call `forget` once, when this process has left its groups or in a forked child, which has none."""
     if forget not in _endings:
         _endings.append(forget)
 
@@ -244,7 +244,7 @@ def _form_default(settings: Settings, rendezvous: Rendezvous) -> ConnectedGroup:
         meet, master = _meet_at(settings.rendezvous, name, settings), parse_address(settings.rendezvous)[0]
     elif settings.world_size == 1 and not rendezvous.has_joined:
         meet, master = (lambda payload: [payload]), "127.0.0.1"
-    elif rendezvous.is_there:
+    elif rendezvous.is_available:
         return rendezvous.form(name, settings, loop())
     else:
         return _form_at_master(name, settings)
@@ -253,31 +253,31 @@ def _form_default(settings: Settings, rendezvous: Rendezvous) -> ConnectedGroup:
 
 
 def _form_at_master(name: str, settings: Settings) -> ConnectedGroup:
-    """Form the group without a launcher of ours: rank 0 serves the rendezvous at MASTER_ADDR and MASTER_PORT."""
+    """Form the group without our launcher: rank 0 serves the rendezvous at MASTER_ADDR and MASTER_PORT."""
     if not settings.master_port:
         raise ConfigError(
-            f"WORLD_SIZE is {settings.world_size}, but neither MASTER_PORT nor a launcher gives an address to meet at. "
-            "Start with `undertow run` or torchrun, or set MASTER_ADDR and MASTER_PORT"
+            f"WORLD_SIZE is {settings.world_size}, but neither MASTER_PORT nor a launcher gives an address for the "
+            "rendezvous. Start with `undertow run` or torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
-    place = f"{settings.master_addr}:{settings.master_port}"
+    address = f"{settings.master_addr}:{settings.master_port}"
     if settings.rank == 0 and not settings.token:
         log.warning(
             "the job's token is sent to any process that connects to %s; set the same UNDERTOW_TOKEN for all workers",
-            place,
+            address,
         )
     with contextlib.ExitStack() as until_formed:
         if settings.rank == 0:
-            point = RendezvousServer(settings.master_addr, settings.master_port, settings.token.encode())
-            until_formed.enter_context(contextlib.closing(point))
-            point.start()
-        meet, address = _meet_at(place, name, settings), settings.address or route_to(settings.master_addr)
-        return formation.form(meet, name=name, settings=settings, loop=loop(), address=address)
+            server = RendezvousServer(settings.master_addr, settings.master_port, settings.token.encode())
+            until_formed.enter_context(contextlib.closing(server))
+            server.start()
+        meet, own = _meet_at(address, name, settings), settings.address or route_to(settings.master_addr)
+        return formation.form(meet, name=name, settings=settings, loop=loop(), address=own)
 
 
-def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
+def _meet_at(address: str, name: str, settings: Settings) -> formation.Meet:
     def meet(payload: bytes) -> list[bytes]:
         return attend(
-            place,
+            address,
             settings.token.encode(),
             name=name,
             rank=settings.rank,
@@ -289,14 +289,14 @@ def _meet_at(place: str, name: str, settings: Settings) -> formation.Meet:
     return meet
 
 
-@functools.cache  # once per process, whose forked children watch with it
+@functools.cache  # once per process, including its forked children
 def _watch_process() -> None:
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def blame(reason: str, exit_code: int) -> None:
-    """Keep the reason for which this process ends with this code, not because its work is done, for the others."""
+    """Keep the reason why this process fails with this exit code, for the other workers."""
     global _ending
     _ending = reason, exit_code
 
@@ -308,7 +308,7 @@ def _at_exit() -> None:
     failure = getattr(sys, "last_value", None)
     if failure is not None:
         note_loss(failure)
-    # The other workers know of these three, or raise them themselves.
+    # The other workers know of these three errors, or raise them themselves.
     if failure is None or isinstance(failure, (PeerLost, MismatchError, DriftError)):
         shutdown(*_ending)
     else:
@@ -317,9 +317,9 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """Leave a forked child, such as a data loader's worker, without engine thread and groups.
+    """Remove the engine thread and all groups from a forked child, such as a data loader's worker.
 
-    It must not hold the connections open either: the peers would not notice when the parent dies.
+    The child must not hold the connections open either, or the peers would not notice when the parent dies.
     """
     global _loop, _lock, _give_way
     _lock, _give_way = threading.RLock(), None

@@ -1,7 +1,7 @@
 """Recording of this process's trace events, for a trace file and the live view.
 
 In: settings, the first group.  Out: a recorder that is on before the group is formed, so that clocks are compared while
-the links are idle; a trace file, if the user asked for one, once the group is formed.
+the links are idle; a trace file, if the user wants one, once the group is formed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.tracing.recorder import process_recorder
 from undertow.tracing.window import parse_window
 
 _pump: EventPump | None = None
-_sender: StatusSender | None = None  # if the launcher shows the job live
+_sender: StatusSender | None = None  # set if the launcher shows the job live
 
 
 def prepare(settings: Settings) -> None:
@@ -31,7 +31,7 @@ def prepare(settings: Settings) -> None:
 
 
 def give_up() -> None:
-    """Switch the recorder off: the group could not be formed."""
+    """Switch the recorder off, because the group could not be formed."""
     if _pump is None:
         process_recorder.is_on = False
 
@@ -68,7 +68,7 @@ def _open_file(settings: Settings, group: ConnectedGroup, pump: EventPump) -> No
 
 
 def announce_end() -> None:
-    """Tell the live view that the groups are about to be left."""
+    """Report to the live view that this process is about to leave its groups."""
     if _sender is not None:
         _sender.announce_end()
 
@@ -82,7 +82,7 @@ def end() -> None:
 
 
 def abandon() -> None:
-    """Stop recording in a forked child: the parent writes."""
+    """Stop recording in a forked child, because the parent writes the trace."""
     global _pump, _sender
     process_recorder.is_on = False
     _pump = _sender = None

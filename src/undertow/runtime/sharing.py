@@ -1,6 +1,6 @@
-"""The turns of this process, one per device: made when a model is wrapped, closed at the end.
+"""Turn clients of this process, one per shared device, made when a model is wrapped and closed at the end.
 
-In: a group whose job shares, a device.  Out: its `TurnClient`, which relays to the job's other workers what they need.
+In: a group whose job shares, a device.  Out: its `TurnClient`, which relays messages to the job's other workers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class SharedDevice:
     """Device that jobs share."""
 
     name: str
-    growth_bytes: int  # memory that the job will still take of it
+    growth_bytes: int  # device memory that the job has still to allocate
     free_bytes: int
     synchronise: Callable[[], None]
 
 
 def find_turn(device: str) -> TurnClient | None:
-    """Return the turns of this device, if this process takes some."""
+    """Return the turn client of this device, if this process has one."""
     return _turns.get(device)
 
 
@@ -81,7 +81,7 @@ def _make_turn(group: Group, sharing: Sharing, device: SharedDevice) -> TurnClie
         find_socket(sharing.socket),
         relay=lambda message: _relay(group, device.name, message),
         synchronise=device.synchronise,
-        is_verbose=sharing.is_spokesman,
+        is_verbose=sharing.is_verbose,
     )
 
 
@@ -91,7 +91,7 @@ def _handle_relayed(turn: TurnClient, group: Group, peer: int, message: Relayed)
 
 
 def _relay(group: Group, device: str, message: Relayed) -> None:
-    """Pass a count on to all other workers, a lift to the first."""
+    """Pass a count on to all other workers, or a lift to the first worker."""
     turn = find_turn(device)
     if group.rank != COORDINATOR or not isinstance(message, Lift):
         group.turns.send(message)

@@ -1,8 +1,8 @@
-"""Groups of some of the job's workers, formed by the group of all.
+"""Groups of some of the job's workers, formed with the help of the group of all workers.
 
-In: the ranks of a subset, and a call of all ranks that exchanges bytes of every rank.  Out: a group with connections of
-its own, whose messages name the workers by their ranks in the job.  Either all its ranks join it or none: if one
-cannot, all ranks of the job are told why.
+In: the ranks of a subset, and a collective that exchanges bytes between all ranks.  Out: a group with its own
+connections, whose messages name workers by their ranks in the job.  Either all ranks of the subset join the group or
+none: if one cannot, all ranks of the job get the reason.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from undertow.runtime import process
 
 MOST_REASONS = 3
 
-# Brings bytes under a title; returns those of every rank of the job, in rank order.
+# Takes a title and this rank's bytes; returns the bytes of every rank of the job, in rank order.
 Exchange = Callable[[str, bytes], list[bytes]]
 
 
-class _Bid(msgspec.Struct, frozen=True):
-    """Contribution of a rank to the rendezvous of a subset: its card, nothing, or that it cannot come."""
+class _Entry(msgspec.Struct, frozen=True):
+    """Contribution of a rank to the rendezvous of a subset: its contact, nothing, or that it cannot join."""
 
-    card: bytes = b""
+    card: bytes = b""  # contact of the worker
     can_come: bool = True
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """Reason for which a rank could not join, and the ranks that were lost to it."""
+    """Reason why a rank could not join, and the ranks that it has lost."""
 
     text: str
     lost: tuple[Rank, ...] = ()
 
 
-_bids: Decoder[_Bid] = Decoder(_Bid, "what another worker brings to a group")
-_failures: Decoder[_Failure | None] = Decoder(_Failure | None, "how another worker has joined a group")
+_entries: Decoder[_Entry] = Decoder(_Entry, "the contact of another worker for a group")
+_failures: Decoder[_Failure | None] = Decoder(_Failure | None, "the result of another worker for a group")
 
 
 def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> ConnectedGroup | None:
-    """Form the group of these ranks, which the process knows by `name`; return None on other ranks.
+    """Form the group of these ranks, which the process keeps under `name`; return None on other ranks.
 
-    All ranks of the job call it, with the same ranks in ascending order.  If a rank fails, all raise `UndertowError`
-    with its reason, and the group is on none of them.
+    All ranks of the job must call it, with the same ranks in ascending order.  If a rank fails, all of them raise
+    `UndertowError` with its reason, and none of them has the group.
     """
     world = process.default_group()
-    gathering = _Gathering(ranks, exchange)
+    rendezvous = _SubsetRendezvous(ranks, exchange)
     own: ConnectedGroup | None = None
     failure: Exception | None = None
     try:
         if world.rank in ranks:
-            own = process.add_group(name, lambda: _form(gathering.meet, name, ranks))
+            own = process.add_group(name, lambda: _form(rendezvous.meet, name, ranks))
         else:
-            gathering.meet(b"")
+            rendezvous.meet(b"")
     except Exception as error:
         if world.error is not None:
-            raise  # the job itself has failed: no rank is left to agree with
+            raise  # the job has failed: no rank is left to agree with
         failure = error
     try:
-        gathering.miss()
+        rendezvous.decline()
         reasons = _agree(None if failure is None else _describe(failure), exchange)
         if reasons:
             raise UndertowError(f"{name_ranks(ranks)} cannot form a group: {reasons}") from failure
@@ -73,29 +73,29 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Conne
     return own
 
 
-class _Gathering:
-    """Rendezvous of a subset's ranks, to which every rank of the job comes once, whatever happens."""
+class _SubsetRendezvous:
+    """Rendezvous of a subset's ranks, in which every rank of the job takes part exactly once."""
 
     def __init__(self, ranks: Sequence[int], exchange: Exchange) -> None:
         self._ranks = ranks
         self._exchange = exchange
-        self._was_there = False
+        self._has_taken_part = False
 
-    def meet(self, card: bytes) -> list[bytes]:
-        bids = self._come(_Bid(card))
-        absent = [rank for rank, bid in enumerate(bids) if not bid.can_come]
+    def meet(self, contact: bytes) -> list[bytes]:
+        entries = self._take_part(_Entry(contact))
+        absent = [rank for rank, entry in enumerate(entries) if not entry.can_come]
         if absent:
             raise PeerLost(ranks=absent, event="could not come to form a group")
-        return [bids[rank].card for rank in self._ranks]
+        return [entries[rank].card for rank in self._ranks]
 
-    def miss(self) -> None:
-        """Tell the other ranks if this one has failed before it could meet them."""
-        if not self._was_there:
-            self._come(_Bid(can_come=False))
+    def decline(self) -> None:
+        """Inform the other ranks if this rank has failed before it could meet them."""
+        if not self._has_taken_part:
+            self._take_part(_Entry(can_come=False))
 
-    def _come(self, bid: _Bid) -> list[_Bid]:
-        self._was_there = True
-        return [_bids.decode(data) for data in self._exchange("addresses", msgspec.msgpack.encode(bid))]
+    def _take_part(self, entry: _Entry) -> list[_Entry]:
+        self._has_taken_part = True
+        return [_entries.decode(data) for data in self._exchange("addresses", msgspec.msgpack.encode(entry))]
 
 
 def _form(meet: formation.Meet, name: object, ranks: Sequence[int]) -> ConnectedGroup:
@@ -117,10 +117,10 @@ def _describe(error: Exception) -> _Failure:
 
 
 def _agree(own: _Failure | None, exchange: Exchange) -> str:
-    """Return why the group could not be formed, the same on all ranks; empty if it was formed."""
-    told = [_failures.decode(data) for data in exchange("formed", msgspec.msgpack.encode(own))]
-    failures = {rank: failure for rank, failure in enumerate(told) if failure is not None}
-    # A rank that fails is lost to those that wait for it: theirs are consequences, and its own reason is the cause.
+    """Return the reason why the group could not be formed, the same on all ranks; empty if it was formed."""
+    results = [_failures.decode(data) for data in exchange("formed", msgspec.msgpack.encode(own))]
+    failures = {rank: failure for rank, failure in enumerate(results) if failure is not None}
+    # A rank that fails is lost to the ranks that wait for it: their failures are consequences, its own is a cause.
     causes = {rank: failure for rank, failure in failures.items() if failures.keys().isdisjoint(failure.lost)}
     words = [f"rank {rank}: {failure.text}" for rank, failure in (causes or failures).items()]
     return "; ".join(words[:MOST_REASONS])

@@ -1,1 +1,1 @@
-"""Trace events, and the recorder that keeps them until a writer takes them."""
+"""Trace events, and the recorder that keeps them until they are written."""

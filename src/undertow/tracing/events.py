@@ -1,6 +1,6 @@
 """The trace events of a step, stage by stage.
 
-Times are seconds of the recorder's clock; `layer` and `tensor` are names of the model, `key` and `round` those of a
+Times are seconds of the recorder's clock; `layer` and `tensor` are names in the model; `key` and `round` identify a
 slice.  An event states a fact and decides nothing.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-# Where a training thread waits for a gradient: the reasons of `Waited`.
+# Points at which a training thread waits for gradients: reasons of `Waited`.
 AT_THE_END, AT_THE_GATE = "the end of backward", "a gate"
 
 
@@ -20,17 +20,17 @@ def find_layer(tensor: str) -> str:
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """A fact with its time.  Thousands may wait to be written, so the garbage collector does not track them."""
+    """A fact with its time.  The garbage collector does not track events, because thousands may wait to be written."""
 
 
 class TraceInstant(TraceEvent):
-    """Event at one moment."""
+    """Event at a point in time."""
 
     time_s: float
 
 
 class TraceSpan(TraceEvent):
-    """Event that took some time."""
+    """Event with a duration."""
 
     began_s: float
     ended_s: float
@@ -40,7 +40,7 @@ class TraceSpan(TraceEvent):
 
 
 class Forward(TraceSpan):
-    """A layer's forward, including what it waited for."""
+    """A layer's forward, including its waits."""
 
     layer: str
 
@@ -52,14 +52,14 @@ class ForwardBegan(TraceInstant):
 
 
 class PassBegan(TraceInstant):
-    """Synchronised backward pass `number` of model `model` has begun; a process counts its models."""
+    """Synchronised backward pass `number` of model `model` has begun.  Each process numbers its own models."""
 
     model: int
     number: int
 
 
 class Hooked(TraceSpan):
-    """A gradient was final and handed over.  Autograd computed it until `began_s`."""
+    """A final gradient was handed over.  Autograd had finished it at `began_s`."""
 
     tensor: str
 
@@ -82,7 +82,7 @@ class Pushed(TraceInstant):
 
 
 class Sent(TraceEvent):
-    """A slice, queued since `queued_s`, left the send queue for its link."""
+    """A slice, queued at `queued_s`, has left the send queue for its link."""
 
     queued_s: float
     time_s: float
@@ -127,7 +127,7 @@ class Answered(TraceInstant):
 
 
 class Reduced(TraceSpan):
-    """The process group of torch has summed these tensors."""
+    """Torch's process group has summed these tensors."""
 
     tensors: tuple[str, ...]
     size_bytes: int
@@ -137,14 +137,14 @@ class Reduced(TraceSpan):
 
 
 class Waited(TraceSpan):
-    """A training thread waited for `reason`, and for `tensor` if it is known."""
+    """A training thread waited for `reason` and, if known, for `tensor`."""
 
     reason: str
     tensor: str = ""
 
 
 class Applied(TraceSpan):
-    """Results were copied into the gradients; `stepped` says that deferred optimizer steps were made, too."""
+    """Results were copied into the gradients; if `stepped`, deferred optimizer steps were made too."""
 
     tensors: tuple[str, ...]
     stepped: bool = False
@@ -164,11 +164,11 @@ class TurnHeld(TraceSpan):
     """A turn of this worker on its device."""
 
 
-# What is needed to read the other events
+# Events that explain other events
 
 
 class Named(TraceInstant):
-    """Names of the tensors of a table that its keys carry from now on."""
+    """Names of the tensors that the keys of a table carry from now on."""
 
     table: str
     op: str
@@ -176,7 +176,7 @@ class Named(TraceInstant):
 
 
 class Planned(TraceInstant):
-    """A plan is in force; `profile` and `cluster` are what it was made from."""
+    """A plan, made from `profile` and `cluster`, is now in force."""
 
     plan: Any
     profile: Any = None
@@ -184,13 +184,13 @@ class Planned(TraceInstant):
 
 
 class Linked(TraceInstant):
-    """The measured rate of this worker's link, each way."""
+    """The measured rate of this worker's link, in each direction."""
 
     bytes_per_s: float
 
 
 class Compared(TraceInstant):
-    """The clock of rank 0 shows `offset_s` more than this one, give or take half of the round trip."""
+    """The clock of rank 0 is ahead of this one by `offset_s`, plus or minus half the round trip."""
 
     offset_s: float
     round_trip_s: float

@@ -1,8 +1,8 @@
-"""The recorder of one worker: keeps trace events in the order in which they were made.
+"""The recorder of one worker: keeps trace events in the order in which they were recorded.
 
-In: events, from any thread.  Out: the same events, taken by the pump that carries them to their readers.
-While it is off, each place that could record an event pays for one look at `is_on`.  The clock is injected:
-`time.monotonic` in a worker, a virtual one in the simulator.
+In: events, from any thread.  Out: the same events, taken by the pump that passes them to their readers.
+While the recorder is off, recording costs one check of `is_on`.  The clock is injected: `time.monotonic` in a worker, a
+virtual clock in the simulator.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from undertow.tracing.events import TraceEvent
 
 
 class Recorder:
-    """A list of trace events.  Any thread may record: appending to a list is atomic."""
+    """List of trace events.  Any thread may record, because appending to a list is atomic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_on = False
         self.clock = clock
-        # What a training thread waits for right now, and since when: its event is recorded when the wait is over.
+        # Reason and start of a training thread's current wait, whose event is recorded when the wait is over.
         self.standstill: tuple[str, float] | None = None
         self._events: list[TraceEvent] = []
         self._is_lent = False
@@ -30,31 +30,31 @@ class Recorder:
         self.is_on = True
 
     def stop(self) -> list[TraceEvent]:
-        """Switch recording off; return the events that were not taken, and keep them."""
+        """Switch recording off; return the events not taken yet, and keep them."""
         self.is_on = False
         return self.events()
 
     def lend(self) -> Recorder:
-        """Return this recorder to the first group that asks, and an unused one to others: their ranks differ."""
+        """Return this recorder to the first group; return an unused one to other groups, whose ranks differ."""
         is_first, self._is_lent = not self._is_lent, True
         return self if is_first else Recorder()
 
     def give_back(self) -> None:
-        """Let the next group have this recorder: the one that had it is closed."""
+        """Make this recorder available to the next group, because the group that had it is closed."""
         self._is_lent = False
 
     def record(self, event: TraceEvent) -> None:
         self._events.append(event)
 
     def take(self) -> list[TraceEvent]:
-        """Return and forget the events recorded so far.  Called by one thread at a time."""
+        """Return and remove the events recorded so far.  Must be called by one thread at a time."""
         events, count = self._events, len(self._events)
         taken = events[:count]
         del events[:count]  # other threads may have appended meanwhile
         return taken
 
     def events(self) -> list[TraceEvent]:
-        """Return the events that wait to be taken."""
+        """Return the events not taken yet."""
         return list(self._events)
 
 

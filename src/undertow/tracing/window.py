@@ -17,7 +17,7 @@ class Window(NamedTuple):
     last: float
 
     def holds(self, step: int) -> bool:
-        """Return true for a step inside, and for what precedes step 1 if that is inside."""
+        """Whether a step is in the window.  What precedes step 1 belongs to step 1."""
         return step <= self.last and (step >= self.first or self.first <= 1)
 
     def is_over(self, step: int) -> bool:

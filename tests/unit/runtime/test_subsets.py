@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from undertow.errors import ConfigError, PeerLost
-from undertow.runtime.subsets import _agree, _Bid, _describe, _Failure, _Gathering
+from undertow.runtime.subsets import _agree, _describe, _Entry, _Failure, _SubsetRendezvous
 
 LOST_1 = PeerLost("it changed its mind", rank=1, host="b")
 
@@ -49,7 +49,7 @@ def test_errors_of_the_system_are_told_with_their_kind_and_at_most_three() -> No
 
 
 def test_a_rank_that_cannot_come_is_named_to_those_that_came() -> None:
-    bids = [msgspec.msgpack.encode(bid) for bid in (_Bid(b"a"), _Bid(can_come=False), _Bid(b"c"))]
+    entries = [msgspec.msgpack.encode(one) for one in (_Entry(b"a"), _Entry(can_come=False), _Entry(b"c"))]
     with pytest.raises(PeerLost) as caught:
-        _Gathering([0, 2], lambda title, own: bids).meet(b"a")
+        _SubsetRendezvous([0, 2], lambda title, own: entries).meet(b"a")
     assert caught.value.ranks == (1,)
