@@ -150,7 +150,7 @@ def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
         (("--model", "vgg19", "train.py"), "give a script, or --model"),
         (("--profile", "x.json", "train.py"), "or --profile with a file"),
         (("--profile", "nowhere.json"), "cannot read the profile nowhere.json: No such file"),
-        (("--profile", __file__), "test_plan.py is no profile of undertow: "),
+        (("--profile", __file__), "test_plan.py is not a profile of undertow: "),
         (("--profile", "x.json", "--batch", "3"), "--batch is for models of the zoo"),
         (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json saves what was measured of a script"),
         (("--save-profile", "/nowhere/x.json", "train.py"), "the folder /nowhere does not exist"),

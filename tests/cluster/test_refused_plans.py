@@ -42,10 +42,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> 
     path.write_text("not a plan")
     for texts in run_workers(2, give_nonsense, str(path), environment=LIMITS):
         wider, longer, unknown, notes = texts
-        assert "the plan is for a '3.bias' of shape [64], but it is [96]" in wider
+        assert "the plan has '3.bias' of shape [64], but the model has it of shape [96]" in wider
         assert "has no tensor '4." in longer
         assert "there is no plan 'fastest': use one of auto, poseidon, dense, factors" in unknown
-        assert f"{path} is no plan of undertow" in notes
+        assert f"{path} is not a plan of undertow" in notes
 
 
 def ask_for_allreduce(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""NamedCallCoordinator by name begin once each, on keys of their own, in whichever order ranks make and prepare them."""
+"""Calls by name begin once each, on keys of their own, in whichever order ranks make and prepare them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The plan in force, and the figures behind it, with the questions of Poseidon's coordinator (ATC 2017).
+"""The plan in force and the figures behind it, with the queries of Poseidon's coordinator (ATC 2017).
 
-In: a plan, and the profile and cluster that it was made of.  Out: `best_scheme(layer)`, `query(...)`.
+In: a plan, and the profile and cluster that it was made from.  Out: `best_scheme(layer)`, `query(...)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from undertow.plan.scheme import Scheme
 
 
 class ActivePlan:
-    """Plan of one model.  A plan that was given by the user comes without profile and cluster."""
+    """Plan of one model.  A plan given by the user has neither profile nor cluster."""
 
     def __init__(self, plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
         self.plan = plan
@@ -29,17 +29,17 @@ class ActivePlan:
         return self._find(layer).scheme
 
     def query(self, *properties: str) -> tuple[Any, ...]:
-        """Return the values of these properties, in their order; `PROPERTIES` lists all."""
+        """Return the values of these properties, in the given order.  `PROPERTIES` lists all properties."""
         return tuple(self._answer(name) for name in properties)
 
     def _answer(self, name: str) -> Any:
         if name not in PROPERTIES:
-            raise PlanError(f"there is no property {name!r}: ask for {', '.join(PROPERTIES)}")
+            raise PlanError(f"there is no property {name!r}: use {', '.join(PROPERTIES)}")
         try:
             return PROPERTIES[name](self)
         except AttributeError:
             raise PlanError(
-                f"{name!r} is not known: this plan was given to undertow, which measured nothing for it"
+                f"{name!r} is not known: this plan was given to undertow, which made no measurements for it"
             ) from None
 
     def _find(self, layer: str) -> Choice:
@@ -51,16 +51,16 @@ class ActivePlan:
 
 
 PROPERTIES: dict[str, Callable[[Any], Any]] = {
-    "workers": lambda of: of.plan.workers,
-    "servers": lambda of: of.plan.servers,
-    "policy": lambda of: of.plan.policy,
-    "step_s": lambda of: of.plan.step_s,
-    "compute_s": lambda of: of.plan.compute_s,
-    "bytes_out": lambda of: of.plan.bytes_out,
-    "tensors": lambda of: [choice.tensor for choice in of.plan.choices],
-    "layers": lambda of: [layer.name for layer in of.profile.layers],
-    "rows": lambda of: {tensor.name: tensor.rows for tensor in of.profile.tensors if tensor.rows},
-    "bytes_per_s": lambda of: of.cluster.bytes_per_s,
-    "latency_s": lambda of: of.cluster.latency_s,
-    "flops_per_s": lambda of: of.cluster.flops_per_s,
+    "workers": lambda active: active.plan.workers,
+    "servers": lambda active: active.plan.servers,
+    "policy": lambda active: active.plan.policy,
+    "step_s": lambda active: active.plan.step_s,
+    "compute_s": lambda active: active.plan.compute_s,
+    "bytes_out": lambda active: active.plan.bytes_out,
+    "tensors": lambda active: [choice.tensor for choice in active.plan.choices],
+    "layers": lambda active: [layer.name for layer in active.profile.layers],
+    "rows": lambda active: {tensor.name: tensor.rows for tensor in active.profile.tensors if tensor.rows},
+    "bytes_per_s": lambda active: active.cluster.bytes_per_s,
+    "latency_s": lambda active: active.cluster.latency_s,
+    "flops_per_s": lambda active: active.cluster.flops_per_s,
 }

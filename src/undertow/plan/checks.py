@@ -1,6 +1,6 @@
 """Checks of profiles and plans that come from files, before anything is computed with them.
 
-In: a decoded `Profile` or `Plan`.  Out: nothing, or `PlanError` with the field and what is wrong with it.
+In: a decoded `Profile` or `Plan`.  Out: nothing, or `PlanError` with the field and the reason.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _TIME_S = Bounds(least=0, most=1e6, unit="seconds", is_whole=False)
 _STEP_S = Bounds(least=0, most=1e12, unit="seconds", is_whole=False)
 _LENGTH = Bounds(least=0, most=1 << 40)
 _ELEMENTS = Bounds(least=0, most=1 << 36)
-_PARAMETERS = Bounds(least=0, most=1 << 40)  # more than any model has: planning them would take hours
+_PARAMETERS = Bounds(least=0, most=1 << 40)  # more than any model has; planning for more would take hours
 _ITEM_BYTES = Bounds(least=1, most=16, unit="bytes")
 _ROWS = Bounds(least=0, most=1e12, is_whole=False)
 _BYTES = Bounds(least=0, most=1e18, unit="bytes", is_whole=False)
 MOST_TENSORS = 1_000_000
 SHORTEST_STEP_S = 1e-9
-MATRIX = 2  # dimensions
+MATRIX = 2  # number of dimensions
 
 
 def check_measured(measured: Measured) -> None:
-    """Raise `PlanError` if no script can have been measured like this."""
+    """Raise `PlanError` if these measurements are impossible."""
     for name in ("flops_per_s", "shard_flops_per_s", "add_bytes_per_s"):
         _check(name, getattr(measured, name), RATE)
     check_profile(measured.profile)
@@ -41,7 +41,7 @@ def check_measured(measured: Measured) -> None:
 
 
 def check_profile(profile: Profile) -> None:
-    """Raise `PlanError` if no model can be like this."""
+    """Raise `PlanError` if no model can have this profile."""
     for layer in profile.layers:
         _check_layer(layer)
     _check("the number of parameters", sum(math.prod(tensor.shape) for tensor in profile.tensors), _PARAMETERS)
@@ -49,7 +49,7 @@ def check_profile(profile: Profile) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise `PlanError` if no planner can have made this."""
+    """Raise `PlanError` if no planner can have made this plan."""
     _check("workers", plan.workers, WORLD_SIZE)
     _check("servers", plan.servers, WORLD_SIZE)
     for name, value in (("step_s", plan.step_s), ("compute_s", plan.compute_s), *plan.alone.items()):
@@ -81,7 +81,7 @@ def _check_tensor(tensor: TensorProfile) -> None:
         and tensor.kind in (LayerKind.LINEAR, LayerKind.EMBEDDING)
         and (len(tensor.shape) != MATRIX or 0 in tensor.shape)
     ):
-        raise PlanError(f"{tensor.name!r} has rows, but is no matrix: its shape is {list(tensor.shape)}")
+        raise PlanError(f"{tensor.name!r} has rows but is not a matrix: its shape is {list(tensor.shape)}")
     _check(f"rows of {tensor.name!r}", tensor.rows, _ROWS)
     _check(f"itemsize of {tensor.name!r}", tensor.itemsize, _ITEM_BYTES)
     _check(f"row_itemsize of {tensor.name!r}", tensor.row_itemsize, _ITEM_BYTES)
@@ -97,7 +97,7 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
 
 def _check_names(names: Sequence[str]) -> None:
     if len(names) > MOST_TENSORS:
-        raise PlanError(f"it has {len(names)} tensors, and at most {MOST_TENSORS} are possible")
+        raise PlanError(f"it has {len(names)} tensors, but at most {MOST_TENSORS} are possible")
     if twins := [name for name, count in Counter(names).items() if count > 1]:
         raise PlanError(f"it has the tensor {twins[0]!r} twice")
 

@@ -1,6 +1,6 @@
-"""The cluster as the planner sees it.
+"""The planner's description of a cluster.
 
-In: figures, measured or given.  Out: counts and rates that transfers and products take their times from.
+In: figures, measured or given.  Out: the counts and rates from which the times of transfers and products follow.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import msgspec
 
 from undertow.bounds import RATE, WORLD_SIZE, show
 
-# The share of a full Ethernet frame of 1514 bytes that is not headers.
+# Share of a full Ethernet frame of 1514 bytes that is left after the headers.
 PAYLOAD_SHARE = 1448 / 1514
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal hosts with one link each; where hosts differ, figures of the slowest."""
+    """Equal hosts with one link each.  If hosts differ, the figures are those of the slowest."""
 
     workers: int
-    servers: int = 0  # 0 becomes the number of workers: one on each worker's host
-    bytes_per_s: float  # of slices on one link, each way
-    latency_s: float = 0.0001  # one way
-    flops_per_s: float  # matrix products of the training device
-    shard_flops_per_s: float  # matrix products of the engine, beside the training
-    add_bytes_per_s: float = 2e9  # sums at a shard
-    allreduce_bytes_per_s: float | None = None  # of torch's own process group; None where there is none
-    multiplies_alike: bool = True  # a product has the same bits on every host
+    servers: int = 0  # 0 becomes the number of workers, with one server on each worker's host
+    bytes_per_s: float  # rate of slices on one link, in each direction
+    latency_s: float = 0.0001  # in one direction
+    flops_per_s: float  # matrix products on the training device
+    shard_flops_per_s: float  # matrix products in the engine, beside the training
+    add_bytes_per_s: float = 2e9  # sums in a shard
+    allreduce_bytes_per_s: float | None = None  # rate of torch's process group; None if there is none
+    multiplies_alike: bool = True  # whether a product has the same bits on every host
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "servers", self.servers or self.workers)

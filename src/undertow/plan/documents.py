@@ -1,6 +1,6 @@
 """Plans and profiles as JSON files.
 
-In: a path and a document.  Out: the document, checked, or `PlanError` with the file's name and what is wrong with it.
+In: a path and a document.  Out: the checked document, or `PlanError` with the file's name and the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from undertow.decoding import Decoder
 from undertow.errors import Garbled, PlanError
 from undertow.files import write_file
 
-# Raised when an older undertow would misread a file, not when a field is added.
+# Increased when an older undertow would misread a file, not when a field is added.
 FORMAT = 1
 
 
@@ -27,7 +27,7 @@ D = TypeVar("D", bound=Document)
 
 
 def read_document(path: str | os.PathLike[str], what: str, decoder: Decoder[D], check: Callable[[D], None]) -> D:
-    """Read a document; `what` names its kind in errors."""
+    """Read a document; `what` is the name of its kind in errors."""
     name = os.fspath(path)
     try:
         document = decoder.decode(Path(path).read_bytes())
@@ -36,7 +36,7 @@ def read_document(path: str | os.PathLike[str], what: str, decoder: Decoder[D], 
     except OSError as error:
         raise PlanError(f"cannot read the {what} {name}: {error.strerror}") from None
     except (Garbled, PlanError) as error:
-        raise PlanError(f"{name} is no {what} of undertow: {error}") from None
+        raise PlanError(f"{name} is not a {what} of undertow: {error}") from None
     if document.format != FORMAT:
         raise PlanError(f"the {what} {name} has format {document.format}, not {FORMAT}: make it again")
     return document

@@ -1,7 +1,7 @@
 """Detection of ranks that all train on the same inputs.
 
-In: one digest of the inputs per rank, every few passes, or None.  Out: True, once, when it is certain.
-Inputs that never change, such as the fixed tensor of a benchmark, say nothing.
+In: every few passes, a digest of each rank's inputs, or None.  Out: True, once, when it is certain.
+Inputs that never change, such as the fixed tensor of a benchmark, are no evidence.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class SameInputs:
     def __init__(self) -> None:
         self._seen = 0
         self._last: int | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def compare(self, digests: Sequence[int | None]) -> bool:
-        """Return whether to warn now: all ranks were given the same inputs, new ones each time."""
+        """Return whether to warn now, because all ranks had the same inputs several times, different each time."""
         first = digests[0]
         if first is None:
             return False
@@ -29,6 +29,6 @@ class SameInputs:
         elif first != self._last:
             self._seen += 1
         self._last = first
-        is_certain = self._seen >= ENOUGH and not self._is_told
-        self._is_told |= is_certain
-        return is_certain
+        must_warn = self._seen >= ENOUGH and not self._has_warned
+        self._has_warned |= must_warn
+        return must_warn

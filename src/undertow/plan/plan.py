@@ -1,4 +1,4 @@
-"""The plan: the scheme of every tensor, its predicted cost, and the reason.
+"""The plan: the scheme of every tensor, its predicted cost and the reason.
 
 In: decisions of the planner.  Out: a frozen document, the same on every rank, and its JSON file.
 """
@@ -23,9 +23,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     tensor: str
     shape: tuple[int, ...]
     scheme: Scheme
-    bytes_out: float  # of one host in one step
-    push_bytes: float  # of these, contributions; the rest are answers of its server
-    alone_s: float  # from the gradient to the mean, if nothing else used the links
+    bytes_out: float  # sent by one host in one step
+    push_bytes: float  # the part of these that are contributions; the others are answers of its server
+    alone_s: float  # time from the gradient to the mean, if nothing else used the links
     break_even: float | None = None  # P*: with more workers than this, factors cost more bytes than the dense gradient
     reason: str
 
@@ -35,11 +35,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     workers: int
-    servers: int = 0  # 0, as in older files, becomes the number of workers
+    servers: int = 0  # 0, which older files have, becomes the number of workers
     choices: tuple[Choice, ...]
     step_s: float  # predicted
     compute_s: float
-    alone: dict[str, float]  # predicted step in seconds per scheme, if it were used wherever possible
+    alone: dict[str, float]  # for each scheme, the predicted step in seconds if it were used wherever possible
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ PLANS: Decoder[Plan] = Decoder(Plan, format=Format.JSON)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan from a file; `PlanError` says what is wrong with it."""
+    """Read a plan from a file; raise `PlanError` if it is not valid."""
     return read_document(path, "plan", PLANS, check_plan)
 
 
@@ -81,6 +81,6 @@ def check_fits(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
             raise PlanError(f"the plan has no tensor {name!r}: make it again for this model")
         if planned[name] != tuple(shape):
             raise PlanError(
-                f"the plan is for a {name!r} of shape {list(planned[name])}, but it is {list(shape)}: make it again "
-                "for this model"
+                f"the plan has {name!r} of shape {list(planned[name])}, but the model has it of shape {list(shape)}: "
+                "make the plan again for this model"
             )

@@ -1,6 +1,6 @@
 """The planner: chooses the scheme of every tensor so that the step ends as early as possible.
 
-In: a profile, a cluster, a policy.  Out: a frozen `Plan` with one reason in words per tensor.
+In: a profile, a cluster, a policy.  Out: a frozen `Plan` with a reason for every tensor.
 Pure: the same figures give the same plan.
 """
 
@@ -21,39 +21,40 @@ from undertow.units import format_bytes, format_ms, format_percent
 
 AUTO, POSEIDON = "auto", "poseidon"
 POLICIES = (AUTO, POSEIDON, *(scheme.value for scheme in Scheme))
-# A scheme that sends more must save this share of the step to be chosen: predictions are no more exact.
+# A scheme that sends more bytes must save this share of the step, because predictions are no more exact than that.
 WORTH = 0.002
-# A search that starts from other schemes than those with the fewest bytes must save this share: it changes many
+# A search that does not start from the schemes with the fewest bytes must save this share, because it changes many
 # tensors at once.
 WORTH_MORE_BYTES = 0.01
-# Torch's process group must save this share: its speed was measured only once, with nothing beside it.
+# Torch's process group must save this share, because its rate was measured only once, with nothing else on the links.
 WORTH_ANOTHER_SYSTEM = 0.05
-# Schemes are compared as if links carried this much of what they do: what is hidden only if nothing ever goes wrong on
-# a full link is not.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead of 1.00.
+# Schemes are compared at this share of the links' rate, so that a transfer does not count as hidden if that needs a
+# full link without any disturbance.  With 90 % of the links in use, 16 emulated hosts took 1.14 times compute instead
+# of 1.00.
 PRUDENT_SHARE = 0.8
-# Only this many tensors, the largest, are tried one by one: a plan is made between two steps.
+# Only this many tensors, the largest, are tried individually, because a plan is made between two steps.
 MOST_MOVED = 24
-UNLIKE = "hosts with other processors, libraries or numbers of threads would multiply factors differently"
+UNLIKE = "hosts with different processors, libraries or numbers of threads would multiply factors differently"
 NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group: call init_process_group first"
 
 
 def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:
-    """Return the plan of a policy: `auto` for the fastest, or the name of a rule or a scheme."""
+    """Return the plan for a policy: `auto` for the fastest, or the name of a rule or scheme."""
     return Planner(profile, cluster, has_gates=has_gates).plan(policy)
 
 
 def choose_policy(wanted: str | os.PathLike[str] | Plan | None, default: str) -> str | Plan:
-    """Return a policy's name, or the plan that was given as it is or as a file."""
+    """Return the name of a policy, or the plan that was given as an object or a file."""
     chosen = wanted or default
     if isinstance(chosen, Plan) or chosen in POLICIES:
         return chosen
     if not os.path.exists(chosen):
-        raise PlanError(f"there is no plan {str(chosen)!r}: use one of {', '.join(POLICIES)}, or the file of a plan")
+        raise PlanError(f"there is no plan {str(chosen)!r}: use one of {', '.join(POLICIES)} or the file of a plan")
     return read_plan(chosen)
 
 
 def exclude_factors(plan: Plan) -> Plan:
-    """Return a plan with dense gradients in place of factors, for hosts that multiply differently."""
+    """Return a plan with dense gradients instead of factors, for hosts that multiply differently."""
     choices = tuple(
         msgspec.structs.replace(choice, scheme=Scheme.DENSE, reason=UNLIKE)
         if choice.scheme is Scheme.FACTORS
@@ -103,7 +104,7 @@ class Planner:
         )
 
     def best_scheme(self, name: str) -> Scheme:
-        """Return the scheme of one tensor by bytes alone, as Poseidon's coordinator answers."""
+        """Return the scheme of one tensor by bytes alone, as Poseidon's coordinator does."""
         return self._poseidon(self._tensors[name])
 
     # Policies
@@ -116,7 +117,7 @@ class Planner:
         return self._use_alone(Scheme(policy))
 
     def _use_alone(self, wanted: Scheme) -> dict[str, Scheme]:
-        """Return this scheme wherever it is possible, dense elsewhere."""
+        """Return this scheme for each tensor for which it is possible, and dense for the others."""
         return {
             name: wanted if wanted in self._options(tensor) else Scheme.DENSE for name, tensor in self._tensors.items()
         }
@@ -131,21 +132,21 @@ class Planner:
         return schemes + [Scheme.ALLREDUCE] * (has_group and tensor.can_reduce)
 
     def _thrifty_options(self, tensor: TensorProfile) -> list[Scheme]:
-        """Return the schemes that send less than the dense one, the fewest bytes first, and the dense one last."""
+        """Return the dense scheme, last, and before it those that send fewer bytes, in ascending order of bytes."""
         options = sorted(self._options(tensor), key=lambda scheme: self._bytes_out(tensor, scheme))
         return options[: options.index(Scheme.DENSE) + 1]
 
     def _poseidon(self, tensor: TensorProfile) -> Scheme:
-        """Return the scheme of BestScheme in the paper (Algorithm 1, ATC 2017)."""
+        """Return the scheme by BestScheme of the paper (Algorithm 1, ATC 2017)."""
         if Scheme.FACTORS not in self._options(tensor):
             return Scheme.DENSE
         sent = [self._bytes_out(tensor, scheme) for scheme in (Scheme.FACTORS, Scheme.DENSE)]
         return Scheme.FACTORS if sent[0] <= sent[1] else Scheme.DENSE
 
     def _find_fastest(self) -> dict[str, Scheme]:
-        """Search from several starts: change one tensor at a time, as long as the step gets shorter."""
+        """Search from several starts, changing one tensor at a time while the step gets shorter."""
         options = {name: self._thrifty_options(tensor) for name, tensor in self._tensors.items()}
-        # The fewest bytes first: they win if nothing else saves enough.
+        # The first start has the fewest bytes; it wins if no other saves enough.
         starts = [{name: allowed[0] for name, allowed in options.items()}]
         for wanted in (Scheme.DENSE, Scheme.FACTORS, Scheme.FACTORS_TO_SHARD):
             starts.append({name: wanted if wanted in allowed else allowed[0] for name, allowed in options.items()})
@@ -174,7 +175,10 @@ class Planner:
         return schemes, best_s
 
     def _try_allreduce(self, schemes: dict[str, Scheme], best_s: float) -> dict[str, Scheme]:
-        """Use torch's process group for all dense tensors if that is worth it; two systems at once would compete."""
+        """Use torch's process group for all dense tensors if that is worth it.
+
+        It is all or none of them, because two systems at once would compete for the links.
+        """
         if self._cluster.allreduce_bytes_per_s is None:
             return schemes
         changed: dict[str, Scheme] = {
@@ -189,7 +193,7 @@ class Planner:
         return predict(self._profile, self._cluster, schemes, has_gates=self._has_gates).step_s
 
     def _compare(self, schemes: Mapping[str, Scheme]) -> float:
-        """Return the step, by which schemes are chosen, on links that are a little slower."""
+        """Predict the step on slower links (see `PRUDENT_SHARE`), by which schemes are compared."""
         return predict(self._profile, self._prudent, schemes, has_gates=self._has_gates).step_s
 
     def _bytes_out(self, tensor: TensorProfile, scheme: Scheme) -> float:
@@ -211,7 +215,7 @@ class Planner:
         if policy == POSEIDON:
             return self._explain_poseidon(tensor)
         if policy != AUTO and chosen.value == policy:
-            return "as asked for"
+            return "as requested"
         if policy == Scheme.FACTORS.value and not self._cluster.multiplies_alike:
             return UNLIKE
         if policy != AUTO:
@@ -277,7 +281,7 @@ def _count_rows(tensor: TensorProfile) -> str:
 
 
 def describe_plan(plan: Plan) -> str:
-    """Return a line for a log."""
+    """Describe a plan in one line for a log."""
     by_scheme: dict[str, list[Choice]] = {}
     for choice in plan.choices:
         by_scheme.setdefault(choice.scheme.value, []).append(choice)

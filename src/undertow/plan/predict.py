@@ -1,9 +1,9 @@
 """The predicted time of a step under a choice of schemes, by which the planner compares plans.
 
-In: a profile, a cluster, one scheme per tensor.  Out: seconds, and when each gradient arrives.
-All workers do the same at the same time, so one of them stands for all: a device that computes, and a link that
-always carries the most urgent tensor.  With gates the next forward pass starts early, each layer as soon as its own
-tensors are there; without gates, when all are.
+In: a profile, a cluster, one scheme per tensor.  Out: seconds, and the arrival time of each gradient.
+All workers do the same at the same time, so one worker represents all: a device that computes, and a link that always
+carries the most urgent tensor.  With gates, each layer of the next forward pass starts as soon as its own tensors have
+arrived; without gates, the forward pass starts when all tensors have arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Prediction:
     """Predicted step of one worker."""
 
     step_s: float
-    arrivals_s: Mapping[str, float]  # of each tensor's mean gradient, since the start of backward
+    arrivals_s: Mapping[str, float]  # arrival of each tensor's mean gradient, after the start of backward
 
 
 @dataclass(order=True)
@@ -33,12 +33,12 @@ class _Transfer:
     priority: int
     sequence: int
     name: str = field(compare=False)
-    left: list[float] = field(compare=False)  # seconds on the link, of each remaining phase
-    pause_s: float = field(compare=False)  # at the server, between two phases
+    left: list[float] = field(compare=False)  # seconds on the link for each remaining phase
+    pause_s: float = field(compare=False)  # time at the server between two phases
 
 
 def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *, has_gates: bool = True) -> Prediction:
-    """Predict a step in the long run, from the start of one backward pass to the start of the next."""
+    """Predict a step in steady state, from the start of one backward pass to the start of the next."""
     now_s = 0.0
     released: list[tuple[float, _Transfer]] = []
     for layer in reversed(profile.layers):
@@ -56,7 +56,7 @@ def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *
 
 
 def predict_alone(tensor: TensorProfile, scheme: Scheme, cluster: Cluster) -> float:
-    """Predict the time from a gradient to the mean of all, if nothing else used the links."""
+    """Predict the time from a tensor's gradient to its mean, if nothing else used the links."""
     transfer = _make_transfer(tensor, cluster, scheme, 0)
     arrival_s = _run_link([(0.0, transfer)], cluster.latency_s)[tensor.name]
     return arrival_s + max(0.0, find_extra_s(tensor, scheme, cluster))
@@ -83,10 +83,10 @@ def _make_transfer(tensor: TensorProfile, cluster: Cluster, scheme: Scheme, sequ
     traffic = count_traffic(tensor, scheme, workers=cluster.workers, servers=cluster.servers)
     rate = push_rate = cluster.bytes_per_s
     if scheme is Scheme.ALLREDUCE:
-        # Predicted only where there is a process group.
+        # Without a process group the scheme is never predicted.
         rate = push_rate = cluster.allreduce_bytes_per_s or cluster.bytes_per_s
     elif scheme is Scheme.DENSE:
-        push_rate = min(rate, cluster.add_bytes_per_s)  # a shard adds while more comes in
+        push_rate = min(rate, cluster.add_bytes_per_s)  # a shard adds while it receives
     pause_s = 0.0
     if scheme is Scheme.FACTORS_TO_SHARD:
         flops = count_server_flops(tensor, workers=cluster.workers, servers=cluster.servers)
@@ -96,14 +96,14 @@ def _make_transfer(tensor: TensorProfile, cluster: Cluster, scheme: Scheme, sequ
 
 
 def _give_priorities(profile: Profile, transfers: Mapping[str, _Transfer], schemes: Mapping[str, Scheme]) -> None:
-    """Order transfers as the forward pass needs them; torch's collectives run in the order of their calls."""
+    """Order transfers as the forward pass needs them, except torch's collectives, which run in the order of calls."""
     for place, tensor in enumerate(profile.tensors):
         is_ours = schemes[tensor.name] is not Scheme.ALLREDUCE
         transfers[tensor.name].priority = place if is_ours else len(transfers)
 
 
 def _run_link(released: list[tuple[float, _Transfer]], latency_s: float) -> dict[str, float]:
-    """Return when each transfer ends.  The most urgent one runs; a more urgent one interrupts it."""
+    """Return the time at which each transfer ends.  The most urgent one runs; a more urgent one interrupts it."""
     ties = itertools.count()
     coming = [(release_s, next(ties), transfer) for release_s, transfer in released]
     heapq.heapify(coming)
@@ -125,7 +125,7 @@ def _run_link(released: list[tuple[float, _Transfer]], latency_s: float) -> dict
         until_s = min(end_s, next_s)
         transfer.left[0] -= until_s - now_s
         now_s = until_s
-        # Compare times as well: late in a long step a remainder below the clock's resolution would never end.
+        # Times are compared too: late in a long step, a remainder below the resolution of the clock would never end.
         if end_s <= next_s or transfer.left[0] <= 1e-12:
             heapq.heappop(waiting)
             transfer.left.pop(0)

@@ -1,6 +1,6 @@
 """The profile of a model: its layers in the order of the forward pass, with their times.
 
-In: figures, measured in the first steps or published.  Out: `Profile`.
+In: figures, measured in the first steps or published.  Out: a `Profile`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class TensorProfile(msgspec.Struct, frozen=True, kw_only=True):
     kind: LayerKind = LayerKind.OTHER
     rows: float = 0.0
     itemsize: int = 4
-    product_s: float | None = None  # measured time to multiply one worker's factors; None: derived from the cluster
-    row_itemsize: int = 4  # of the factors: half as much under autocast
-    can_reduce: bool = True  # torch's own process group sums it without loss
-    obstacle: str = ""  # why it can only be dense, in words, where its layer suggests otherwise
+    product_s: float | None = None  # measured time to multiply one worker's factors; if None, from the cluster's rate
+    row_itemsize: int = 4  # bytes per element of the factors, half as many under autocast
+    can_reduce: bool = True  # whether torch's process group sums it without loss
+    obstacle: str = ""  # why it can only be dense although its layer suggests otherwise
 
     @property
     def elements(self) -> int:

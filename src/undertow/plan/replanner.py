@@ -1,7 +1,7 @@
-"""The replanner: makes one plan of the measurements of all ranks, and decides when to plan again.
+"""The replanner: makes a plan from the measurements of all ranks, and decides when to plan again.
 
-In: reports of all ranks, in rank order, every few passes.  Out: a plan, whenever the figures behind the last one
-have changed enough.  Pure: the same reports give the same plan on every rank.
+In: every few passes, reports of all ranks in rank order.  Out: a plan, whenever the figures behind the last one have
+changed enough.  Pure: the same reports give the same plan on every rank.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from undertow.plan.profile import LayerKind, LayerProfile, Profile, TensorProfil
 # Changes within these factors do not cause a new plan.
 SAME_ROWS = 1.25
 SAME_RATE = 1.6
-OUTSIDE_LAYER = "some of its gradient does not come from its layer's own backward"
-# Backward passes from one report to the next; a new plan is made in the pass after a report.
+OUTSIDE_LAYER = "part of its gradient does not come from its layer's backward"
+# Number of backward passes between reports; a new plan is made in the pass after a report.
 PASSES = 4
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one rank since its last report."""
 
-    has_gates: bool = True  # the next forward pass starts before all gradients have arrived
-    bytes_per_s: float | None = None  # of its link during training; None if nothing ever had to wait
-    allreduce_bytes_per_s: float | None = None  # of torch's process group, if it was used
-    arithmetic: str = ""  # processor, library and threads: what the bits of a product depend on
-    cluster: Cluster | None = None  # as measured at the start; reported once
-    profile: Profile | None = None  # reported once, and again for parameters that came later
+    has_gates: bool = True  # whether the next forward pass starts before all gradients have arrived
+    bytes_per_s: float | None = None  # rate of its link during training; None if nothing ever had to wait
+    allreduce_bytes_per_s: float | None = None  # rate of torch's process group, if it was used
+    arithmetic: str = ""  # processor, library and threads, which determine the bits of a product
+    cluster: Cluster | None = None  # measured at the start and reported once
+    profile: Profile | None = None  # reported once, and again when parameters were added
     rows: dict[str, float] = {}  # K of each tensor that has one, per pass
-    digests: dict[str, int] = {}  # of gradients that this rank has computed from the factors of all
+    digests: dict[str, int] = {}  # digests of gradients that this rank has computed from the factors of all ranks
     inputs: int | None = None  # a digest of the last forward's inputs
-    obstacles: dict[str, str] = {}  # why tensors can only be dense by now, although their profile says otherwise
-    wholes: tuple[str, ...] = ()  # tensors of which some gradient came as a whole, not as factors
+    obstacles: dict[str, str] = {}  # why tensors can now only be dense although their profile suggests otherwise
+    wholes: tuple[str, ...] = ()  # tensors with a gradient that was sent whole, not as factors
 
 
 class Replanner:
-    """Decisions of one model on when to plan again; every rank makes the same ones."""
+    """Decisions for one model on when to plan again, the same on every rank."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._cluster: Cluster | None = None
         self._profile: Profile | None = None
-        self._only_dense: dict[str, str] = {}  # why tensors turned out to be synchronisable as dense only
-        self._is_stale = False  # reports have brought figures that the plan was not made of
-        self.wants_cluster = False  # links should be measured and reported again
+        self._only_dense: dict[str, str] = {}  # tensor -> why it turned out that it can only be dense
+        self._is_stale = False  # reports have brought figures that the plan is not based on
+        self.wants_cluster = False  # whether links should be measured and reported again
         self._planned_rows: dict[str, float] = {}
         self._planned: Cluster | None = None
 
     def consider(self, reports: Sequence[RankReport]) -> ActivePlan | None:
-        """Return a new plan with its figures; None if the one in force is still good."""
+        """Return a new plan with its figures; None if the plan in force is still good."""
         self.wants_cluster = False
         is_measured = self._learn(reports)
         if self._profile is None or self._cluster is None:
@@ -78,7 +78,7 @@ class Replanner:
         return ActivePlan(make_plan(profile, cluster, policy=self._policy, has_gates=has_gates), profile, cluster)
 
     def _learn(self, reports: Sequence[RankReport]) -> bool:
-        """Take over the figures of reports; return whether the links have been measured."""
+        """Adopt the figures of reports; return whether the links have been measured."""
         clusters = [report.cluster for report in reports if report.cluster is not None]
         if len(clusters) == len(reports):
             self._cluster, self._is_stale = merge_clusters(clusters), True
@@ -93,7 +93,7 @@ class Replanner:
         return len(clusters) == len(reports)
 
     def _has_outdated_rates(self, before: Cluster, reports: Sequence[RankReport]) -> bool:
-        """Return whether the link has changed while torch's process group, an alternative, was not in use."""
+        """Whether the link has changed while torch's process group, an alternative, was not in use."""
         assert self._cluster is not None
         has_choice = self._policy == AUTO and before.allreduce_bytes_per_s is not None
         is_idle = all(report.allreduce_bytes_per_s is None for report in reports)
@@ -115,7 +115,7 @@ class Replanner:
 
 
 def check_digests(reports: Sequence[RankReport]) -> None:
-    """Raise `DriftError` if ranks compute different gradients from the same factors: replicas would drift apart."""
+    """Raise `DriftError` if ranks compute different gradients from the same factors, so that replicas would differ."""
     for name, digest in reports[0].digests.items():
         for rank, report in enumerate(reports):
             if report.digests.get(name, digest) != digest:
@@ -129,22 +129,23 @@ def check_digests(reports: Sequence[RankReport]) -> None:
 
 
 def multiply_alike(reports: Sequence[RankReport]) -> bool:
-    """Return whether a product has the same bits on all ranks, as far as can be known in advance."""
+    """Whether a product has the same bits on all ranks, as far as is known in advance."""
     return len({report.arithmetic for report in reports}) == 1
 
 
 def merge_rows(reports: Sequence[RankReport]) -> dict[str, float]:
-    """Return K of an average rank; an empty batch counts, too."""
+    """Return the mean K of all ranks, in which an empty batch counts as 0."""
     names = dict.fromkeys(name for report in reports for name in report.rows)
     return {name: statistics.fmean(report.rows.get(name, 0.0) for report in reports) for name in names}
 
 
 def follow_rates(cluster: Cluster, reports: Sequence[RankReport], *, trusts: bool = False) -> Cluster:
-    """Return the cluster with the rates that its links have now.
+    """Return the cluster with the current rates of its links.
 
-    Undertow's own rate and that of torch's process group are seen only while they are in use.  The one that was not
-    seen is assumed to have changed by the same factor.  If that factor is large, the link is another one, and the
-    system that is not in use is not believed to be the faster one on it, unless it was just measured.
+    The rates of undertow and of torch's process group are observed only while they are in use.  A rate that was not
+    observed is assumed to have changed by the same factor as the other one.  If that factor is large, the link itself
+    has changed; then the system that is not in use is assumed to be no faster than the other, unless it was just
+    measured.
     """
     ours = _mean(report.bytes_per_s for report in reports)
     torchs = _mean(report.allreduce_bytes_per_s for report in reports)
@@ -158,13 +159,13 @@ def follow_rates(cluster: Cluster, reports: Sequence[RankReport], *, trusts: boo
     return msgspec.structs.replace(cluster, bytes_per_s=ours, allreduce_bytes_per_s=torchs or torchs_before)
 
 
-def _follow(rate: float, seen_before: float, seen: float, trusts: bool) -> float:
-    followed = rate * seen / seen_before
-    return followed if trusts or _is_same(seen, seen_before, SAME_RATE) else min(followed, seen)
+def _follow(rate: float, observed_before: float, observed: float, trusts: bool) -> float:
+    followed = rate * observed / observed_before
+    return followed if trusts or _is_same(observed, observed_before, SAME_RATE) else min(followed, observed)
 
 
 def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
-    """Return a cluster of hosts that are all as slow as the slowest."""
+    """Return a cluster whose hosts are all as slow as the slowest."""
 
     def slowest(name: str) -> float:
         return min(float(getattr(cluster, name)) for cluster in clusters)
@@ -184,9 +185,9 @@ def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Return the layers of rank 0 with the times of an average rank.
+    """Return the layers of rank 0 with the mean times of all ranks.
 
-    A tensor keeps its kind only where all ranks report it; a rank that does not may have given the reason.
+    A tensor keeps its kind only if all ranks report the same kind; a rank that reports another may give the reason.
     """
     first, *others = profiles
     by_name = [{layer.name: layer for layer in profile.layers} for profile in others]
@@ -204,7 +205,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
                     else msgspec.structs.replace(
                         tensor,
                         kind=LayerKind.OTHER,
-                        obstacle=obstacles.get(tensor.name, "ranks hold it in different layers"),
+                        obstacle=obstacles.get(tensor.name, "ranks have it in different layers"),
                     )
                     for tensor in layer.tensors
                 ),
@@ -216,7 +217,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def change_rows(profile: Profile, rows: dict[str, float]) -> Profile:
-    """Return the profile with these rows per tensor."""
+    """Return the profile with these numbers of rows."""
     return _change_tensors(
         profile,
         lambda tensor: msgspec.structs.replace(tensor, rows=rows[tensor.name]) if tensor.name in rows else tensor,
@@ -250,7 +251,7 @@ def _list_rows(profile: Profile) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value]  # 0: nothing was received, which says nothing about a link
+    known = [value for value in values if value]  # 0 means that nothing was received, which tells nothing about a link
     return statistics.fmean(known) if known else None
 
 

@@ -1,6 +1,6 @@
-"""Schemes: how a tensor can be synchronised, and the cost of each.
+"""Schemes by which a tensor can be synchronised, and their costs.
 
-In: a tensor's profile, the numbers of workers and servers.  Out: bytes that one host sends in a step, and work.
+In: a tensor's profile, the numbers of workers and servers.  Out: the bytes that one host sends in a step, and the work.
 All schemes are lossless.  Servers, each with one shard of the keys, share their hosts with workers.
 """
 
@@ -12,20 +12,20 @@ import msgspec
 
 from undertow.plan.profile import LayerKind, TensorProfile
 
-INDEX_BYTES = 8  # of the number of a row
+INDEX_BYTES = 8  # size of a row's index
 
 
 class Scheme(enum.Enum):
-    """Scheme of a tensor, by the name that plans and options use."""
+    """Scheme of a tensor, with its name in plans and options."""
 
     DENSE = "dense"  # the whole gradient to the shards, the mean back
     FACTORS = "factors"  # Poseidon's sufficient factors (ATC 2017): both thin matrices to every worker
-    FACTORS_TO_SHARD = "factors-to-shard"  # as Project Adam (OSDI 2014), but every shard makes only its own rows
+    FACTORS_TO_SHARD = "factors-to-shard"  # as in Project Adam (OSDI 2014), but every shard computes only its own rows
     ROWS = "rows"  # an embedding's touched rows to every worker
-    ALLREDUCE = "allreduce"  # torch's own process group
+    ALLREDUCE = "allreduce"  # torch's process group
 
 
-# Schemes in which something else than the gradient travels.
+# Schemes that send something other than the gradient.
 FACTORED = (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS)
 
 
@@ -41,7 +41,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def list_schemes(tensor: TensorProfile) -> list[Scheme]:
-    """Return the schemes that a tensor can take on any cluster, the dense one first."""
+    """Return the schemes that are possible for a tensor on any cluster, the dense one first."""
     if tensor.kind is LayerKind.LINEAR and tensor.rows:
         return [Scheme.DENSE, Scheme.FACTORS, Scheme.FACTORS_TO_SHARD]
     if tensor.kind is LayerKind.EMBEDDING and tensor.rows:
@@ -58,8 +58,8 @@ def count_traffic(tensor: TensorProfile, scheme: Scheme, *, workers: int, server
     others, whole = workers - 1, tensor.size_bytes
     if scheme is Scheme.ALLREDUCE:
         return Traffic(whole * (others / workers), whole * (others / workers))
-    remote = (servers - 1) / servers  # the share of a tensor that servers on other hosts own
-    answer_bytes = whole * (others / servers)  # its own server's share, to every other worker
+    remote = (servers - 1) / servers  # share of a tensor that servers on other hosts own
+    answer_bytes = whole * (others / servers)  # the share of the host's own server, to every other worker
     if scheme is Scheme.DENSE:
         return Traffic(whole * remote, answer_bytes)
     rows, width = tensor.rows, tensor.row_itemsize
@@ -68,12 +68,12 @@ def count_traffic(tensor: TensorProfile, scheme: Scheme, *, workers: int, server
     height, depth = tensor.shape
     if scheme is Scheme.FACTORS:
         return Traffic(rows * (height + depth) * width * others)
-    # Each server that has rows to make gets the activations and its own columns of the deltas.
+    # Each server that has rows to compute gets the activations and its own columns of the deltas.
     return Traffic(remote * rows * (height + min(servers, height) * depth) * width, answer_bytes)
 
 
 def count_product_flops(tensor: TensorProfile) -> float:
-    """Return the operations of the product that makes a linear layer's gradient out of one worker's factors.
+    """Return the operations of the product that computes a linear layer's gradient from one worker's factors.
 
     With `FACTORS` every worker computes the products of all workers; with `FACTORS_TO_SHARD` no worker computes any.
     """
@@ -86,6 +86,6 @@ def count_server_flops(tensor: TensorProfile, *, workers: int, servers: int) -> 
 
 
 def find_break_even(tensor: TensorProfile) -> float:
-    """Return P*, the number of workers, and as many servers, where factors cost the bytes of the dense gradient."""
+    """Return P*: with this many workers and as many servers, factors cost as many bytes as the dense gradient."""
     height, depth = tensor.shape
     return 2.0 * height * depth / (tensor.rows * (height + depth))

@@ -1,7 +1,7 @@
-"""How the tensors of a model are cut under a plan, and in which order their slices travel.
+"""Rules for cutting the tensors of a model under a plan, and for the order in which their slices are sent.
 
 In: a plan, limits of slice sizes, the rate of the links.  Out: slice sizes, chunks per tensor, priorities, buckets.
-Pure: the training process and the simulator call the same rules, on every rank alike.
+Pure.  The training process and the simulator use the same rules, on every rank.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from undertow.sizing import Sizes
 
 Tensor = TypeVar("Tensor")
 
-# More tensors than any model has.
+# More than any model has tensors.
 PLACES = 1 << 32
 
 
 def prioritise(pass_number: int, place: int) -> int:
-    """Return the priority of a contribution: the lower number leaves first.
+    """Return the priority of a contribution; lower numbers are sent first.
 
-    What is left of one pass goes before all of the next: a rank that is ahead must not send its new gradients while
-    its shard still owes the others an answer that they wait for.  Within a pass, `place` in the order of first use
-    decides (P3, MLSys 2019).
+    The rest of one pass is sent before anything of the next: a rank that is ahead must not send new gradients while
+    other ranks wait for answers of its shard.  Within a pass the order is that of `place`, the tensor's position in
+    the order of first use (P3, MLSys 2019).
     """
     return pass_number * PLACES + place
 
@@ -37,28 +37,28 @@ class SlicePlan:
     """Schemes and slice sizes in force for one model."""
 
     slice_bytes: int
-    credited_bytes: int  # the slice size that the credit is counted in; `slice_bytes` or larger
-    schemes: Mapping[str, Scheme] = field(default_factory=dict)  # of tensors that are not dense
-    peer_bytes: Mapping[str, float] = field(default_factory=dict)  # what a worker sends of a tensor to one other
+    credited_bytes: int  # slice size by which the credit is counted; at least `slice_bytes`
+    schemes: Mapping[str, Scheme] = field(default_factory=dict)  # schemes of tensors that are not dense
+    peer_bytes: Mapping[str, float] = field(default_factory=dict)  # bytes of a tensor that a worker sends to one peer
 
     def choose_chunking(self, tensor: TensorSpec, *, least_bytes: int, shards: int) -> Chunking | None:
-        """Return in how many chunks a tensor travels that is not sliced; None for a dense one."""
+        """Return the number of chunks for a tensor that is not cut into slices; None for a dense tensor."""
         scheme = self.schemes.get(tensor.name, Scheme.DENSE)
         if scheme is Scheme.ALLREDUCE:
             return Chunking(0)
         if scheme not in FACTORED:
             return None
         to_shards = scheme is Scheme.FACTORS_TO_SHARD
-        # As many keys as were set aside for slices of the least size.
+        # The number of keys that were reserved for slices of the least size.
         most = count_most(tensor, least_bytes) // (shards if to_shards else 1)
         chunks = math.ceil(self.peer_bytes.get(tensor.name, 0.0) / self.slice_bytes)
         return Chunking(max(1, min(chunks, most)), to_shards)
 
 
 def make_slice_plan(plan: Plan | None, slice_bytes: int, *, sizes: Sizes, bytes_per_s: float | None) -> SlicePlan:
-    """Return how tensors are cut under this plan; None of a plan leaves all of them dense.
+    """Return the slice plan for a plan; if that is None, all tensors are dense.
 
-    The credit is counted in slices that fit the link: smaller ones, of a small model, may be more in number.
+    The credit is counted in slices that fit the link, so a small model with smaller slices may have more in flight.
     """
     credited_bytes = slice_bytes if bytes_per_s is None else max(slice_bytes, sizes.fit_link(bytes_per_s))
     if plan is None:
@@ -78,15 +78,15 @@ def _count_receivers(plan: Plan, choice: Choice) -> int:
 
 
 def find_bucket_sizes(sizes: Sizes) -> tuple[int, int]:
-    """Return the bytes of the first all-reduce bucket, which is small to start early, and of the others.
+    """Return the bytes of the first all-reduce bucket, which is small in order to start early, and of the others.
 
-    By default 1 and 24 MiB; torch's DistributedDataParallel has 1 and 25.
+    The defaults are 1 and 24 MiB; those of torch's DistributedDataParallel are 1 and 25 MiB.
     """
     return sizes.largest // 4, 6 * sizes.largest
 
 
 def fill_buckets(tensors: Iterable[tuple[Tensor, int, Hashable]], bucket_sizes: tuple[int, int]) -> list[list[Tensor]]:
-    """Return tensors in buckets, in their order.  Each comes with its bytes and its kind.
+    """Distribute tensors, each given with its bytes and its kind, to buckets in their order.
 
     A bucket is full with the tensor that reaches its size, and ends before a tensor of another kind.
     """

@@ -63,7 +63,7 @@ def test_everything_that_can_be_asked_is_answered() -> None:
 
 
 def test_an_unknown_property_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlanError, match="there is no property 'weather': ask for workers"):
+    with pytest.raises(PlanError, match="there is no property 'weather': use workers"):
         make_active().query("weather")
     with pytest.raises(PlanError, match="no layer 'fc'"):
         make_active().best_scheme("fc")

@@ -51,7 +51,7 @@ PLAN = Plan(policy="auto", workers=2, choices=(), step_s=1.0, compute_s=1.0, alo
 )
 def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(PlanError, match=r"x\.json is no profile of undertow: "):
+    with pytest.raises(PlanError, match=r"x\.json is not a profile of undertow: "):
         read_measured(tmp_path / "x.json")
 
 

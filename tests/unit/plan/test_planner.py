@@ -95,7 +95,7 @@ def test_a_scheme_can_be_forced_wherever_it_is_possible(scheme: Scheme) -> None:
     plan = plan_model("vgg19", make_cluster(), policy=scheme.value)
     assert plan.schemes["fc7.weight"] is scheme
     assert plan.schemes["conv1_1.weight"] is Scheme.DENSE
-    assert reason(plan, "fc7.weight") == "as asked for"
+    assert reason(plan, "fc7.weight") == "as requested"
     assert plan.step_s == plan.alone[scheme.value]
 
 
@@ -140,10 +140,10 @@ def test_a_plan_is_written_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"{}", "is no plan of undertow"),
-        (b"nonsense", "is no plan of undertow"),
-        (b'{"policy": "\xff"}', "is no plan of undertow: it is not text in UTF-8"),
-        (b'{"?": ' + b"[" * 100_000, "is no plan of undertow: it is nested too deeply"),
+        (b"{}", "is not a plan of undertow"),
+        (b"nonsense", "is not a plan of undertow"),
+        (b'{"policy": "\xff"}', "is not a plan of undertow: it is not text in UTF-8"),
+        (b'{"?": ' + b"[" * 100_000, "is not a plan of undertow: it is nested too deeply"),
         (None, "cannot read the plan"),
     ],
     ids=["empty", "nonsense", "not UTF-8", "nested", "absent"],
@@ -167,7 +167,7 @@ def test_a_plan_for_another_model_is_refused_with_the_tensor() -> None:
     plan = plan_model("vgg19", make_cluster())
     shapes = {choice.tensor: choice.shape for choice in plan.choices}
     check_fits(plan, shapes)
-    with pytest.raises(PlanError, match=r"'fc8.weight' of shape \[1000, 4096\], but it is \[10, 4096\]"):
+    with pytest.raises(PlanError, match=r"of shape \[1000, 4096\], but the model has it of shape \[10, 4096\]"):
         check_fits(plan, {**shapes, "fc8.weight": (10, 4096)})
     with pytest.raises(PlanError, match=r"no tensor 'fc9\.weight'"):
         check_fits(plan, {**shapes, "fc9.weight": (1,)})

@@ -331,7 +331,7 @@ def test_a_spoiled_tensor_is_dense_for_good_and_says_why() -> None:
     plan = consider(replanner, [later_reports()[0], spoiled])
     assert plan is not None
     assert plan.schemes == {TABLE: Scheme.ROWS, WEIGHT: Scheme.DENSE, BIAS: Scheme.DENSE}
-    assert reason(plan, WEIGHT) == "some of its gradient does not come from its layer's own backward"
+    assert reason(plan, WEIGHT) == "part of its gradient does not come from its layer's backward"
     # Said again, or no more, it is nothing new.
     assert consider(replanner, [spoiled, spoiled]) is None
     assert consider(replanner, later_reports()) is None
@@ -466,7 +466,7 @@ def test_a_kind_that_differs_between_ranks_is_none() -> None:
     plan = consider(replanner, [ours, msgspec.structs.replace(theirs, profile=make_profile(LayerKind.OTHER))])
     assert plan is not None
     assert plan.schemes == {TABLE: Scheme.DENSE, WEIGHT: Scheme.DENSE, BIAS: Scheme.DENSE}
-    assert reason(plan, WEIGHT) == "ranks hold it in different layers"
+    assert reason(plan, WEIGHT) == "ranks have it in different layers"
     # Not a matter of which rank says so.
     swapped = consider(
         Replanner("factors"), [msgspec.structs.replace(ours, profile=make_profile(LayerKind.OTHER)), theirs]
