@@ -103,10 +103,6 @@ class Planner:
             alone=self._predict_alone(),
         )
 
-    def best_scheme(self, name: str) -> Scheme:
-        """Return the scheme of one tensor by bytes alone, as Poseidon's coordinator does."""
-        return self._poseidon(self._tensors[name])
-
     # Policies
 
     def _choose(self, policy: str) -> dict[str, Scheme]:
@@ -190,11 +186,11 @@ class Planner:
     # Figures
 
     def _predict(self, schemes: Mapping[str, Scheme]) -> float:
-        return predict(self._profile, self._cluster, schemes, has_gates=self._has_gates).step_s
+        return predict(self._profile, self._cluster, schemes, has_gates=self._has_gates)
 
     def _compare(self, schemes: Mapping[str, Scheme]) -> float:
         """Predict the step on slower links (see `PRUDENT_SHARE`), by which schemes are compared."""
-        return predict(self._profile, self._prudent, schemes, has_gates=self._has_gates).step_s
+        return predict(self._profile, self._prudent, schemes, has_gates=self._has_gates)
 
     def _bytes_out(self, tensor: TensorProfile, scheme: Scheme) -> float:
         return self._count_traffic(tensor, scheme).bytes_out

@@ -1,6 +1,6 @@
 """The predicted time of a step under a choice of schemes, by which the planner compares plans.
 
-In: a profile, a cluster, one scheme per tensor.  Out: seconds, and the arrival time of each gradient.
+In: a profile, a cluster, one scheme per tensor.  Out: seconds.
 All workers do the same at the same time, so one worker represents all: a device that computes, and a link that always
 carries the most urgent tensor.  With gates, each layer of the next forward pass starts as soon as its own tensors have
 arrived; without gates, the forward pass starts when all tensors have arrived.
@@ -18,14 +18,6 @@ from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme, count_product_flops, count_server_flops, count_traffic
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted step of one worker."""
-
-    step_s: float
-    arrivals_s: Mapping[str, float]  # arrival of each tensor's mean gradient, after the start of backward
-
-
 @dataclass(order=True)
 class _Transfer:
     """Transfer of one tensor."""
@@ -37,8 +29,8 @@ class _Transfer:
     pause_s: float = field(compare=False)  # time at the server between two phases
 
 
-def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *, has_gates: bool = True) -> Prediction:
-    """Predict a step in steady state, from the start of one backward pass to the start of the next."""
+def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *, has_gates: bool = True) -> float:
+    """Predict the seconds of a step in steady state, from the start of one backward pass to the start of the next."""
     now_s = 0.0
     released: list[tuple[float, _Transfer]] = []
     for layer in reversed(profile.layers):
@@ -52,7 +44,7 @@ def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *
     for layer in profile.layers:
         now_s = max([now_s, *(arrivals_s[tensor.name] for tensor in layer.tensors)])
         now_s += layer.forward_s + max(0.0, _find_extra_s(layer, cluster, schemes))
-    return Prediction(now_s, arrivals_s)
+    return now_s
 
 
 def predict_alone(tensor: TensorProfile, scheme: Scheme, cluster: Cluster) -> float:

@@ -75,7 +75,7 @@ class Forecaster:
         """Predict a step on a link of this bandwidth, or on the actual one."""
         cluster = self._cluster if bits_per_s is None else self._change(bits_per_s)
         gates = self._has_gates if has_gates is None else has_gates
-        return predict(self._profile, cluster, self._schemes, has_gates=gates).step_s
+        return predict(self._profile, cluster, self._schemes, has_gates=gates)
 
     @property
     def floor_s(self) -> float:

@@ -56,7 +56,7 @@ CLUSTER = Cluster(workers=4, bytes_per_s=1.25e8, flops_per_s=1e12, shard_flops_p
 
 def forecast(*, off: float = 1.0, has_gates: bool = True) -> Forecaster:
     schemes = {tensor.name: Scheme.DENSE for tensor in PROFILE.tensors}
-    step_s = predict(PROFILE, CLUSTER, schemes, has_gates=has_gates).step_s
+    step_s = predict(PROFILE, CLUSTER, schemes, has_gates=has_gates)
     return Forecaster(PROFILE, CLUSTER, schemes, measured_s=step_s * off, has_gates=has_gates)
 
 
