@@ -75,10 +75,6 @@ class Gathering:
 
     def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
         """Return one of these workers that a round waits for; None if there is none.  `spared` keys do not count."""
-        for (key, _), contributions in self._open.items():
-            if key in spared:
-                continue
-            for rank in departed:
-                if rank < self._workers and rank not in contributions:
-                    return rank
-        return None
+        workers = [rank for rank in departed if rank < self._workers]
+        rounds = (contributions for (key, _), contributions in self._open.items() if key not in spared)
+        return next((rank for present in rounds for rank in workers if rank not in present), None)

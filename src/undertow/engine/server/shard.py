@@ -156,13 +156,9 @@ class Shard:
 
     def blocked_by(self, departed: Collection[int], spared: Collection[int] = ()) -> int | None:
         """Return one of these workers that a round waits for; None if there is none.  `spared` keys do not count."""
-        for key, opened in self._open.items():
-            if key in spared:
-                continue
-            for rank in departed:
-                if rank < self._workers and not opened.round.has(rank) and rank not in self._away(key):
-                    return rank
-        return None
+        workers = [rank for rank in departed if rank < self._workers]
+        rounds = ((opened.round, self._away(key)) for key, opened in self._open.items() if key not in spared)
+        return next((rank for one, away in rounds for rank in workers if not one.has(rank) and rank not in away), None)
 
     def _away(self, key: int) -> frozenset[int]:
         return self._absent.get(key, frozenset())
