@@ -11,7 +11,7 @@ import pytest
 from undertow.engine.client import control as control_module
 from undertow.engine.client import group as group_module
 from undertow.engine.client.control import GroupControl
-from undertow.engine.client.discarding import Discards
+from undertow.engine.client.discarding import Discarding
 from undertow.engine.client.engine_queue import UnevenRounds
 from undertow.engine.client.exchange import Exchange
 from undertow.engine.client.helper import OpenWork
@@ -393,9 +393,9 @@ def discard_with_rounds_under_way(patch: Patch) -> None:
 
 def forget_what_another_rank_uses(patch: Patch) -> None:
     def make(real: Any) -> Any:
-        return lambda self, rank, size: real(self, rank, max(1, size - 1))
+        return lambda self, rank, workers, *others: real(self, rank, max(1, workers - 1), *others)
 
-    wrap(patch, Discards, "__init__", make)
+    wrap(patch, Discarding, "__init__", make)
 
 
 def forget_nothing(patch: Patch) -> None:

@@ -25,43 +25,18 @@ def discard_with(owner: object, discard: Callable[[range], None], keys: range) -
     weakref.finalize(owner, discard, keys).atexit = False
 
 
-class Discards:
-    """Record of the ranks that have discarded each range of keys, kept by one rank.  Not thread-safe."""
-
-    def __init__(self, rank: int, workers: int) -> None:
-        self._rank = rank
-        self._workers = workers
-        self._own: dict[int, range] = {}  # first key -> keys that this rank has discarded, but not all ranks have
-        self._ranks: dict[int, set[int]] = {}  # first key -> the ranks that have discarded them; never all
-
-    def discard(self, keys: range) -> range | None:
-        """Discard keys on this rank; return them if it is the last one to do so."""
-        self._own[keys.start] = keys
-        return self.discard_on(self._rank, keys.start)
-
-    def expects(self, rank: int, first: int) -> bool:
-        """Whether a rank may discard these keys: it must not have discarded them already."""
-        return rank not in self._ranks.get(first, ())
-
-    def discard_on(self, rank: int, first: int) -> range | None:
-        """Note that a rank has discarded the keys starting at `first`; return them if it is the last one to do so."""
-        ranks = self._ranks.setdefault(first, set())
-        ranks.add(rank)
-        if len(ranks) < self._workers:
-            return None
-        del self._ranks[first]
-        return self._own.pop(first)
-
-
 class Discarding:
-    """Discarding of keys on one rank; `send_all` sends a message to all other ranks."""
+    """Discarding of keys on one rank; `send_all` sends a message to all other ranks.  Owned by the engine thread."""
 
     def __init__(self, rank: int, workers: int, exchange: Exchange, send_all: Callable[[Discarded], None]) -> None:
+        self._rank = rank
+        self._workers = workers
         self._exchange = exchange
         self._send_all = send_all
-        self._discards = Discards(rank, workers)
         self._tables: set[int] = set()  # first keys of discarded tables that are not forgotten yet
         self._busy: list[range] = []  # keys to discard once their contributions are answered
+        self._own: dict[int, range] = {}  # first key -> keys that this rank has discarded, but not all ranks have
+        self._ranks: dict[int, set[int]] = {}  # first key -> the ranks that have discarded them; never all
 
     def begin_with_table(self, keys: range) -> None:
         """Discard the keys of a table; unlike `begin`, also free memory once they are forgotten."""
@@ -79,19 +54,25 @@ class Discarding:
         for keys in waiting:
             if self._exchange.is_idle(keys):
                 self._send_all(Discarded(keys.start))
-                self._forget(self._discards.discard(keys))
+                self._own[keys.start] = keys
+                self._note(self._rank, keys.start)
             else:
                 self._busy.append(keys)
 
     def discard_on(self, peer: int, first: int) -> None:
         """Note that another rank has discarded the keys starting at `first`."""
-        if not self._exchange.knows(first) or not self._discards.expects(peer, first):
+        if not self._exchange.knows(first) or peer in self._ranks.get(first, ()):
             raise Unexpected(f"rank {peer} discards the keys starting at {first}, which are not in use")
-        self._forget(self._discards.discard_on(peer, first))
+        self._note(peer, first)
 
-    def _forget(self, keys: range | None) -> None:
-        if keys is not None:
-            self._exchange.forget(keys)
-            if keys.start in self._tables:
-                self._tables.remove(keys.start)
-                self._exchange.free_memory()
+    def _note(self, rank: int, first: int) -> None:
+        """Note that a rank has discarded these keys; forget them if it is the last one to do so."""
+        ranks = self._ranks.setdefault(first, set())
+        ranks.add(rank)
+        if len(ranks) < self._workers:
+            return
+        del self._ranks[first]
+        self._exchange.forget(self._own.pop(first))
+        if first in self._tables:
+            self._tables.remove(first)
+            self._exchange.free_memory()

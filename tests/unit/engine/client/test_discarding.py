@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from undertow.engine.client.discarding import Discarding, Discards, discard_with
+from undertow.engine.client.discarding import Discarding, discard_with
 from undertow.engine.client.exchange import Exchange
 from undertow.engine.coordinator.messages import Discarded
 from undertow.engine.core.dtypes import DType
@@ -22,24 +22,6 @@ from undertow.sizing import Sizes
 
 KEYS = range(10, 16)
 USED = [10, 11, 14]
-
-
-def test_keys_are_forgotten_with_the_last_rank_that_discards_them() -> None:
-    discards = Discards(rank=1, workers=3)
-    assert discards.discard_on(2, KEYS.start) is None
-    assert discards.discard(KEYS) is None
-    assert discards.discard_on(0, KEYS.start) == KEYS
-
-
-def test_a_rank_that_is_the_last_one_itself_forgets_at_once() -> None:
-    assert Discards(rank=0, workers=1).discard(KEYS) == KEYS
-
-
-def test_a_rank_discards_keys_once() -> None:
-    discards = Discards(rank=0, workers=3)
-    discards.discard_on(2, KEYS.start)
-    assert not discards.expects(2, KEYS.start)
-    assert discards.expects(1, KEYS.start)
 
 
 class Bench:
