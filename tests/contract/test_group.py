@@ -1,4 +1,4 @@
-"""What `engine.interface` promises of groups; the same questions to each implementation, the fakes included."""
+"""The contracts of `engine.interface`, checked for every implementation, including the fakes."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_the_slices_of_a_table_cover_each_element_once_and_are_the_same_on_all_r
 
 
 @of_groups
-def test_keys_are_consecutive_and_those_that_were_asked_for_stay_free(team: Team) -> None:
+def test_keys_are_consecutive_and_reserved_ones_stay_free(team: Team) -> None:
     def body(member: Member) -> list[list[int]]:
         tables = [member.group.register(f"table {keys}", TENSORS, op=Op.SUM, keys=keys) for keys in (0, 1000, 3)]
         return [[item.spec.key for item in slices] for slices in tables]
@@ -347,7 +347,7 @@ def test_keys_are_consecutive_and_those_that_were_asked_for_stay_free(team: Team
 
 
 @of_groups
-def test_a_mean_of_whole_numbers_is_refused_before_any_rank_is_asked(team: Team) -> None:
+def test_a_mean_of_integers_is_refused_before_any_message_is_sent(team: Team) -> None:
     def body(member: Member) -> None:
         if member.rank == 0:
             error = fails(
@@ -419,7 +419,7 @@ def test_a_group_that_has_failed_raises_its_error_wherever_it_would_wait(
 
 
 @of_groups
-def test_a_wait_for_what_is_there_returns_at_once(team: Team) -> None:
+def test_a_wait_for_results_that_have_arrived_returns_at_once(team: Team) -> None:
     def body(member: Member) -> None:
         member.group.wait_for(Ticket(0), "nothing")
         assert member.group.error is None
@@ -489,7 +489,7 @@ def test_an_error_of_work_beside_the_engine_fails_the_group(team: Team) -> None:
 
 
 @of_several_ranks
-def test_ranks_with_other_tensors_are_told_on_all_ranks_and_the_group_does_not_recover(team: Team) -> None:
+def test_different_tensors_fail_all_ranks_and_the_group_does_not_recover(team: Team) -> None:
     odd = len(team.weights) - 1
 
     def body(member: Member) -> None:
@@ -504,7 +504,7 @@ def test_ranks_with_other_tensors_are_told_on_all_ranks_and_the_group_does_not_r
 
 
 @of_several_ranks
-def test_ranks_at_different_calls_are_told_on_all_ranks(team: Team) -> None:
+def test_different_calls_fail_all_ranks(team: Team) -> None:
     def body(member: Member) -> None:
         call = member.group.barrier if member.rank else (lambda: member.group.agree("copy"))
         error = fails(call, MismatchError)
@@ -554,7 +554,7 @@ def test_a_slice_has_the_tensors_that_any_rank_holds(team: Team) -> None:
 
 @of_several_ranks
 @pytest.mark.parametrize("divide_by_active", [True, False])
-def test_rounds_go_on_without_a_rank_that_ran_out_of_input(team: Team, divide_by_active: bool) -> None:
+def test_rounds_continue_without_a_rank_that_ran_out_of_input(team: Team, divide_by_active: bool) -> None:
     last = len(team.weights) - 1
 
     def body(member: Member) -> Waits[None]:
@@ -638,7 +638,7 @@ def test_named_calls_meet_in_any_order(team: Team) -> None:
 
 
 @of_several_ranks
-def test_ranks_that_differ_in_a_named_call_are_told_and_later_calls_work(team: Team) -> None:
+def test_a_mismatch_in_a_named_call_fails_all_ranks_and_later_calls_work(team: Team) -> None:
     def body(member: Member) -> None:
         group = member.group
         call, _ = make_call(member, "x", 1, elements=300 if member.rank else 400)
@@ -655,7 +655,7 @@ def test_ranks_that_differ_in_a_named_call_are_told_and_later_calls_work(team: T
 
 
 @of_several_ranks
-def test_named_calls_go_on_without_ranks_that_ran_out_until_none_has_input(team: Team) -> None:
+def test_named_calls_continue_without_ranks_that_ran_out_until_none_has_input(team: Team) -> None:
     last = len(team.weights) - 1
 
     def body(member: Member) -> None:

@@ -1,4 +1,4 @@
-"""Whoever does not belong to the job is refused and counted; the real peers' traffic goes on."""
+"""Connections that do not belong to the job are refused and counted; the traffic of peers continues."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_crowd_of_silent_strangers_does_not_keep_a_peer_out(crowd: tuple[Socke
     wires.until(lambda: bool(wires.recorders[0].frames))
 
 
-def test_a_crowd_of_silent_strangers_is_gone_after_a_while(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
+def test_silent_strangers_are_dropped_after_the_timeout(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
     wires, strangers = crowd
     wires.run(lambda: wires.transports[0]._expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
     for stranger in strangers:

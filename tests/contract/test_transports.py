@@ -1,4 +1,4 @@
-"""What every transport promises; the same questions to each of them, the one in memory included."""
+"""The promises of every transport, checked for each of them, including the one in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_is_a_transport(wires_of: MakeWires) -> None:
     assert transport.bytes_sent == 0
 
 
-def test_every_pair_is_connected_and_told_once(wires_of: MakeWires) -> None:
+def test_every_pair_is_connected_and_notified_once(wires_of: MakeWires) -> None:
     wires = wires_of(3)
     for rank in range(3):
         others = [peer for peer in range(3) if peer != rank]
@@ -173,7 +173,7 @@ def test_a_body_that_was_damaged_on_the_way_ends_the_link_with_a_reason(wires_of
 
 
 @pytest.mark.parametrize("at", [0, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 500_000])
-def test_who_sent_damaged_bytes_hears_what_is_said_of_the_loss_and_then_the_end(wires_of: MakeWires, at: int) -> None:
+def test_the_sender_of_damaged_bytes_gets_the_last_frames_and_then_the_end(wires_of: MakeWires, at: int) -> None:
     """Also behind frames that were on their way to it, while it still sends, and nothing that is said later."""
     wires = wires_of(3)
     body = bytes(1_000_000)
@@ -208,7 +208,7 @@ def test_who_sent_damaged_bytes_hears_what_is_said_of_the_loss_and_then_the_end(
     wires.until(lambda: bool(wires.recorders[2].frames))
 
 
-def test_a_receiver_may_close_when_it_hears_of_damage(wires_of: MakeWires) -> None:
+def test_a_receiver_may_close_the_link_when_it_is_notified_of_damage(wires_of: MakeWires) -> None:
     wires = wires_of(2)
     wires.recorders[1].on_lost = lambda peer: wires.transports[1].close()
     wires.run(lambda: wires.transports[0].send(1, b"this is not a header".ljust(HEADER_BYTES)))
@@ -234,9 +234,7 @@ def test_a_body_without_a_checksum_is_taken_as_it_is(wires_of: MakeWires) -> Non
         (Checksum.OFF, False, False),
     ],
 )
-def test_bodies_are_checked_between_hosts_unless_told_otherwise(
-    checksum: Checksum, local: bool, expected: bool
-) -> None:
+def test_bodies_are_checked_between_hosts_by_default(checksum: Checksum, local: bool, expected: bool) -> None:
     wires = SocketWires(2, local=local, checksum=checksum).connect()
     try:
         assert [wires.transports[rank].checks_bodies(1 - rank) for rank in (0, 1)] == [expected] * 2

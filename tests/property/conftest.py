@@ -1,4 +1,4 @@
-"""The same examples in every run, and no limit on time: a slow machine is not a failure."""
+"""The same examples in every run, and no time limit, because a slow machine is not a failure."""
 
 from __future__ import annotations
 

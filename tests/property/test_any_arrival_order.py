@@ -1,4 +1,4 @@
-"""Any order of arrival, any mix of empty contributions: the same bits as the plain loop."""
+"""Any order of arrival and any mix of empty contributions give the same bits as a plain loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls by name begin once each, on keys of their own, in whichever order ranks make and prepare them."""
+"""Named calls begin exactly once, on keys of their own, in whatever order ranks make and prepare them."""
 
 from __future__ import annotations
 

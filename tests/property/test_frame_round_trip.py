@@ -1,4 +1,4 @@
-"""Any header comes back; one wrong byte is noticed, wherever it is."""
+"""Any header survives packing and unpacking; a wrong byte is detected at any position."""
 
 from __future__ import annotations
 

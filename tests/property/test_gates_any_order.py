@@ -1,4 +1,4 @@
-"""Whatever comes when, in whatever slices: the same bits as a plain loop, and nobody waits for ever."""
+"""Any order of arrivals, in slices of any size, gives the same bits as a plain loop, and no wait is endless."""
 
 from __future__ import annotations
 

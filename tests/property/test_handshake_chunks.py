@@ -1,4 +1,4 @@
-"""The handshake, cut into pieces of any size, and with any bytes in place of the right ones."""
+"""The handshake, divided into chunks of any size, and with any bytes replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is put and whenever it is acknowledged: strict order, and never more than the credit."""
+"""Any puts and acknowledgements: strict order, and never more in flight than the credit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_any_mix_of_puts_takes_and_acknowledgements_keeps_the_rules(puts, credit
 
 
 @given(PUTS, st.integers(1, 100), st.data())
-def test_peers_that_answer_only_when_asked_never_let_the_credit_run_dry(puts, credit_bytes, data) -> None:  # type: ignore[no-untyped-def]
+def test_credit_never_runs_out_with_peers_that_answer_only_requests(puts, credit_bytes, data) -> None:  # type: ignore[no-untyped-def]
     outbox = Outbox(credit_bytes)
     outbox.resize(credit_bytes, max((size_bytes for _, size_bytes, _ in puts), default=0))
     for _, size_bytes, peer in puts:
@@ -75,7 +75,7 @@ def test_peers_that_answer_only_when_asked_never_let_the_credit_run_dry(puts, cr
             assert outbox.acknowledge(peer, received_bytes)
 
 
-def test_a_receipt_is_asked_for_only_where_too_much_waits_without_one() -> None:
+def test_a_receipt_is_requested_only_if_too_much_is_uncovered() -> None:
     outbox = Outbox(120)
     outbox.resize(120, 10)
     frames = [QueuedFrame(peer, None, None, 10) for peer in (0, 1, 2, 0, 1, 2, 0, 1, 2)]

@@ -1,4 +1,4 @@
-"""Any tensors, any slice size: every element is in exactly one slice, at exactly one place."""
+"""Any tensors and any slice size: every element is in exactly one slice, at exactly one position."""
 
 from __future__ import annotations
 

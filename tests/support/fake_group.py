@@ -1,7 +1,7 @@
-"""The fake group of all tests: an implementation of `engine.interface.Group` in one thread, whose peers are a rule.
+"""The fake group of all tests: an implementation of `engine.interface.Group` in one thread, whose peers follow a rule.
 
-What ranks agree on is decided by the real coordinator.  A subclass may say when a contribution is answered, or change
-what the peers contribute.  tests/contract/test_group.py holds all of them to the contracts of the interface.
+The real coordinator decides agreements.  A subclass may decide when a contribution is answered, or change what the
+peers contribute.  tests/contract/test_group.py checks all of them against the contracts of the interface.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from undertow.sizing import Sizes
 
 
 def make_shape(size: int = 2, *, rank: int = 0, sizes: Sizes | None = None, **options: Any) -> Shape:
-    """Return the shape of a group of tests, all of whose workers are on one host."""
+    """Return the shape of a group for tests, whose workers are all on one host."""
     options = {"job": 7, "credit_bytes": 0, "silence_timeout_s": 10.0, "stall_timeout_s": 60.0} | options
     return Shape(rank=rank, hosts=["host"] * size, sizes=sizes or Sizes(), **options)
 
 
 class FakeGroup:
-    """Rank 0 of a group whose other workers contribute multiples of what it contributes: `times`, one for each."""
+    """Rank 0 of a group whose other workers contribute multiples of its contributions: `times` has one for each."""
 
     def __init__(self, times: Sequence[float] = (1,), *, sizes: Sizes | None = None) -> None:
         self.rank = 0
@@ -44,7 +44,7 @@ class FakeGroup:
         self.rate = Rate()
         self.open_work = OpenWork()
         self.error: UndertowError | None = None
-        self.slices: dict[int, Slice] = {}  # all that are known, by key
+        self.slices: dict[int, Slice] = {}  # all known slices, by key
         self.learned: list[Sequence[Slice]] = []
         self.answered: list[int] = []  # keys
         self.resized: list[int] = []
@@ -52,7 +52,7 @@ class FakeGroup:
         self._total = 1 + sum(times)
         self._placement = Placement(self.shape.owners)
         self._agreements = Agreements(self.shape, Keys())
-        self._count = 0  # of agreements
+        self._count = 0  # number of agreements
 
     def configure(self, **options: Any) -> None:
         """Change options of the shape."""
@@ -92,7 +92,7 @@ class FakeGroup:
             contribution.on_result(contribution)
 
     def answer(self, contribution: Contribution) -> None:
-        """Put the result of this contribution's round in place."""
+        """Write the result of this contribution's round to its target."""
         self.answered.append(contribution.key)
         if self.slices[contribution.key].spec.op is Op.GATHER:
             contribution.gathered = [RankBytes(contribution.source, contribution.present)] * self.size
@@ -144,7 +144,7 @@ class FakeGroup:
     def suspect(self, error: UndertowError) -> None:
         self.error = self.error or error
 
-    # What only some frontends need
+    # For some frontends only
 
     @property
     def calls(self) -> NamedCalls:

@@ -1,8 +1,8 @@
-"""Every implementation of `engine.interface` behind one face, so that one suite asks the same of each of them.
+"""All implementations of `engine.interface` behind one interface, so that one suite can check each of them.
 
-A test is a body that every rank of a team runs: a function of a `Member`, or a generator that yields the tickets that
-it waits for.  A real group runs it in a thread of each rank, a fake and the fault driver's group for rank 0 only, whose
-peers follow a rule, and the simulator for all ranks by turns, whose waits let virtual time pass.
+A test is a body that every rank of a team runs: a function of a `Member`, or a generator that yields the tickets for
+which it waits.  A real group runs it in one thread per rank.  A fake group and the fault driver's group run it for rank
+0 only, whose peers follow a rule.  The simulator runs it for all ranks in turn, and virtual time passes during waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Member:
     rank: int
     size: int
     rounds: Rounds
-    open: Open  # makes the slices of a table known to this rank; no rank contributes before all have opened it
+    open: Open  # makes the slices of a table known to this rank; no rank may contribute before all have called it
     is_group: bool = True
 
     @property
@@ -59,38 +59,38 @@ Body = Callable[[Member], T] | Callable[[Member], Waits[T]]
 
 
 class Team(Protocol):
-    """The ranks of one group, as far as they are there."""
+    """The ranks of one group that run tests."""
 
     @property
     def weights(self) -> Sequence[float]:
-        """What each rank contributes, as a multiple of what rank 0 does."""
+        """The contribution of each rank, as a multiple of that of rank 0."""
 
     def run(self, body: Callable[[Member], Any]) -> list[Any]:
-        """Let each rank that is there run this body; return what they return."""
+        """Run this body on each rank; return the results."""
 
     def close(self) -> None: ...
 
 
 class ConnectedTeam:
-    """Real groups over sockets of this host, one engine thread for each."""
+    """Real groups over sockets on this host, each with an engine thread."""
 
     def __init__(self, size: int, *, over_tcp: bool, **options: Any) -> None:
         self.weights = [1.0 + rank for rank in range(size)]
         self._size = size
-        self._cards: list[bytes] = [b""] * size
+        self._contacts: list[bytes] = [b""] * size
         self._meeting = threading.Barrier(size)
         self._loops = [Loop() for _ in range(size)]
         for loop in self._loops:
             loop.start()
-        address = "127.0.0.1" if over_tcp else ""  # without one, workers of a host talk over Unix sockets
+        address = "127.0.0.1" if over_tcp else ""  # without one, workers of a host use Unix sockets
         options = {"slice_bytes": SLICE_BYTES, "address": address} | options
         self.groups: list[ConnectedGroup] = self._in_threads(lambda rank: self._form(rank, **options))
 
     def _form(self, rank: int, **options: Any) -> ConnectedGroup:
-        def meet(card: bytes) -> list[bytes]:
-            self._cards[rank] = card
+        def meet(contact: bytes) -> list[bytes]:
+            self._contacts[rank] = contact
             self._meeting.wait(HANG_S)
-            return list(self._cards)
+            return list(self._contacts)
 
         settings = Settings(rank=rank, world_size=self._size, token="secret", **options)
         return formation.form(
@@ -110,12 +110,12 @@ class ConnectedTeam:
         try:
             return _finish(body(member), lambda ticket: group.wait_for(ticket))
         except BaseException as error:
-            group.leave(f"its test failed: {error}")  # the others do not wait for it
+            group.leave(f"its test failed: {error}")  # so that the others do not wait for it
             raise
 
     def _in_threads(self, call: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * self._size
-        errors: list[BaseException] = []  # in the order in which they come: the first is the cause
+        errors: list[BaseException] = []  # in the order of their occurrence: the first is the cause
 
         def work(rank: int) -> None:
             try:
@@ -200,7 +200,7 @@ class SimulatedTeam:
 
 
 def _finish(result: Any, wait: Callable[[Ticket], None]) -> Any:
-    """Run a body to its end, if it is a generator; else it has ended."""
+    """Run a body to its end if it is a generator; otherwise it has ended already."""
     if not isinstance(result, Generator):
         return result
     while True:

@@ -1,7 +1,7 @@
-"""A group of two workers whose answers come when they are waited for, or when a test says so.
+"""A group of two workers whose answers arrive when a wait needs them, or when a test delivers them.
 
-The other worker's gradient is always three times ours, so the mean is twice ours: whoever sees
-his own gradient, or a value without its update, is found out.
+The other worker's gradient is always three times ours, so the mean is twice ours.  A read of this worker's own
+gradient, or of a value without its update, is therefore noticed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["MEAN", "SlowGroup", "Twin", "slow_group"]
 
 
 class SlowGroup(FakeGroup):
-    """A fake group in which everything that is contributed waits until it is delivered."""
+    """A fake group whose contributions wait until they are delivered."""
 
     def __init__(self, slice_bytes: int = 64) -> None:
         super().__init__([OTHER], sizes=Sizes(fixed=slice_bytes))
         self.pending: list[Contribution] = []
-        self.waits = 0  # that found their ticket without all of its answers
+        self.waits = 0  # number of waits whose tickets lacked answers
         self.on_wait: Callable[[], object] = lambda: None
 
     def contribute(self, contributions: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
@@ -41,11 +41,11 @@ class SlowGroup(FakeGroup):
         for contribution in [one for one in self.pending if getattr(one.on_result, "__self__", None) is ticket]:
             self.deliver(contribution)
         while not ticket.is_done:
-            assert self.pending, "nothing is under way that the ticket waits for"
+            assert self.pending, "no contribution is left that the ticket waits for"
             self.deliver(self.pending[0])
 
     def deliver(self, contribution: Contribution) -> None:
-        """Answer this contribution, after those to the same key that came before it."""
+        """Answer this contribution, and before it all earlier ones to the same key."""
         earlier = next(one for one in self.pending if one.key == contribution.key)
         self.pending.remove(earlier)
         super().deliver(earlier)
@@ -59,7 +59,7 @@ class SlowGroup(FakeGroup):
 
 @contextmanager
 def slow_group(slice_bytes: int = 64) -> Iterator[SlowGroup]:
-    """Let models that are wrapped inside of the block belong to a slow group."""
+    """Let models that are wrapped within the block belong to a slow group."""
     group = SlowGroup(slice_bytes)
     with mock.patch("undertow.torch.synchroniser.group_for", return_value=group):
         yield group

@@ -1,4 +1,4 @@
-"""A group on a virtual clock, whose links take the time that a test gives them."""
+"""A group on a virtual clock, whose links have the rate and latency that a test sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from undertow.sizing import Sizes
 
 
 class Clock:
-    """A clock that stands still until a group moves it."""
+    """A clock that advances only when a group advances it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -35,12 +35,12 @@ class TimedGroup(FakeGroup):
         sizes: Sizes | None = None,
     ) -> None:
         super().__init__([1] * (size - 1), sizes=sizes)
-        self.transfers: list[int] = []  # bytes of each transfer that was timed
-        self.verdicts = 0  # how often the ranks have told each other how long one took
+        self.transfers: list[int] = []  # bytes of each timed transfer
+        self.verdicts = 0  # number of times that the ranks have exchanged the duration of a transfer
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
-        self._others_s = others_s  # how much longer the other workers say that it took
+        self._others_s = others_s  # additional time that the other workers report
         self._probes: set[int] = set()  # keys
 
     def register(

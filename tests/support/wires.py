@@ -1,4 +1,4 @@
-"""Every transport behind one face, so that one suite asks the same of all of them."""
+"""All transports behind one interface, so that one suite can check each of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TOKEN, JOB, HOST = b"the token of this job", 7, "127.0.0.1"
 
 
 class Recorder:
-    """A receiver that keeps what it hears; bodies of keys in `unwanted` are dropped."""
+    """A receiver that keeps everything it receives; bodies of keys in `unwanted` are dropped."""
 
-    def __init__(self, heard: threading.Condition) -> None:
+    def __init__(self, changed: threading.Condition) -> None:
         self.unwanted: set[int] = set()
         self.connections: list[int] = []
         self.losses: list[tuple[int, str]] = []
         self.on_lost: Callable[[int], None] = lambda peer: None
         self.frames: list[tuple[int, int, bytes | None]] = []  # peer, key, body
-        self._heard = heard
+        self._changed = changed
 
     def sink(self, peer: int, header: Header) -> Any | None:
         return None if header.key in self.unwanted else bytearray(header.length)
@@ -41,14 +41,14 @@ class Recorder:
         self.on_lost(peer)
         self._keep(self.losses, (peer, reason))
 
-    def _keep(self, where: list[Any], what: Any) -> None:
-        with self._heard:
-            where.append(what)
-            self._heard.notify_all()
+    def _keep(self, kept: list[Any], item: Any) -> None:
+        with self._changed:
+            kept.append(item)
+            self._changed.notify_all()
 
 
 class Wires(Protocol):
-    """`size` connected workers.  `run` calls where transports may be used, `until` lets frames move."""
+    """Connected workers.  `run` calls a function in the thread of the transports; `until` delivers frames meanwhile."""
 
     transports: list[Any]
     recorders: list[Recorder]
@@ -73,7 +73,7 @@ class MemoryWires:
     def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             links = self._network.links_with_frames()
-            assert links, "nothing is on its way any more"
+            assert links, "no frames are left"
             self._network.deliver(*links[0])
 
     def close(self) -> None: ...
@@ -84,13 +84,13 @@ class SocketWires:
 
     def __init__(self, size: int, *, local: bool = False, checksum: Checksum = Checksum.AUTO) -> None:
         self._local = local
-        self._heard = threading.Condition()
+        self._changed = threading.Condition()
         self.loop = Loop()
         self.loop.start()
         self.transports = [
             SocketTransport(self.loop, rank=rank, size=size, host=HOST, silence_s=10.0) for rank in range(size)
         ]
-        self.recorders = [Recorder(self._heard) for _ in range(size)]
+        self.recorders = [Recorder(self._changed) for _ in range(size)]
         for transport, recorder in zip(self.transports, self.recorders, strict=True):
             transport.admit(TOKEN, JOB, checksum)
             self.run(lambda transport=transport, recorder=recorder: transport.start(recorder))
@@ -116,8 +116,8 @@ class SocketWires:
         return result[0]
 
     def until(self, condition: Callable[[], bool]) -> None:
-        with self._heard:
-            assert self._heard.wait_for(condition, HANG_S), "it did not happen"
+        with self._changed:
+            assert self._changed.wait_for(condition, HANG_S), "it did not happen"
 
     def close(self) -> None:
         for transport in self.transports:

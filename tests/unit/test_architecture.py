@@ -1,4 +1,4 @@
-"""The tree shows the architecture: a module imports only what stands below it, also inside of functions."""
+"""The tree shows the architecture: a module imports only from packages below it, even inside functions."""
 
 from __future__ import annotations
 

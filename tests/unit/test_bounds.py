@@ -1,4 +1,4 @@
-"""Every figure that can be given has a range, and what is outside of it is refused in one line."""
+"""Every number that can be given has a range, and a number outside it is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes from outside are, they are a value or one kind of error."""
+"""Any bytes from outside become a value or one kind of error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_such_value_are_garbled(format: Format, data: bytes) -
         decoder.decode(data)
 
 
-def test_the_error_says_what_is_wrong_in_words_and_without_a_name_only_that() -> None:
+def test_the_error_has_the_reason_and_the_name_if_there_is_one() -> None:
     decoder: Decoder[Pair] = Decoder(Pair, format=Format.JSON)
     with pytest.raises(Garbled, match=r"^it is not text in UTF-8 \(byte 0\)$"):
         decoder.decode(b'{"name": "\xff"}')

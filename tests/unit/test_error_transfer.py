@@ -1,4 +1,4 @@
-"""Errors on their way to another process: what arrives is of the same class, with the same message and facts."""
+"""Errors passed to another process keep their class, message and facts."""
 
 from __future__ import annotations
 

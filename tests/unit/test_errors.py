@@ -1,4 +1,4 @@
-"""Errors carry facts, and their messages are made from these."""
+"""Errors carry facts, from which their messages are made."""
 
 from __future__ import annotations
 

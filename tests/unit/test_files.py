@@ -1,4 +1,4 @@
-"""Files that undertow writes: never through another user's link, and traces for their own user only."""
+"""Files that undertow writes: never through another user's link, and traces readable by their own user only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged input for every decoder and the code behind it: a short run of `scripts/fuzz`, and what it found before."""
+"""Damaged input for every decoder and the code behind it: a short run of `scripts/fuzz`, and its earlier findings."""
 
 from __future__ import annotations
 

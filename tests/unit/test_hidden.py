@@ -1,4 +1,4 @@
-"""The launcher's variables, hidden from a script."""
+"""The launcher's variables that are hidden from a script."""
 
 from __future__ import annotations
 

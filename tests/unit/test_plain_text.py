@@ -1,4 +1,4 @@
-"""Words of others are shown as words: nothing that they hold reaches the terminal as a command."""
+"""Text from outside is printed as text: nothing in it reaches the terminal as a command."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_text_of_rich_is_the_safe_one() -> None:
     assert users == [folder / "observe" / "report" / "safe_text.py"]
 
 
-def test_what_the_launcher_says_is_safe(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_launcher_is_safe(capfd: pytest.CaptureFixture[str]) -> None:
     say(f"undertow: rank 1 failed: {EVIL}", "second\nthird")
     said = capfd.readouterr().err
     assert said.splitlines()[1:] == ["second", "third"]

@@ -1,4 +1,4 @@
-"""Nothing is public by accident, and importing does nothing."""
+"""Nothing is public by accident, and importing undertow has no effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: argument first, then variable, then default; nonsense is refused in words."""
+"""Settings: arguments first, then variables, then defaults; invalid values are refused with a reason."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_impossible_values_are_refused_in_words(variables: dict[str, str], words
         read_settings(variables)
 
 
-def test_a_job_shares_only_if_it_is_told_to() -> None:
+def test_a_job_shares_only_on_request() -> None:
     assert read_settings({}).sharing is None
     assert read_settings({"UNDERTOW_SHARE": "0"}, share_weight=2.0).sharing is None
 
 
-def test_a_job_that_shares_has_a_name_and_one_worker_of_a_host_that_speaks() -> None:
+def test_a_job_that_shares_has_a_name_and_one_verbose_worker_per_host() -> None:
     given = read_settings({"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_NAME": "night", "LOCAL_RANK": "1"}).sharing
     assert given is not None
     assert (given.name, given.is_verbose) == ("night", False)
@@ -133,7 +133,7 @@ def test_table_has_every_setting_once() -> None:
     assert all(meaning for _, _, meaning in table())
 
 
-def test_every_setting_says_where_its_value_came_from() -> None:
+def test_every_setting_has_the_origin_of_its_value() -> None:
     environ = {"UNDERTOW_PRIORITY": "Push", "UNDERTOW_TRACE": "", "RANK": "nonsense"}
     found = {source.name: source for source in list_sources(environ, rank=3, token=None)}
     assert list(found) == [item.name for item in dataclasses.fields(Settings)]

@@ -1,4 +1,4 @@
-"""How large slices are: as given, or to fit model and link."""
+"""The size of slices: as given, or chosen to fit the model and the link."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_shard_has_at_least_four_slices(shards: int, gbit: float) -> None:
     assert RESNET / size >= 3.99 * shards or size <= 1.001 * too_fine
 
 
-def test_a_few_slices_per_shard_are_smaller_than_the_link_asks_for() -> None:
+def test_a_few_slices_per_shard_are_smaller_than_what_fits_the_link() -> None:
     assert Sizes().choose(RESNET, shards=64, bytes_per_s=10 * GIGABIT) == 399_344  # a 256th, rounded up
     assert Sizes().fit_link(10 * GIGABIT) == 2_500_000
 
@@ -60,7 +60,7 @@ def test_balance_alone_never_makes_more_than_about_384_slices(shards: int, gbit:
     assert RESNET / size <= max(384, RESNET / asked_for)
 
 
-def test_slices_are_at_most_eight_times_finer_than_the_link_asks_for() -> None:
+def test_slices_are_at_most_eight_times_smaller_than_what_fits_the_link() -> None:
     for shards in (16, 64, 256):
         size = Sizes().choose(20_000_000, shards=shards, bytes_per_s=10 * GIGABIT)
         assert size >= min(2_500_000 // 8 - 16, 20_000_000 // shards)
@@ -78,7 +78,7 @@ def test_more_shards_never_make_slices_larger() -> None:
         assert found == sorted(found, reverse=True)
 
 
-def test_a_link_alone_asks_for_two_milliseconds_within_the_limits() -> None:
+def test_a_link_fits_two_milliseconds_within_the_limits() -> None:
     assert Sizes().fit_link(GIGABIT) == 250_000
     assert Sizes().fit_link(1000) == 64 << 10
     assert Sizes().fit_link(1e12) == 4 << 20

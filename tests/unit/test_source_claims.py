@@ -1,4 +1,4 @@
-"""What the documents claim of the whole source: who unpickles, and who reads settings."""
+"""Claims of the documents about the whole source: which code unpickles, and which reads settings."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def list_places(find: Callable[[str], list[str]]) -> set[Place]:
     return {(name, scope) for name, source in files.items() for scope in find(source)}
 
 
-def test_nothing_is_unpickled_but_what_a_horovod_script_asks_for() -> None:
+def test_nothing_is_unpickled_except_at_the_request_of_a_horovod_script() -> None:
     assert list_places(find_unpickling) == MAY_UNPICKLE
 
 

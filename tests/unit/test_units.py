@@ -1,4 +1,4 @@
-"""Quantities are read as people write them, and written in one way everywhere."""
+"""Quantities are parsed as people write them, and formatted in one way everywhere."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_times_of_a_trace_are_in_nanoseconds() -> None:
     assert format_ns(12_345_678) == "12.3 ms"
 
 
-def test_seconds_are_written_as_a_person_says_them() -> None:
+def test_seconds_are_formatted_in_their_most_natural_unit() -> None:
     shown = [format_seconds(seconds) for seconds in (0.0123, 5.67, 119, 150, 7199, 7300, 86400 * 3)]
     assert shown == ["0.0123 s", "5.67 s", "119 s", "2 min", "120 min", "2 h", "3 days"]
 

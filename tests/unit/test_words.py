@@ -1,4 +1,4 @@
-"""The words of the source: one name per class, docstrings that a reader of the field understands at once."""
+"""The words of the source: one name per class, docstrings that an engineer understands at once."""
 
 from __future__ import annotations
 

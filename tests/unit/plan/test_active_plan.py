@@ -1,4 +1,4 @@
-"""The active plan: the paper's questions to its coordinator."""
+"""The active plan: the queries of Poseidon's coordinator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_fully_connected_layers_take_factors_and_convolutions_do_not() -> None:
     assert active.best_scheme("conv1_1") is Scheme.DENSE
 
 
-def test_a_layer_is_its_largest_tensor_and_a_tensor_may_be_asked_for_by_name() -> None:
+def test_a_layer_is_its_largest_tensor_and_a_tensor_can_be_queried_by_name() -> None:
     active = make_active()
     assert active.best_scheme("fc6.weight") is Scheme.FACTORS
     assert active.best_scheme("fc6.bias") is Scheme.DENSE
@@ -58,7 +58,7 @@ def test_a_plan_from_before_servers_were_counted_has_one_with_each_worker() -> N
     assert PLANS.decode(msgspec.json.encode(document)) == make_active().plan
 
 
-def test_everything_that_can_be_asked_is_answered() -> None:
+def test_every_property_can_be_queried() -> None:
     assert len(make_active().query(*PROPERTIES)) == len(PROPERTIES)
 
 

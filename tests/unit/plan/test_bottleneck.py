@@ -1,4 +1,4 @@
-"""The network's share of an iteration, by hand: the example of Poseidon, and the grades of Ethernet."""
+"""The network's share of an iteration, computed by hand: the example of Poseidon, and the grades of Ethernet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_direction_has_half_of_it() -> None:
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 8])
-def test_what_leaves_a_host_is_what_every_pair_says_to_each_other(hosts: int) -> None:
+def test_the_bytes_leaving_a_host_are_the_sum_over_all_pairs(hosts: int) -> None:
     """Counted one by one: a worker's push to each other shard, a shard's answer to each other worker."""
     params = 1000.0
     out = sum(params / hosts + params / hosts for _ in range(hosts - 1))
@@ -46,7 +46,7 @@ def test_floats_per_second_of_a_grade(gbit: float, floats_per_s: float) -> None:
     assert judge_grade(ALEXNET, gbit).floats_per_s == floats_per_s
 
 
-def test_a_grade_says_time_share_and_both_ends_of_the_iteration() -> None:
+def test_a_grade_has_time_share_and_both_bounds_of_the_iteration() -> None:
     grade = judge_grade(ALEXNET, 10)
     assert grade.transfer_s == pytest.approx(2 * 7 / 8 * 61.5e6 * 4 / 1.25e9)
     assert grade.share == pytest.approx(grade.transfer_s / 0.25)

@@ -1,4 +1,4 @@
-"""Whatever is in a file of a profile, a plan, a cluster or results: it is used, or refused in one line."""
+"""Any content of a profile, plan, cluster or result file is either used or refused in one line."""
 
 from __future__ import annotations
 

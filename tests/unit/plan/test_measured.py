@@ -1,4 +1,4 @@
-"""A profile is kept in a file, and a file that is none is refused by name."""
+"""A profile can be written to a file and read again; other files are refused by name."""
 
 from __future__ import annotations
 

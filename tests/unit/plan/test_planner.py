@@ -37,7 +37,7 @@ def reason(plan: Plan, tensor: str) -> str:
     return next(choice.reason for choice in plan.choices if choice.tensor == tensor)
 
 
-def test_large_matrices_with_few_rows_take_factors_and_say_why() -> None:
+def test_large_matrices_with_few_rows_take_factors_with_a_reason() -> None:
     plan = plan_model("vgg19", make_cluster())
     assert plan.schemes["fc6.weight"] is Scheme.FACTORS
     assert plan.schemes["conv1_1.weight"] is Scheme.DENSE

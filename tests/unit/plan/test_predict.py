@@ -1,4 +1,4 @@
-"""The time of a step: small cases by hand, large ones as an ideal schedule is known to give."""
+"""The predicted time of a step: small cases by hand, large ones against the known optimum."""
 
 from __future__ import annotations
 

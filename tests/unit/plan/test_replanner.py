@@ -1,4 +1,4 @@
-"""Reports of all ranks become one plan, made again only when the figures that it stands on have changed."""
+"""Reports of all ranks become one plan, which is made again only when the figures behind it have changed."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_all_ranks_make_the_same_plan_of_the_same_reports() -> None:
 
 
 @pytest.mark.parametrize("policy", ["dense", "factors", "poseidon"])
-def test_the_policy_is_the_one_that_was_asked_for(policy: str) -> None:
+def test_the_policy_is_the_requested_one(policy: str) -> None:
     plan = consider(Replanner(policy), first_reports())
     assert plan is not None
     assert plan.policy == policy
@@ -325,7 +325,7 @@ def test_a_link_that_stood_still_for_a_moment_ends_nothing() -> None:
 # Tensors whose gradient does not come from their layer alone
 
 
-def test_a_spoiled_tensor_is_dense_for_good_and_says_why() -> None:
+def test_a_spoiled_tensor_is_dense_for_good_with_a_reason() -> None:
     replanner = planned_replanner()
     spoiled = msgspec.structs.replace(later_reports()[0], wholes=(WEIGHT,))
     plan = consider(replanner, [later_reports()[0], spoiled])
@@ -365,7 +365,7 @@ def test_excluding_changes_only_what_is_named() -> None:
     assert restrict_to_dense(before, {}) == before
 
 
-def test_an_obstacle_that_one_rank_meets_later_makes_a_plan_that_says_so() -> None:
+def test_an_obstacle_that_one_rank_meets_later_leads_to_a_new_plan_with_that_reason() -> None:
     replanner = planned_replanner()
     moved = msgspec.structs.replace(later_reports()[0], obstacles={WEIGHT: "it has moved"}, wholes=(WEIGHT,))
     plan = consider(replanner, [later_reports()[0], moved])
@@ -380,7 +380,7 @@ def test_an_obstacle_that_one_rank_meets_later_makes_a_plan_that_says_so() -> No
 # Gradients that ranks make themselves
 
 
-def test_ranks_that_make_different_gradients_of_the_same_parts_are_told_which_and_who() -> None:
+def test_ranks_that_compute_different_gradients_from_the_same_factors_are_named() -> None:
     same = RankReport(digests={TABLE: 5, WEIGHT: 7})
     check_digests([same, same, same])
     with pytest.raises(DriftError, match=f"ranks 0 and 2 compute different gradients of '{WEIGHT}'"):

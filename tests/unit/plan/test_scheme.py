@@ -1,4 +1,4 @@
-"""Bytes and work of every scheme: the formulas of the papers, and their figures."""
+"""Bytes and work of every scheme, by the formulas and figures of the papers."""
 
 from __future__ import annotations
 

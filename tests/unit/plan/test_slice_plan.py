@@ -1,4 +1,4 @@
-"""How tensors are cut under a plan: chunks, credit, priorities and buckets."""
+"""Cutting tensors under a plan: chunks, credit, priorities and buckets."""
 
 from __future__ import annotations
 

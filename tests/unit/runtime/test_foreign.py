@@ -1,4 +1,4 @@
-"""Other launchers are seen by their variables, and the command to type is named."""
+"""Other launchers are recognised by their variables, and the command to use instead is shown."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_host_of_another_launcher_is_refused(environ: dict[str, str], seen: st
     refuse_processes(environ, script="train.py")  # its ranks are read
 
 
-def test_workers_that_were_asked_for_are_in_the_command() -> None:
+def test_the_requested_number_of_workers_is_in_the_command() -> None:
     with pytest.raises(ConfigError, match=r"-n 6 train\.py"):
         run_hosts(SLURM, nproc=6)
 

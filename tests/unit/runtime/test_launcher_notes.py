@@ -1,4 +1,4 @@
-"""The notes by which workers tell their launcher what they wait for, and that they ended because of a loss."""
+"""Notes from workers to their launcher: what they wait for, and the loss that ended them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_nonsense_is_no_note(note: LossNote) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/note", f"/proc/{os.getpid()}/fd/999999"])
-def test_a_worker_goes_on_where_it_cannot_note_its_loss(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_a_worker_continues_if_it_cannot_note_its_loss(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("UNDERTOW_LOSS_NOTE", path)
     note_loss(LOST)
 
@@ -150,13 +150,13 @@ def test_nonsense_is_no_mark(marks: StartMarks) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/marks", f"/proc/{os.getpid()}/fd/999999"])
-def test_a_worker_goes_on_where_it_cannot_tell(path: str) -> None:
+def test_a_worker_continues_if_it_cannot_mark_its_start(path: str) -> None:
     with waiting(path, 0, Mark.WAITS):
         pass
 
 
 @pytest.mark.parametrize("broken", ["memfd_create", "access"])
-def test_where_workers_cannot_tell_all_count_as_waiting(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_workers_that_cannot_mark_their_start_count_as_waiting(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def refuse(*given: object) -> bool:
         if broken == "memfd_create":
             raise PermissionError

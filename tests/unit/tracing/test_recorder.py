@@ -1,4 +1,4 @@
-"""The record, and who carries it away."""
+"""The recorder of trace events, and the pump that takes them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_was_noted_before_there_was_a_reader_is_not_lost() -> None:
     assert reader.taken == [make_event(1)]
 
 
-def test_a_reader_that_fails_is_named_and_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_that_fails_is_named_and_gets_no_more_events(caplog: pytest.LogCaptureFixture) -> None:
     broken, other = Reader(fails_at=10), Reader()
     run(broken, other)
     assert len(broken.taken) < 200

@@ -1,4 +1,4 @@
-"""One rank's side of named calls: what it asks, what it contributes, how a call ends."""
+"""One rank's side of named calls: its requests, its contributions and the end of a call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def contribute(slices: Sequence[Slice], answer: Answer) -> list[Contribution]:
     return [Contribution(item.spec.key, None, None, 1, answer) for item in slices]
 
 
-def test_a_call_asks_learns_contributes_and_ends() -> None:
+def test_a_call_is_requested_learned_contributed_to_and_ended() -> None:
     rank = Rank(1)
     made = rank.call()
     assert rank.sent == [messages.Call("x", GATHER)]

@@ -1,4 +1,4 @@
-"""Group control: agreements through rank 0, one loss with its first cause, and leaving in order."""
+"""Group control: agreements through rank 0, one loss with its first cause, orderly leaving."""
 
 from __future__ import annotations
 
@@ -141,20 +141,20 @@ BARRIER = messages.Arrive(1, "barrier", b"")
 # Agreements
 
 
-def test_a_rank_tells_the_coordinator_that_it_is_there(bench: Bench) -> None:
+def test_a_rank_reports_its_arrival_to_the_coordinator(bench: Bench) -> None:
     bench.arrive()
     assert bench.out.messages == [(0, BARRIER)]
     assert not bench.pending.done.is_set()
 
 
-def test_the_result_of_the_coordinator_is_heard(bench: Bench) -> None:
+def test_the_result_of_the_coordinator_ends_the_agreement(bench: Bench) -> None:
     bench.arrive()
     bench.control.handle_message(0, messages.AgreementResult(1, b"yes"))
     assert bench.pending.done.is_set()
     assert bench.pending.result == messages.AgreementResult(1, b"yes")
 
 
-def test_a_rank_that_comes_twice_is_not_heard_the_second_time(coordinator: Bench) -> None:
+def test_the_second_arrival_of_a_rank_is_refused(coordinator: Bench) -> None:
     coordinator.control.handle_message(2, BARRIER)
     with pytest.raises(Unexpected, match="rank 2 arrives at agreement 1 twice"):
         coordinator.control.handle_message(2, BARRIER)
@@ -170,7 +170,7 @@ def test_the_coordinator_decides_when_all_are_there_itself_included(coordinator:
 
 
 @pytest.mark.parametrize("sequence", [0, 2])
-def test_a_result_that_was_not_asked_for_is_refused(bench: Bench, sequence: int) -> None:
+def test_an_unexpected_result_is_refused(bench: Bench, sequence: int) -> None:
     bench.arrive()
     with pytest.raises(Unexpected, match=f"a result of agreement {sequence}, but this rank waits for 1"):
         bench.control.handle_message(0, messages.AgreementResult(sequence, b""))
@@ -188,7 +188,7 @@ def test_only_rank_0_decides(bench: Bench) -> None:
 # Loss
 
 
-def test_a_broken_link_is_told_to_all_and_ends_the_waiting(bench: Bench) -> None:
+def test_a_broken_link_is_reported_to_all_and_ends_all_waits(bench: Bench) -> None:
     bench.control.lose(2, "its connection closed (the process ended)")
     assert isinstance(bench.waiters.error, PeerLost)
     assert bench.error == (
@@ -206,7 +206,7 @@ def test_only_the_first_loss_counts(bench: Bench) -> None:
     assert len(bench.out.messages) == 2
 
 
-def test_who_connects_after_a_loss_hears_of_it(bench: Bench) -> None:
+def test_a_peer_that_connects_after_a_loss_gets_a_report_of_it(bench: Bench) -> None:
     bench.control.on_connected(0)
     assert bench.out.messages == []
     bench.control.lose(2, "its connection broke")
@@ -215,7 +215,7 @@ def test_who_connects_after_a_loss_hears_of_it(bench: Bench) -> None:
     assert bench.out.messages == [(0, messages.Lost(Loss(2, 1, "its connection broke")))]
 
 
-def test_a_loss_seen_by_another_rank_says_who_saw_it(bench: Bench) -> None:
+def test_a_loss_noticed_by_another_rank_names_that_rank(bench: Bench) -> None:
     bench.control.handle_message(0, messages.Lost(Loss(2, 0, silent_s=11.0)))
     assert "rank 2 on host gamma was lost: no sign of life for 11.0 s" in bench.error
     assert "link cut) (seen by rank 0); this is rank 1" in bench.error
@@ -230,7 +230,7 @@ def test_the_loss_of_a_rank_that_does_not_exist_is_refused(bench: Bench, rank: i
     assert bench.waiters.error is None
 
 
-def test_ticks_send_heartbeats_and_find_the_silent(bench: Bench) -> None:
+def test_ticks_send_heartbeats_and_find_silent_peers(bench: Bench) -> None:
     for _ in range(11):
         bench.clock.now += 1.0
         bench.control.note_alive(0)
@@ -242,7 +242,7 @@ def test_ticks_send_heartbeats_and_find_the_silent(bench: Bench) -> None:
 # Departures
 
 
-def test_a_goodbye_is_answered_and_is_no_error_by_itself(bench: Bench) -> None:
+def test_a_goodbye_is_acknowledged_and_is_no_error(bench: Bench) -> None:
     bench.control.handle_message(2, messages.Goodbye())
     bench.out.connected.discard(2)
     bench.control.lose(2, "its connection closed")
@@ -250,7 +250,7 @@ def test_a_goodbye_is_answered_and_is_no_error_by_itself(bench: Bench) -> None:
     assert bench.waiters.error is None
 
 
-def test_who_has_left_and_whose_last_bytes_were_damaged_hears_that_nobody_was_lost(bench: Bench) -> None:
+def test_a_departed_peer_whose_last_bytes_were_damaged_gets_a_goodbye(bench: Bench) -> None:
     """The end of the link would be a loss to it: it only waits for the farewells of others."""
     bench.control.handle_message(2, messages.Goodbye())
     bench.control.lose(2, "bytes from it were damaged on the way")
@@ -327,7 +327,7 @@ def test_an_agreement_that_waits_for_a_departed_worker_is_an_error(coordinator: 
 # Leaving
 
 
-def test_leaving_waits_until_everyone_has_heard_the_goodbye(bench: Bench) -> None:
+def test_leaving_waits_until_all_have_acknowledged_the_goodbye(bench: Bench) -> None:
     left: list[str] = []
     bench.control.leave(messages.Goodbye(), lambda: left.append("gone"))
     assert bench.out.messages == [(2, messages.Goodbye("")), (0, messages.Goodbye(""))]
@@ -391,7 +391,9 @@ def test_the_goodbye_is_said_as_soon_as_the_late_peer_has_come(bench: Bench) -> 
     assert bench.said_goodbye
 
 
-def test_who_leaves_says_after_a_while_for_whom_it_waits(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_waits_to_leave_names_the_ranks_it_waits_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.contribute()
     bench.control.leave(messages.Goodbye(), lambda: None)
     for waited_s in (19, 21, 23):
@@ -493,7 +495,7 @@ def test_an_agreement_that_lacks_a_worker_whose_script_has_ended_is_an_error(coo
     assert "rank 2 on host gamma was lost: its script has ended" in coordinator.error
 
 
-def test_who_leaves_because_of_an_error_says_so_at_once(bench: Bench) -> None:
+def test_a_goodbye_with_an_error_is_sent_at_once(bench: Bench) -> None:
     bench.contribute()
     bench.control.leave(messages.Goodbye("its script failed"), lambda: None)
     assert (2, messages.Goodbye("its script failed")) in bench.out.messages
@@ -502,7 +504,9 @@ def test_who_leaves_because_of_an_error_says_so_at_once(bench: Bench) -> None:
 # Who is late
 
 
-def test_a_late_worker_is_asked_for_at_the_shard_and_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_owner_of_a_key_is_asked_for_late_workers_which_are_named(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.contribute()
     bench.control.ask_who_is_missing(10.0)
     assert bench.out.messages == [(2, messages.AskMissing(5, 1))]
@@ -533,7 +537,7 @@ def test_a_shard_answers_who_is_missing() -> None:
     assert owner.out.messages == [(1, messages.Missing(1, [0, 1]))]
 
 
-def test_the_owner_of_the_key_knows_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_owner_of_a_key_names_late_workers_without_a_request(caplog: pytest.LogCaptureFixture) -> None:
     owner = Bench(2)
     owner.contribute()
     owner.control.ask_who_is_missing(10.0)

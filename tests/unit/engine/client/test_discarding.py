@@ -1,4 +1,4 @@
-"""Discarded keys: forgotten when every rank has discarded them, in whichever order, and not before."""
+"""Discarded keys are forgotten once every rank has discarded them, in any order, and not earlier."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench:
         return [key for key in KEYS if self.exchange.knows(key)]
 
 
-def test_the_other_ranks_hear_of_discarded_keys_and_forgotten_ones_leave_nothing() -> None:
+def test_other_ranks_are_informed_of_discarded_keys_and_forgotten_ones_leave_nothing() -> None:
     bench = Bench()
     bench.discarding.begin(KEYS)
     assert (bench.told, bench.known()) == ([Discarded(10)], USED)
@@ -61,7 +61,14 @@ def test_the_other_ranks_hear_of_discarded_keys_and_forgotten_ones_leave_nothing
         bench.exchange.shard._shard.spec(10)
 
 
-def test_memory_is_let_go_of_with_the_keys_of_a_table() -> None:
+def test_a_rank_that_is_the_last_to_discard_keys_forgets_them_at_once() -> None:
+    bench = Bench()
+    bench.discarding.discard_on(1, 10)
+    bench.discarding.begin(KEYS)
+    assert (bench.told, bench.known()) == ([Discarded(10)], [])
+
+
+def test_memory_is_freed_with_the_keys_of_a_table() -> None:
     bench = Bench()
     bench.memory.give(memory := bench.memory.take(16))
     bench.discarding.begin_with_table(KEYS)
@@ -114,7 +121,7 @@ def test_the_same_rank_cannot_discard_keys_twice() -> None:
         bench.discarding.discard_on(1, 10)
 
 
-def test_keys_are_discarded_when_their_owner_is_gone() -> None:
+def test_keys_are_discarded_when_their_owner_is_collected() -> None:
     class Owner:
         pass
 

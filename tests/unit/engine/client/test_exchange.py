@@ -1,4 +1,4 @@
-"""The exchange: slices out, results in their place, credit back; nonsense refused with words."""
+"""The exchange: slices out, results in place, credit back; invalid frames are refused with a reason."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_where_all_are_empty_nothing_is_written() -> None:
     assert [share.answers[0].present for share in shares] == [0, 0]
 
 
-def test_rounds_of_one_key_go_one_after_another() -> None:
+def test_rounds_of_one_key_are_sequential() -> None:
     bench = Bench()
     mine, theirs = [[Share(THEIRS, float(step + rank)) for step in range(5)] for rank in range(2)]
     give(bench, 0, *mine)
@@ -267,7 +267,7 @@ def test_a_pull_waits_for_the_pushes_before_it() -> None:
     assert pull.result == 3.0
 
 
-def test_a_join_completes_open_rounds_and_says_that_somebody_was_absent() -> None:
+def test_a_join_completes_open_rounds_which_report_the_absence() -> None:
     bench = Bench(op=Op.MEAN)
     share = Share(THEIRS, 4.0)
     give(bench, 0, share)
@@ -278,7 +278,7 @@ def test_a_join_completes_open_rounds_and_says_that_somebody_was_absent() -> Non
     assert share.answers[0].absent
 
 
-def test_after_a_join_all_go_on_in_a_new_round() -> None:
+def test_after_a_join_all_resume_in_a_new_round() -> None:
     bench = Bench()
     for exchange in bench.exchanges:
         exchange.resume([MINE, THEIRS], 3)
@@ -290,7 +290,7 @@ def test_after_a_join_all_go_on_in_a_new_round() -> None:
     assert {exchange.worker.flow.step(THEIRS) for exchange in bench.exchanges} == {5}
 
 
-def test_what_is_pending_and_who_is_missing_can_be_asked() -> None:
+def test_pending_rounds_and_missing_ranks_are_known() -> None:
     bench = Bench(3)
     assert bench.exchanges[0].pending() is None
     assert bench.exchanges[0].is_drained
@@ -369,7 +369,7 @@ def test_a_body_that_makes_no_sense_is_refused_before_it_is_read(frame: Header, 
         (header(Kind.PULL, length=0), "rank 1 pulls key 1, which has no value"),
     ],
 )
-def test_a_frame_that_makes_no_sense_is_refused_and_the_round_goes_on(frame: Header, words: str) -> None:
+def test_an_invalid_frame_is_refused_and_the_round_continues(frame: Header, words: str) -> None:
     bench = Bench()
     share = Share(THEIRS, 1.0)
     give(bench, 0, share)

@@ -1,4 +1,4 @@
-"""Dialling a peer whose listener is crowded, and one that cannot be reached; waiting until all are connected."""
+"""Dialling a peer whose listener is full or that cannot be reached; waiting until all peers are connected."""
 
 from __future__ import annotations
 

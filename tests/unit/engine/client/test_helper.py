@@ -1,4 +1,4 @@
-"""Work beside the engine: done in order, until the thread is stopped, also after Python has ended its executors."""
+"""The helper thread: runs work in order until it is stopped, even after Python has ended its executors."""
 
 from __future__ import annotations
 

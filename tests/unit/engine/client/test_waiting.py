@@ -1,4 +1,4 @@
-"""Waiting: until done, until the group fails, or until the stall timeout; never in silence."""
+"""Waits end with the event, with the group's error or after the stall timeout, and are never silent for long."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_stall_is_noticed_again_and_again_but_ever_less_often(clock: Clock) ->
     assert notices == [20.0, 60.0, 140.0, 300.0, 600.0, 900.0]
 
 
-def test_a_stall_ends_in_an_error_that_says_what_to_do(clock: Clock) -> None:
+def test_a_stall_ends_with_an_error_that_recommends_a_setting(clock: Clock) -> None:
     with pytest.raises(
         UndertowError, match=r"nothing has arrived for 35 s .* Set UNDERTOW_STALL_TIMEOUT to wait longer"
     ):
@@ -156,7 +156,7 @@ def test_a_ticket_remembers_that_somebody_was_absent() -> None:
     assert ticket.absent
 
 
-def test_a_wait_with_a_limit_tells_whether_the_event_came(clock: Clock) -> None:
+def test_a_wait_with_a_timeout_returns_whether_the_event_was_set(clock: Clock) -> None:
     waiters = Waiters(60.0, pytest.fail)
     assert waiters.wait_within(clock.event(set_after=3.0), 5.0)
     assert not waiters.wait_within(clock.event(), 5.0)

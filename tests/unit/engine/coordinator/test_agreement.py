@@ -1,4 +1,4 @@
-"""Agreements: one result for all ranks, and words that name the first difference."""
+"""Agreements: one result for all ranks, and messages that name the first difference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def words_of(result: AgreementResult) -> str:
     return result.mismatch.message
 
 
-def test_a_barrier_opens_when_the_last_rank_is_there() -> None:
+def test_a_barrier_ends_when_the_last_rank_has_arrived() -> None:
     made = agreements(3)
     assert made.arrive(2, Arrive(1, "barrier", b"")) == []
     assert made.arrive(0, Arrive(1, "barrier", b"")) == []
@@ -97,7 +97,7 @@ def test_another_number_of_tensors_names_the_first_that_is_extra(extra_at: int) 
     assert "the first that is not on both is 'b' [2, 3] float32" in error
 
 
-def test_a_difference_is_told_with_its_tensor_and_ranks() -> None:
+def test_a_difference_is_reported_with_its_tensor_and_ranks() -> None:
     ours, theirs = tables(tensor("a"), tensor("b")), tables(tensor("a"), tensor("c"))
     for second, name in (theirs, "b"), (tables(tensor("a")), "b"), (tables(), "a"):
         mismatch = result_of(ours, ours, second).mismatch
@@ -132,7 +132,7 @@ def test_another_operation_is_a_difference() -> None:
     assert "Net (mean) against Net (sum)" in words_of(result_of(tables(tensor()), tables(tensor(), op=Op.SUM)))
 
 
-def test_ranks_at_different_calls_are_told_at_once() -> None:
+def test_ranks_at_different_calls_fail_at_once() -> None:
     made = agreements(3)
     made.arrive(2, Arrive(1, "barrier", b""))
     replies = made.arrive(0, tables(tensor()))
@@ -143,7 +143,7 @@ def test_ranks_at_different_calls_are_told_at_once() -> None:
     )
 
 
-def test_after_a_mismatch_everyone_who_comes_hears_of_it() -> None:
+def test_after_a_mismatch_every_arrival_is_answered_with_it() -> None:
     made = agreements(3)
     made.arrive(2, Arrive(1, "barrier", b""))
     made.arrive(0, tables(tensor()))
@@ -196,7 +196,7 @@ def digests(*pairs: tuple[str, bytes]) -> bytes:
     return pack(list(pairs))
 
 
-def test_equal_digests_say_nothing() -> None:
+def test_equal_digests_are_no_difference() -> None:
     assert compare_digests([digests(("w", b"1"), ("b", b"2"))] * 3) == b""
 
 
@@ -224,7 +224,7 @@ def test_a_digest_agreement_reaches_all() -> None:
         ([[0], [0], [7]], [2, [7], False]),
     ],
 )
-def test_a_join_goes_on_where_the_last_rank_stopped(counts: list[list[int]], reply: list[object]) -> None:
+def test_a_join_resumes_where_the_last_rank_stopped(counts: list[list[int]], reply: list[object]) -> None:
     assert msgspec.msgpack.decode(find_latest([pack(count) for count in counts])) == reply
 
 
@@ -240,7 +240,7 @@ def test_a_rank_comes_to_an_agreement_once_and_to_none_that_is_over() -> None:
     assert made.expects(0, 2)
 
 
-def test_who_comes_after_a_mismatch_is_expected_and_hears_of_it() -> None:
+def test_a_rank_that_arrives_after_a_mismatch_is_expected_and_gets_it() -> None:
     made = agreements(3)
     made.arrive(0, Arrive(1, "barrier", b""))
     made.arrive(1, Arrive(1, "digest", b""))

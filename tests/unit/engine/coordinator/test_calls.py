@@ -1,4 +1,4 @@
-"""Calls by name: matched in any order, begun for all in one order, refused alone."""
+"""Named calls: matched in any order, begun in the same order on all ranks, refused individually."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_rank_makes_a_call_once() -> None:
     assert made.expects(0, "x")
 
 
-def test_calls_go_on_without_a_rank_that_has_run_out() -> None:
+def test_calls_continue_without_a_rank_that_has_run_out() -> None:
     made = calls(3)
     make(made, "x", summed(), 1, 2)
     [told] = made.run_out(0)
@@ -149,7 +149,7 @@ def test_a_call_that_needs_all_ranks_is_refused_without_one() -> None:
     assert told == Decline("x", Disagreement(words, "x", ranks=(0,)))
 
 
-def test_the_last_to_run_out_is_named_and_all_go_on() -> None:
+def test_the_last_rank_to_run_out_is_named_and_all_continue() -> None:
     made = calls(3)
     assert made.run_out(1) == made.run_out(1) == made.run_out(0) == []
     assert made.run_out(2) == [AllOut(2)]

@@ -1,4 +1,4 @@
-"""Control messages: a schema for each, and an error for anything else."""
+"""Control messages: each has a schema, and anything else is an error."""
 
 from __future__ import annotations
 

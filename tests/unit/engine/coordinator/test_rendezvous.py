@@ -1,4 +1,4 @@
-"""Rendezvous over real sockets: everybody meets, strangers disturb nobody."""
+"""Rendezvous over real sockets: all ranks meet, and strangers do not disturb them."""
 
 from __future__ import annotations
 

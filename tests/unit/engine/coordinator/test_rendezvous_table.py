@@ -1,4 +1,4 @@
-"""RendezvousTable, without sockets: who is there, who is told what, and when."""
+"""RendezvousTable, without sockets: the participants, their replies and the deadlines."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_impossible_rank_is_refused() -> None:
     assert reply.failure is JoinFailure.TAKEN
 
 
-def test_a_deadline_tells_everybody_who_came_and_who_did_not() -> None:
+def test_after_a_deadline_all_replies_name_present_and_absent_ranks() -> None:
     table = RendezvousTable()
     table.join("a", join(0, 4, timeout_s=30), 0.0)
     table.join("b", join(1, 4, timeout_s=30), 5.0)
@@ -104,7 +104,7 @@ def test_a_deadline_tells_everybody_who_came_and_who_did_not() -> None:
     assert table.next_deadline_s() is None
 
 
-def test_words_have_the_timeout_that_was_asked_for_not_what_is_left_of_it() -> None:
+def test_the_message_has_the_whole_timeout_not_the_time_left() -> None:
     table = RendezvousTable()
     table.join("a", join(0, 2, timeout_s=30, left_s=29.37), 100.0)
     assert table.next_deadline_s() == pytest.approx(129.37)

@@ -1,4 +1,4 @@
-"""The element types: a code for each, and 16-bit floats summed in 32 bits."""
+"""Element types: each has a code, and 16-bit floats are summed in 32 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flow: one round of a key at a time, contributions in the order they came."""
+"""The flow: one round of a key at a time, contributions in the order in which they were made."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_pull_takes_part_in_no_round_but_keeps_its_place() -> None:
     assert after.step == 2
 
 
-def test_pending_says_what_is_missing() -> None:
+def test_pending_returns_an_unanswered_contribution() -> None:
     worker, second = flow(), part(2)
     assert worker.pending() is None
     worker.contribute(second)
@@ -85,7 +85,7 @@ def test_blocked_by_names_an_owner_that_still_has_to_answer() -> None:
     assert worker.blocked_by({3}) is None
 
 
-def test_all_go_on_together_after_a_join() -> None:
+def test_all_resume_together_after_a_join() -> None:
     worker = flow()
     worker.resume([1, 2], 7)
     after = part()

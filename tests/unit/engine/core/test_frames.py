@@ -1,4 +1,4 @@
-"""The frame: what is written is read again, and what is not ours is noticed."""
+"""Frames: what was packed can be unpacked, and anything else is detected."""
 
 from __future__ import annotations
 
@@ -116,6 +116,6 @@ def test_magic_is_what_a_packet_dump_shows() -> None:
     assert pack(FULL).startswith(MAGIC)
 
 
-def test_a_glance_tells_what_a_frame_is_about() -> None:
+def test_peek_reads_kind_key_and_step() -> None:
     header = Header(Kind.VALUE, key=70_001, step=9, rank=3, present=5, length=12, dtype=DType.FLOAT32, flags=3, job=77)
     assert peek(pack(header, received=8)) == (Kind.VALUE, 70_001, 9)

@@ -1,4 +1,4 @@
-"""A key that was gathered is summed, and the other way round: a new layout uses keys again."""
+"""A new layout reuses keys: a gathered key can be summed afterwards, and a summed key gathered."""
 
 from __future__ import annotations
 

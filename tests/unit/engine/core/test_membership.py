@@ -1,4 +1,4 @@
-"""Membership: who is gone is said once, with the first cause, and never by mistake."""
+"""Membership: a loss is reported once, with its first cause, and never by mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tick_through(membership: Membership, start: float, end: float) -> Loss | Non
     return None
 
 
-def test_a_peer_that_speaks_is_not_lost() -> None:
+def test_a_peer_that_sends_is_not_lost() -> None:
     membership = members()
     for second in range(101, 200):
         membership.note_alive(0, second)

@@ -1,4 +1,4 @@
-"""The outbox: strict order, and credit that nothing gets around."""
+"""The outbox: strict order, and a credit that is never exceeded."""
 
 from __future__ import annotations
 

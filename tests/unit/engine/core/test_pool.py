@@ -1,4 +1,4 @@
-"""The pool: memory comes back to be used again, and never more of it than is worth keeping."""
+"""The pool: memory is reused, and never more is kept than is worth keeping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from undertow.engine.core import pool as pool_module
 from undertow.engine.core.pool import Pool
 
 
-def test_memory_has_the_size_that_was_asked_for() -> None:
+def test_memory_has_the_requested_size() -> None:
     memory = Pool().take(24)
     assert memory.nbytes == 24
     assert memory.dtype == np.uint8
@@ -54,7 +54,7 @@ def test_a_cleared_pool_holds_nothing() -> None:
     assert pool.take(64) is not memory
 
 
-def test_memory_of_sizes_that_nobody_asks_for_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_unused_sizes_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MOST_FREE_BYTES", 100)
     monkeypatch.setattr(pool_module, "MOST_REFUSED_BYTES", 600)
     pool = Pool()
@@ -69,7 +69,7 @@ def test_memory_of_sizes_that_nobody_asks_for_makes_room_for_others(monkeypatch:
     assert pool.take(64) is taken[0]
 
 
-def test_a_size_that_was_asked_for_once_leaves_nothing_behind() -> None:
+def test_a_size_that_was_requested_once_leaves_nothing_behind() -> None:
     pool = Pool()
     for size_bytes in range(1, 100):
         pool.take(size_bytes)

@@ -1,4 +1,4 @@
-"""What a link carries is what is received while more waits."""
+"""The rate of a link is measured while more bytes wait to be sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_it_is_unknown_until_something_has_waited_long_enough() -> None:
     assert rate.bytes_per_s is None
 
 
-def test_it_tells_whether_something_new_was_learnt() -> None:
+def test_the_number_of_samples_shows_whether_there_are_new_ones() -> None:
     rate = Rate()
     now_s = run(rate, seconds=1, bytes_per_s=1e6)
     seen = rate.seen

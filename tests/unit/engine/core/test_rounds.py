@@ -1,4 +1,4 @@
-"""The round: contributions in any order, one result in rank order, to the last bit."""
+"""The round: contributions in any order, one result in rank order, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a group: workers and shards are counted apart, and one mapping says who owns which shard."""
+"""The shape of a group: workers and shards are counted separately, and one mapping has the owner of each shard."""
 
 from __future__ import annotations
 

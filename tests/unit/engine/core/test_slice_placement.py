@@ -1,4 +1,4 @@
-"""Placement: every shard gets its share of the bytes, the same on all ranks."""
+"""Placement: every shard gets its share of the bytes, identically on all ranks."""
 
 from __future__ import annotations
 

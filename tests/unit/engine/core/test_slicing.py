@@ -1,4 +1,4 @@
-"""Slicing: everything once, nothing twice, slices of about the same size."""
+"""Slicing: every element exactly once, in slices of similar size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_tensor_of_exactly_one_slice_is_one_slice() -> None:
     assert [item.spec.elements for item in slices_of([tensor(256)])] == [256]
 
 
-def test_keys_count_up_and_every_slice_has_what_was_asked_for() -> None:
+def test_keys_are_consecutive_and_slices_have_the_given_options() -> None:
     slices = slices_of([tensor(600), tensor(3)])
     assert [item.spec.key for item in slices] == [100, 101, 102, 103]
     assert {(item.spec.op, item.spec.keep, item.spec.dtype) for item in slices} == {(Op.MEAN, True, DType.FLOAT32)}

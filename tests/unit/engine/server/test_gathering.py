@@ -1,4 +1,4 @@
-"""Contributions that everybody gets as they are: complete in rank order, refused where they make no sense."""
+"""Gathered contributions: complete in rank order, refused if they are not valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def piece(number: int) -> RankBytes:
     return RankBytes(None, number)
 
 
-def test_contributions_come_out_in_rank_order_when_the_last_is_there() -> None:
+def test_contributions_are_returned_in_rank_order_with_the_last_one() -> None:
     gathering = make_gathering()
     assert gathering.contribute(2, KEY, 1, piece(2)) is None
     assert gathering.contribute(0, KEY, 1, piece(0)) is None

@@ -1,4 +1,4 @@
-"""The shard: answers everyone when a round is complete, refuses what makes no sense."""
+"""The shard: answers all workers when a round is complete, refuses invalid contributions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_everyone_is_answered_when_the_last_contribution_comes() -> None:
     assert {(answer.key, answer.step, answer.present, answer.absent) for answer in answers} == {(KEY, 1, 1, 0)}
 
 
-def test_who_does_not_want_the_result_hears_only_that_it_is_done() -> None:
+def test_a_worker_that_does_not_want_the_result_gets_an_empty_answer() -> None:
     store = shard(2)
     store.contribute(0, KEY, 1, values(1), present=1, wants=False)
     assert numbers(give(store, 1)) == [(0, None), (1, 2.0)]
@@ -163,7 +163,7 @@ def test_rounds_after_a_join_do_not_wait_for_who_joined() -> None:
     assert numbers(give(store, 1, 1, 2.0)) == [(0, 1.5), (1, 1.5)]
 
 
-def test_a_mean_is_divided_by_all_workers_unless_asked_otherwise() -> None:
+def test_a_mean_is_divided_by_all_workers_by_default() -> None:
     store = shard(op=Op.MEAN)
     store.join(2, [KEY], 0, divide_by_active=False)
     give(store, 0, 1, 1.0)
@@ -186,7 +186,7 @@ def test_after_all_have_joined_everyone_is_waited_for_again() -> None:
     assert len(give(store, 1, 6)) == 2
 
 
-def test_a_join_that_comes_after_all_have_gone_on_is_old_news() -> None:
+def test_a_join_that_arrives_after_all_have_resumed_is_ignored() -> None:
     store = shard(2)
     store.rejoin([KEY], 5)
     assert store.join(1, [KEY], 4, divide_by_active=False) == []

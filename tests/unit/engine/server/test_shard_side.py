@@ -1,4 +1,4 @@
-"""The shard's side alone in its process: it answers the frames of workers, none of which is there."""
+"""The shard's side in a process without a worker: it answers frames of workers in other processes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_worker_pulls_what_the_server_holds() -> None:
     assert target.tolist() == [6.0] * 4
 
 
-def test_a_server_goes_on_without_a_worker_that_ran_out_of_input_and_names_who_is_late() -> None:
+def test_a_server_continues_without_a_worker_that_ran_out_of_input_and_names_late_ones() -> None:
     star, array = Star(one_key()), numbers(1.0)
     server = star.servers[0]
     star.workers[0].give(5, array, array)

@@ -1,4 +1,4 @@
-"""The handshake lets in whoever knows the token, and nobody else."""
+"""The handshake admits peers that know the token, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link: a stream of bytes becomes frames again, however it was cut."""
+"""The link: a stream of bytes becomes frames again, however it was divided."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_peer_that_sends_garbage_for_ever_is_read_in_turn_and_cut_off_after_a_
     assert len(inbox.lost) == 1
 
 
-def test_a_link_that_breaks_while_it_says_its_last_words_is_lost_once(
+def test_a_link_that_breaks_while_it_drains_is_lost_once(
     loop: HandLoop, inbox: Inbox, ends: tuple[socket.socket, Link]
 ) -> None:
     def tell(reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine thread: everything posted runs there, in order, and it sleeps otherwise."""
+"""The engine thread: runs everything posted, in order, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_timers_fire_in_the_order_they_are_due(loop: Loop) -> None:
     assert [results.next() for _ in range(3)] == ["now", "later", "later, set second"]
 
 
-def test_ticks_go_on_until_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_continue_until_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "TICK_S", 0.001)
     loop, all_ticks = Loop(), Results()
     few_ticks: list[float] = []
@@ -144,7 +144,7 @@ def test_a_loop_that_was_never_started_can_be_abandoned() -> None:
     loop.post(pytest.fail, "nobody is there")
 
 
-def test_a_defect_in_a_callback_is_told_to_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_in_a_callback_is_passed_to_the_failure_handlers(caplog: pytest.LogCaptureFixture) -> None:
     loop, failures = Loop(), Results()
     loop.on_failure(pytest.fail)
     loop.on_failure(failures.put)

@@ -1,4 +1,4 @@
-"""Looking up hosts: whatever is wrong with a name is an error of the network's kind."""
+"""Looking up hosts: every invalid name raises an error of the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and lines are cut out of a stream, however it arrives, and none is longer than it may be."""
+"""Messages and lines are extracted from a stream, however it is divided, and their length is limited."""
 
 from __future__ import annotations
 
