@@ -284,7 +284,7 @@ def test_keys_beyond_what_a_frame_holds_are_refused() -> None:
 
 
 def test_no_call_waits_for_a_server() -> None:
-    made = Calls(make_shape(3, dedicated_servers=1), Keys())
+    made = NamedCallCoordinator(make_shape(3, dedicated_servers=1), Keys())
     assert make(made, "x", summed(), 0) == []
     assert (made.lacks(1), made.lacks(2)) == ("x", None)
     assert (made.expects(1, "x"), made.expects(2, "x")) == (True, False)
