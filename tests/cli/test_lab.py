@@ -74,7 +74,7 @@ def test_every_host_runs_the_command_once(cli: Cli) -> None:
     script = cli.write(SHOW_PLACE)
     result = cli.run("lab", "run", "--hosts", 3, script, "-x", "--hosts", "9", "--", "a b")
     assert result.returncode == 0
-    assert result.stderr.splitlines()[0] == "undertow: 3 hosts, links as fast as this machine can (no --bandwidth)"
+    assert result.stderr.splitlines()[0] == "undertow: 3 hosts, links as fast as this machine allows (no --bandwidth)"
     assert re.fullmatch(
         r"undertow: sent, by the kernel's count: host0 [\d.]+ k?B, host1 [\d.]+ k?B, host2 [\d.]+ k?B",
         result.stderr.splitlines()[-1],
@@ -113,7 +113,7 @@ def test_a_bandwidth_that_this_machine_does_not_have_is_refused(cli: Cli) -> Non
     assert checking in ([], ["undertow: checking the links (0%)"])  # if it took a while
     assert re.match(
         r"undertow lab run: the link from host 0 to host 1 carries .* instead of 1000 Gbit/s \(.* %\): figures from it "
-        r"would be wrong\. A lower --bandwidth fits this machine",
+        r"would be wrong\. Use a lower --bandwidth on this machine",
         line,
     )
     assert not (cli.folder / "started").exists()
@@ -126,7 +126,7 @@ def test_a_tool_that_fails_is_quoted_and_debug_shows_where(cli: Cli) -> None:
     tool.chmod(0o755)
     cli.environment["PATH"] = f"{cli.folder}:{cli.environment['PATH']}"
     command = ["--hosts", 2, "--bandwidth", "1gbit", "true"]
-    words = "the emulated network cannot be set up: tc says: no such thing as a qdisc\n"
+    words = "cannot set up the emulated network: tc failed: no such thing as a qdisc\n"
     result = cli.run("lab", "run", *command)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", f"undertow lab run: {words}")
     result = cli.run("lab", "run", "--debug", *command)
@@ -228,11 +228,11 @@ def test_unshaped_with_a_bandwidth_says_that_it_has_no_effect(cli: Cli) -> None:
 def test_without_privileges_it_is_one_line_that_names_the_way_out(cli: Cli) -> None:
     result = run_unprivileged(cli, "lab", "run", "--hosts", 2, "true")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "this container may not make namespaces" in result.stderr
+    assert "this container may not create namespaces" in result.stderr
     assert "--unshaped" in result.stderr
     check = run_unprivileged(cli, "lab", "check")
     assert (check.returncode, check.stderr) == (1, "")
-    assert check.stdout.startswith("no: this container may not make namespaces")
+    assert check.stdout.startswith("no: this container may not create namespaces")
 
 
 @needs_lab

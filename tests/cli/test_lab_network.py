@@ -202,7 +202,7 @@ def test_a_link_that_is_down_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def body(network: Network) -> None:
         run_batch("ip", [f"link set {port_of(1)} down"])
-        with pytest.raises(LabError, match="host 0 does not reach host 1"):
+        with pytest.raises(LabError, match="host 0 cannot connect to host 1"):
             check_links(network, 1e9)
 
     in_lab(2, body)

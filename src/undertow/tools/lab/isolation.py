@@ -1,16 +1,16 @@
-"""A world of its own for the lab, whose end the kernel guarantees.
+"""Runs the lab in namespaces of its own, whose removal the kernel guarantees.
 
-In: a function.  Out: its exit code; whatever it started has ended, whatever happened.
+In: a function.  Out: its exit code; every process that it started has ended, whatever happened.
 Three processes, each the parent of the next:
 
-    caller      waits, and passes signals on
-    first       number 1 of a new process namespace: reaps orphans, passes signals on
+    caller      waits, and forwards signals
+    first       process 1 of a new process namespace: reaps orphans, forwards signals
     work        runs the function, as an ordinary process
 
-When `first` ends, for whatever reason, the kernel kills everything in its namespace, detached
-grandchildren included, and with the last process the emulated network is gone.  `first` ends
+When `first` ends, for whatever reason, the kernel kills everything in its namespace, including
+detached grandchildren, and removes the emulated network with the last process.  `first` ends
 when `work` ends, and is killed when the caller ends, even by SIGKILL.  Nothing is registered
-anywhere, so there is nothing to clean up and nothing that could be left behind.
+anywhere, so nothing has to be cleaned up and nothing can be left behind.
 The file system and the standard streams are those of the caller.
 """
 
@@ -42,15 +42,15 @@ from undertow.tools.lab.namespaces import (
     unshare,
 )
 
-# What a user, a terminal or a batch system ends a command with.  Whether it is ignored, as nohup
-# has us do with SIGHUP, is decided where it arrives in the end: `work` inherits that.
+# The signals with which a user, a terminal or a batch system ends a command.  They are always
+# forwarded: `work` inherits which of them are ignored, such as SIGHUP under nohup.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _HELD = frozenset([signal.SIGCHLD, *_STOPS])
 FAILED = 1
 
 
 def find_obstacle() -> str | None:
-    """Why the lab cannot run here, in one line; None if it can."""
+    """Return why the lab cannot run here, in one line; None if it can."""
     if sys.platform != "linux":
         return f"emulated hosts need Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -60,26 +60,26 @@ def find_obstacle() -> str | None:
             return f"emulated hosts need the command {tool}; install the package iproute2"
     number = _try_namespaces()
     if number in (errno.EPERM, errno.EACCES):
-        return "this container may not make namespaces; start it with --privileged, or leave it"
-    return f"the kernel makes no namespaces: {os.strerror(number)}" if number else None
+        return "this container may not create namespaces; start it with --privileged, or run outside of it"
+    return f"the kernel cannot create namespaces: {os.strerror(number)}" if number else None
 
 
 def run_isolated(work: Callable[[], int]) -> int:
-    """Run `work` in network, process, mount and host name namespaces of its own; returns its exit code.
+    """Run `work` in new network, process, mount and host name namespaces, and return its exit code.
 
-    The code is 128 + n if signal n ended it.  Each SIGINT, SIGTERM, SIGHUP and SIGQUIT to the caller reaches
-    `work` once, the terminal's too.  An `UndertowError` or `OSError` is raised here as well; any other error is
-    shown with its traceback, and the code is 1.  Only the calling thread goes along: `work` starts without others.
+    The code is 128 + n if signal n ended it.  Each SIGINT, SIGTERM, SIGHUP and SIGQUIT to the caller reaches `work`
+    once, including those from the terminal.  An `UndertowError` or `OSError` is raised here too; any other error is
+    shown with its traceback, and the code is 1.  `work` starts with the calling thread only.
     """
     _fill_standard_streams()
-    _flush()  # or both processes would write what is still in the buffers
+    _flush()  # otherwise both processes would write what is still in the buffers
     caller, errors = os.pidfd_open(os.getpid()), os.memfd_create("undertow-error")
     try:
         with _hold_signals() as mask:
             first = _fork_first()
             if first == 0:
-                _be_first(work, _Ties(caller, errors, mask))
-            code = _pass_on(first)
+                _be_first(work, _Caller(caller, errors, mask))
+            code = _forward_signals(first)
         error = read_error(errors)
         if error is not None:
             raise error
@@ -90,19 +90,19 @@ def run_isolated(work: Callable[[], int]) -> int:
 
 
 @dataclass(frozen=True)
-class _Ties:
-    """Connections of `first` and `work` to their caller."""
+class _Caller:
+    """What `first` and `work` have of their caller."""
 
-    caller: int  # an open file that becomes readable when the caller has ended
-    errors: int  # an open file for an error to be raised by the caller
-    mask: set[int]  # of signals, as it was before
+    pidfd: int  # readable once the caller has ended
+    errors: int  # an open file for an error that the caller shall raise
+    mask: set[int]  # of signals, before we blocked any
 
 
 @contextmanager
 def _hold_signals() -> Iterator[set[int]]:
-    """Let signals wait for `sigwait` inside of the block: none is lost, none interrupts us.  Yields the old mask."""
+    """Block signals, so that `sigwait` receives them: none is lost, none interrupts us.  Yields the previous mask."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or it could not be learned how a child ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise a child's exit status would be lost
     mask: set[int] = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
         yield mask
@@ -111,14 +111,14 @@ def _hold_signals() -> Iterator[set[int]]:
 
 
 def _fork_first() -> int:
-    """Fork into a new process namespace; 0 in the child.  The caller's later children are not concerned."""
+    """Fork into a new process namespace; return 0 in the child.  The caller's later children stay in the old one."""
     home = open_namespace("pid")
     pid = -1
     try:
         unshare(NEWPID)
         pid = os.fork()
     except OSError as error:
-        raise LabError(f"no emulated hosts: {error.strerror}") from None
+        raise LabError(f"cannot create emulated hosts: {error.strerror}") from None
     finally:
         if pid != 0:
             set_namespace(home, NEWPID)
@@ -126,30 +126,30 @@ def _fork_first() -> int:
     return pid
 
 
-def _be_first(work: Callable[[], int], ties: _Ties) -> NoReturn:
+def _be_first(work: Callable[[], int], caller: _Caller) -> NoReturn:
     code = FAILED
     try:
         die_with_parent(signal.SIGKILL)
-        if not _has_ended(ties.caller):  # perhaps just before we asked for the signal
-            # Out of the terminal's reach: its Ctrl-C goes to the caller, who passes it on, and so arrives once.
+        if not _has_ended(caller.pidfd):  # it may have ended just before we requested the signal
+            # Detach from the terminal: its Ctrl-C goes to the caller, which forwards it, so it arrives once.
             os.setsid()
             unshare(NEWNET | NEWNS | NEWUTS)
             mount_own_proc()
             pid = os.fork()
             if pid == 0:
-                _be_work(work, ties)
-            code = _pass_on(pid, reap_others=True)
+                _be_work(work, caller)
+            code = _forward_signals(pid, reap_others=True)
     except OSError as error:
-        write_error(LabError(f"no emulated hosts: {error.strerror}"), ties.errors)
+        write_error(LabError(f"cannot create emulated hosts: {error.strerror}"), caller.errors)
     finally:
         os._exit(code)
 
 
-def _be_work(work: Callable[[], int], ties: _Ties) -> NoReturn:
+def _be_work(work: Callable[[], int], caller: _Caller) -> NoReturn:
     code = FAILED
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ties.mask)
-        code = _run(work, errors=ties.errors)
+        signal.pthread_sigmask(signal.SIG_SETMASK, caller.mask)
+        code = _run(work, errors=caller.errors)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -165,12 +165,12 @@ def _run(work: Callable[[], int], *, errors: int) -> int:
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except SystemExit as wish:
-        return wish.code if isinstance(wish.code, int) else int(wish.code is not None)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _fill_standard_streams() -> None:
-    """Open every closed standard stream: one of our files would take its number, and get what is written there."""
+    """Open every closed standard stream: otherwise one of our files would get its number, and what is written to it."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -180,23 +180,23 @@ def _fill_standard_streams() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # not there, not read, closed: no reason to fail
+        with suppress(AttributeError, OSError, ValueError):  # missing, closed, or no longer read: no reason to fail
             stream.flush()
 
 
-def _pass_on(pid: int, *, reap_others: bool = False) -> int:
-    """Pass every stop signal on to a child until it ends; returns its code."""
+def _forward_signals(pid: int, *, reap_others: bool = False) -> int:
+    """Forward every stop signal to a child until it ends; return its exit code."""
     while True:
         signum = signal.sigwait(_HELD)
         if signum != signal.SIGCHLD:
-            os.kill(pid, signum)  # a child that has just ended is still there: only we can reap it
+            os.kill(pid, signum)  # safe even if the child has just ended: only we can reap it
         elif (status := _reap(pid, others=reap_others)) is not None:
             code = os.waitstatus_to_exitcode(status)
             return 128 - code if code < 0 else code
 
 
 def _reap(pid: int, *, others: bool) -> int | None:
-    """Return how the child ended, None while it lives; reap orphans, too, if they are ours."""
+    """Return the child's wait status, None while it runs.  With `others`, reap orphans too."""
     while True:
         ended, status = os.waitpid(-1 if others else pid, os.WNOHANG)
         if ended in (0, pid):
@@ -210,7 +210,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def _try_namespaces() -> int:
-    """Return the kernel's error number, or 0; a child tries, because there is no way back."""
+    """Return the kernel's error number, or 0.  A child process tries, because it could not leave the namespaces."""
     pid = os.fork()
     if pid == 0:
         number = 0

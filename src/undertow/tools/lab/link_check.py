@@ -1,8 +1,8 @@
-"""Check of whether the links are as fast as they claim, before any figure from the lab.
+"""Checks that links reach their nominal rate before the lab reports any figure.
 
 In: a network, the rate it was shaped to.  Out: the worst ratio of measured to nominal, or a `LabError`.
-One link after the other, around the ring, so that one pair of hosts at a time needs the machine's
-cores.  Plain TCP sends, and the kernel's counters at the receiver's port say what arrived.
+Measures the links of a ring one at a time, so that only one pair of hosts uses the machine's cores.
+The load is plain TCP; the kernel's counters at the receiver's port give the bytes that arrived.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from undertow.tools.lab.network import Counters, Host, Network
 from undertow.units import format_bandwidth
 
 TOLERANCE = 0.05
-# A busy moment of the machine looks like a slow link; a link that is slow is so every time.
+# A busy machine looks like a slow link for a moment; a slow link fails every check.
 CHECKS = 3
-# With less than this a packet more or less would matter: slow links are measured for longer.
+# With fewer bits than this, a single packet would matter: slow links are measured for longer.
 MEASURE_BITS = 4e6
-# Slow start, and the tokens that the buckets saved up while nothing was sent, are over by then.
+# By then slow start is over, and the tokens that the idle buckets had collected are used up.
 WARM_UP_S = 0.15
-# A loss in slow start, or another process on our cores, passes: a bad link stays bad for longer.
+# A loss in slow start, or another process on our cores, is temporary; a bad link stays bad for longer.
 MEASURE_S = (0.4, 1.0, 2.0, 2.0, 2.0)
-# A machine that is busy lets less through, but twice in a row not as little as this: it never had more.
+# Load on the machine slows a link, but not below this twice in a row: then the machine is too slow for the rate.
 HOPELESS, HOPELESS_TRIES = 0.2, 2
 CHUNK_BYTES = 1 << 18
 CONNECT_S = 10.0
-# A reading of the counters that took longer than this was interrupted: its time is not known well enough.
+# A reading of the counters that took longer than this was interrupted: its time is too uncertain.
 PROMPT_S = 0.0005
 READINGS = 20
-# On the slowest links a packet takes some milliseconds.
+# On the slowest links a packet takes several milliseconds.
 SILENCE_S = 0.03
 SILENCE_CHECKS = 50
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Bytes that one link carried, and in what time."""
+    """Measured rate of one link in one direction."""
 
     sender: int
     receiver: int
     payload_bits_per_s: float
 
     def ratio(self, rate_bits_per_s: float) -> float:
-        """Measured against what TCP can have of this rate."""
+        """Return the measured rate as a fraction of what TCP can reach on a link of this rate."""
         return self.payload_bits_per_s / (rate_bits_per_s * PAYLOAD_SHARE)
 
 
 def check_links(network: Network, rate_bits_per_s: float, progress: Progress = SILENT) -> float:
-    """Measure every link in both directions, a unit of progress each; return the ratio furthest from 1."""
+    """Measure every link in both directions, and return the ratio furthest from 1.  Progress advances once per link."""
     count = len(network.hosts)
     if not network.is_shaped or count < 2:
         return 1.0
     ratios = [1.0]
     for index in range(count):
-        best = _measure_patiently(network, (index, (index + 1) % count), rate_bits_per_s)
+        best = _measure_with_retries(network, (index, (index + 1) % count), rate_bits_per_s)
         if complaint := find_fault(best, rate_bits_per_s):
             raise LabError(complaint)
         ratios.append(best.ratio(rate_bits_per_s))
@@ -72,7 +72,7 @@ def check_links(network: Network, rate_bits_per_s: float, progress: Progress = S
 
 
 def shape_links(network: Network, rate_bits_per_s: float) -> None:
-    """Hold all links to this speed.  Raises `LabError` if every check finds them untrustworthy."""
+    """Limit all links to this rate, and check them.  Raises `LabError` if every check fails."""
     network.shape(rate_bits_per_s)
     for number in range(CHECKS):
         try:
@@ -84,21 +84,21 @@ def shape_links(network: Network, rate_bits_per_s: float) -> None:
 
 
 def find_fault(measured: Measurement, rate_bits_per_s: float) -> str | None:
-    """Return what is wrong with a link, in words; None if it may be trusted."""
+    """Describe what is wrong with a link; None if its rate is within the tolerance."""
     ratio = measured.ratio(rate_bits_per_s)
     if abs(ratio - 1) <= TOLERANCE:
         return None
-    # In the words of the rate that was asked for: headers included.
+    # Like the requested rate, both include headers.
     carried, nominal = format_bandwidth(ratio * rate_bits_per_s), format_bandwidth(rate_bits_per_s)
     what = f"the link from host {measured.sender} to host {measured.receiver} carries {carried} instead of {nominal}"
-    cure = "A lower --bandwidth fits this machine (for a bench: or a higher --scale)."
+    cure = "Use a lower --bandwidth on this machine (or, for a bench, a higher --scale)."
     if ratio > 1:
-        cure = "Its shaping has no effect: is something else changing the network?"
+        cure = "Its shaping has no effect: check whether another program changes the network."
     return f"{what} ({100 * ratio:.1f} %): figures from it would be wrong. {cure}"
 
 
 def measure_link(network: Network, link: tuple[int, int], *, duration_s: float) -> Measurement:
-    """Measure what arrives at the second host while the first one sends all it can."""
+    """Measure the rate at which the second host receives while the first sends as fast as it can."""
     sender, receiver = link
     with _traffic(network.hosts[sender], network.hosts[receiver]):
         time.sleep(WARM_UP_S)
@@ -109,8 +109,8 @@ def measure_link(network: Network, link: tuple[int, int], *, duration_s: float) 
     return Measurement(sender, receiver, payload_bytes * 8 / (after_s - before_s))
 
 
-def _measure_patiently(network: Network, link: tuple[int, int], rate_bits_per_s: float) -> Measurement:
-    """Return the best of a few tries, each one longer; the first good one is enough."""
+def _measure_with_retries(network: Network, link: tuple[int, int], rate_bits_per_s: float) -> Measurement:
+    """Measure for longer and longer until one result is good enough; return the best."""
     tries: list[Measurement] = []
     for duration_s in MEASURE_S:
         duration_s = max(duration_s, MEASURE_BITS / rate_bits_per_s)
@@ -125,7 +125,7 @@ def _is_hopeless(tries: Sequence[Measurement], rate_bits_per_s: float) -> bool:
 
 
 def _wait_for_silence(network: Network) -> None:
-    """Wait until the queues are empty: what the last measurement left there must not count for the next."""
+    """Wait until the queues are empty: packets of this measurement must not count in the next."""
     for _ in range(SILENCE_CHECKS):
         before = network.counters()
         time.sleep(SILENCE_S)
@@ -134,7 +134,7 @@ def _wait_for_silence(network: Network) -> None:
 
 
 def _read(network: Network, index: int) -> tuple[float, Counters]:
-    """Return the time and a host's counters, from the same moment."""
+    """Read a host's counters; return the time of the reading, and the counters."""
     readings = []
     for _ in range(READINGS):
         start_s = time.perf_counter()
@@ -149,7 +149,7 @@ def _read(network: Network, index: int) -> tuple[float, Counters]:
 
 @contextmanager
 def _traffic(sender: Host, receiver: Host) -> Iterator[None]:
-    """Keep one connection full inside of the block."""
+    """Saturate one connection inside the block."""
     outgoing, incoming = _connect(sender, receiver)
     threads = [
         threading.Thread(target=task, args=[sock], daemon=True)
@@ -162,7 +162,7 @@ def _traffic(sender: Host, receiver: Host) -> Iterator[None]:
     finally:
         for sock in (outgoing, incoming):
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+                sock.shutdown(socket.SHUT_RDWR)  # unblocks its thread
         for thread in threads:
             thread.join()
         for sock in (outgoing, incoming):
@@ -170,17 +170,17 @@ def _traffic(sender: Host, receiver: Host) -> Iterator[None]:
 
 
 def _connect(sender: Host, receiver: Host) -> tuple[socket.socket, socket.socket]:
-    """Both ends of a new connection."""
+    """Connect two hosts, and return both ends."""
     with receiver.entered(), socket.create_server((receiver.address, 0)) as listener:
         where = listener.getsockname()
         try:
             with sender.entered():
                 outgoing = socket.create_connection(where, timeout=CONNECT_S)
         except OSError as error:
-            raise LabError(f"host {sender.index} does not reach host {receiver.index}: {error}") from None
+            raise LabError(f"host {sender.index} cannot connect to host {receiver.index}: {error}") from None
         incoming, _ = listener.accept()
     outgoing.settimeout(None)
-    # At the end what is still to be sent is thrown away: the next one must find an empty link.
+    # Discard unsent data on close: the next measurement needs an empty link.
     outgoing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return outgoing, incoming
 
@@ -195,9 +195,9 @@ def _pump(sock: socket.socket) -> None:
 
 
 def _drain(sock: socket.socket) -> None:
-    room = bytearray(CHUNK_BYTES)
+    buffer = bytearray(CHUNK_BYTES)
     try:
-        while sock.recv_into(room):
+        while sock.recv_into(buffer):
             pass
     except OSError:
         pass

@@ -1,9 +1,9 @@
 """Linux namespaces: the few system calls that Python 3.11 does not offer.
 
 In: flags, open namespace files.  Out: nothing, or an `OSError` with the kernel's reason.
-A namespace lives as long as a process or an open file holds it; nothing here gives one a
-name, so the kernel takes every one away with its last holder.  All of this is about the
-calling thread, except `unshare(NEWPID)`, which is about the children to come.
+A namespace exists as long as a process or an open file holds it.  None is given a name here,
+so the kernel removes each with its last holder.  Every function affects the calling thread
+only, except `unshare(NEWPID)`, which affects its future children.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 NEWNS = 0x00020000  # mounts
 NEWUTS = 0x04000000  # host name
-NEWPID = 0x20000000  # process numbers, of the children to come
+NEWPID = 0x20000000  # process ids, of future children
 NEWNET = 0x40000000  # interfaces, addresses, ports
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
@@ -26,23 +26,23 @@ PR_SET_PDEATHSIG = 1
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of these kinds for fresh ones."""
+    """Move the calling thread into new namespaces of these kinds."""
     _check(_libc().unshare(flags))
 
 
 def set_namespace(fd: int, kind: int = 0) -> None:
-    """Move into the namespace behind an open file; 0 accepts any kind."""
+    """Move the calling thread into the namespace behind an open file; 0 accepts any kind."""
     _check(_libc().setns(fd, kind))
 
 
 def open_namespace(name: str) -> int:
-    """Open the calling thread's own namespace as a file: "net", "uts" or "pid_for_children"."""
+    """Open a namespace of the calling thread as a file: "net", "uts" or "pid_for_children"."""
     return os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY)
 
 
 @contextmanager
-def kept(*names: str) -> Iterator[None]:
-    """Return the calling thread to its namespaces at the end of the block."""
+def restored_namespaces(*names: str) -> Iterator[None]:
+    """Move the calling thread back to its namespaces at the end of the block."""
     fds: list[int] = []
     try:
         for name in names:
@@ -65,9 +65,9 @@ def mount_own_proc() -> None:
 
 @contextmanager
 def replaced_file(path: Path, text: str) -> Iterator[None]:
-    """Inside of the block the file holds this text, for this mount namespace only."""
-    # Written to a file system of our own, which lies over /tmp for this moment and has no place
-    # afterwards: it lives as long as its one file is in use, so that nothing can be left behind.
+    """Replace the file's text inside the block, for this mount namespace only."""
+    # The text is in a tmpfs that covers /tmp for a moment and is then detached: it exists only as
+    # long as its one file is in use, so nothing can be left behind.
     _mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     try:
         file = Path("/tmp", path.name)

@@ -1,10 +1,10 @@
 """The emulated network: hosts with a link each, and the switch between them.
 
-In: how many hosts, how fast their links are.  Out: hosts to start processes and sockets in,
-and what the kernel counted on every link.
+In: the number of hosts, the rate of their links.  Out: hosts in which to start processes and
+sockets, and the kernel's counters of every link.
 Each host is a network namespace (its own interfaces, addresses, ports and loopback) and a host
 name.  The switch is a bridge in the namespace of the calling process, with a port per host.
-No namespace has a name; open files hold them, and they are gone when these are closed.
+No namespace has a name: open files hold them, and they disappear when the files are closed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,26 @@ from undertow.errors import ConfigError, LabError
 from undertow.tools.lab.iproute import (
     INTERFACE,
     MAX_HOSTS,
+    add_link,
     address_of,
-    lay_cable,
-    list_names,
+    format_hosts_file,
     name_of,
     port_of,
+    remove_links,
     run_batch,
     set_up_host,
     set_up_switch,
     shape_command,
-    take_down,
 )
-from undertow.tools.lab.namespaces import NEWNET, NEWUTS, kept, open_namespace, replaced_file, set_namespace, unshare
+from undertow.tools.lab.namespaces import (
+    NEWNET,
+    NEWUTS,
+    open_namespace,
+    replaced_file,
+    restored_namespaces,
+    set_namespace,
+    unshare,
+)
 
 LOOPBACK = "127.0.0.1"
 # Ethernet, IPv4, and TCP with its timestamps: 14 + 20 + 32 bytes in front of at most 1448.
@@ -41,9 +49,9 @@ HEADER_BYTES = 66
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of one host: what it has sent and received so far by the kernel's count, headers included.
+    """Bytes and packets that one host has sent and received so far, by the kernel's count, headers included.
 
-    A packet is what the kernel handles as one: up to 64 KiB that a real card would cut into frames.
+    A packet is the kernel's unit: up to 64 KiB, which a real card would split into frames.
     """
 
     bytes_out: int
@@ -53,7 +61,7 @@ class Counters:
 
     @property
     def payload_out(self) -> int:
-        """Bytes sent without headers: the same for a packet that the kernel cut and for one that it did not."""
+        """Bytes sent without headers; the same whether or not the kernel has split a packet."""
         return self.bytes_out - HEADER_BYTES * self.packets_out
 
     @property
@@ -66,15 +74,15 @@ class Host:
     index: int
     name: str
     address: str
-    namespaces: tuple[int, ...] = ()  # open files that hold its network and its name; none on loopback
+    namespaces: tuple[int, ...] = ()  # open files of its network and its name; none on loopback
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Inside of the block the calling thread is on this host, and so is every socket and process it makes."""
+        """Move the calling thread to this host inside the block, with every socket and process that it creates."""
         if not self.namespaces:
             yield
             return
-        with kept("net", "uts"):
+        with restored_namespaces("net", "uts"):
             for fd in self.namespaces:
                 set_namespace(fd)
             yield
@@ -83,14 +91,14 @@ class Host:
 class Network(ABC):
     """Hosts and links that a lab runs on."""
 
-    is_shaped: bool  # the hosts have links of their own, which `shape` limits
+    is_shaped: bool  # hosts have links of their own, which `shape` limits
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
 
     @abstractmethod
     def shape(self, rate_bits_per_s: float | None) -> None:
-        """Limit both directions of every link, from now on; None takes the limit off."""
+        """Limit both directions of every link; None removes the limit."""
 
     @abstractmethod
     def counters(self) -> list[Counters]:
@@ -121,7 +129,7 @@ class _Namespaces(Network):
 
 
 class _Loopback(Network):
-    """Network whose hosts are all this one.  The kernel does not tell their bytes apart: each gets an equal share."""
+    """Network whose hosts are all this machine.  The kernel counts their bytes together: each gets an equal share."""
 
     is_shaped = False
 
@@ -133,26 +141,26 @@ class _Loopback(Network):
         devices = {}
         with suppress(OSError):
             devices = read_devices()
-        all_ = devices.get("lo", Counters(0, 0, 0, 0))
-        share = (all_.bytes_out // count, all_.bytes_in // count, all_.packets_out // count, all_.packets_in // count)
+        total = devices.get("lo", Counters(0, 0, 0, 0))
+        share = [value // count for value in (total.bytes_out, total.bytes_in, total.packets_out, total.packets_in)]
         return [Counters(*share)] * count
 
 
 @contextmanager
 def open_network(hosts: int) -> Iterator[Network]:
-    """Emulated hosts around a switch; only inside of `run_isolated`, and one at a time."""
+    """Open emulated hosts around a switch.  Works only inside `run_isolated`, one network at a time."""
     check_size(hosts)
     _silence_ipv6()
     congestion_control = _find_congestion_control()
     with ExitStack() as stack:
         made = [_make_host(index, stack) for index in range(hosts)]
-        stack.callback(_take_down)
-        cables = [line for host in made for line in lay_cable(host.index, _file(host.namespaces[0]))]
+        stack.callback(_remove)
+        cables = [line for host in made for line in add_link(host.index, _file(host.namespaces[0]))]
         run_batch("ip", [*set_up_switch(), *cables])
         for host in made:
             with host.entered():
                 run_batch("ip", set_up_host(host.index, hosts, congestion_control=congestion_control))
-        stack.enter_context(_known_names(hosts))
+        stack.enter_context(_host_names(hosts))
         yield _Namespaces(made)
 
 
@@ -164,13 +172,13 @@ def open_loopback(hosts: int) -> Iterator[Network]:
 
 
 def check_size(hosts: int) -> None:
-    """Refuse a number of hosts that the lab does not have."""
+    """Raise `ConfigError` if the lab cannot have this many hosts."""
     if not 1 <= hosts <= MAX_HOSTS:
         raise ConfigError(f"{hosts} hosts are not possible: the lab has 1 to {MAX_HOSTS}")
 
 
 def read_devices() -> dict[str, Counters]:
-    """Return what every interface has carried that the calling thread sees."""
+    """Return the counters of every interface that the calling thread sees."""
     found = {}
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
         name, _, rest = line.partition(":")
@@ -180,8 +188,8 @@ def read_devices() -> dict[str, Counters]:
 
 
 def _make_host(index: int, stack: ExitStack) -> Host:
-    """Make an empty namespace with a name."""
-    with kept("net", "uts"):
+    """Create a host: a network namespace without links, and a host name."""
+    with restored_namespaces("net", "uts"):
         unshare(NEWNET | NEWUTS)
         socket.sethostname(name_of(index))
         fds = tuple(map(open_namespace, ("net", "uts")))
@@ -192,35 +200,35 @@ def _make_host(index: int, stack: ExitStack) -> Host:
 
 
 def _file(fd: int) -> str:
-    """Return a path to an open file of ours, for `ip`, which is another process."""
+    """Return a path by which `ip`, another process, can open our file."""
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 @contextmanager
-def _known_names(hosts: int) -> Iterator[None]:
-    """Let the hosts find each other by name; many programs ask for the address of their own."""
+def _host_names(hosts: int) -> Iterator[None]:
+    """Add the hosts to /etc/hosts: many programs look up the address of their own name."""
     file = Path("/etc/hosts")
     if not file.is_file():
         yield
         return
-    with replaced_file(file, list_names(hosts) + file.read_text(errors="replace")):
+    with replaced_file(file, format_hosts_file(hosts) + file.read_text(errors="replace")):
         yield
 
 
-def _take_down() -> None:
-    """Remove the network.  The kernel would do it as well, but later: another one could not be opened at once."""
-    with suppress(LabError):  # nothing is there if the set-up has failed: its error is the one to show
-        run_batch("ip", take_down())
+def _remove() -> None:
+    """Remove the network.  The kernel would do so too, but later, and another could not be opened immediately."""
+    with suppress(LabError):  # after a failed set-up, nothing may be there to remove
+        run_batch("ip", remove_links())
 
 
 def _silence_ipv6() -> None:
-    """Interfaces made from now on have no IPv6: its announcements would be in the counters.  Loopback keeps it."""
+    """Disable IPv6 on future interfaces: its announcements would be in the counters.  Loopback keeps it."""
     with suppress(FileNotFoundError):
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
 
 
 def _find_congestion_control() -> str | None:
-    """Return what most Linux hosts have, whatever this machine's default: figures of two machines must compare."""
+    """Return the default of most Linux hosts, if available, so that figures of different machines are comparable."""
     available = ""
     with suppress(OSError):
         available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()

@@ -1,6 +1,6 @@
-"""One `undertow lab run`: hosts up, links checked, one worker on each.
+"""Runs `undertow lab run`: opens the hosts, checks their links, and starts one worker on each.
 
-In: a checked `LabJob`.  Out: an exit code, as of `undertow run`; no trace of the hosts is left.
+In: a checked `LabJob`.  Out: an exit code like that of `undertow run`; nothing of the hosts is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from undertow.units import format_bandwidth, format_bytes
 if TYPE_CHECKING:
     from undertow.observe.live.live_view import LiveView
 
-# More numbers than this do not fit in a line.
+# More figures than this do not fit on a line.
 LISTED_HOSTS = 8
 
 
@@ -42,14 +42,14 @@ class LabJob:
 
     command: tuple[str, ...]
     hosts: int
-    rate_bits_per_s: float | None = None  # None: as fast as this machine can
+    rate_bits_per_s: float | None = None  # None: as fast as this machine allows
     is_unshaped: bool = False  # loopback instead of emulated hosts
     is_checked: bool = True
     start_timeout_s: float = 120.0
     quiet_ranks: bool = False
     live: bool = False  # a dashboard in place of the output
     live_port: int | None = None  # and a page; 0: at any free port
-    title: str = ""  # what they call the job
+    title: str = ""  # of the job, in the live view
 
     def __post_init__(self) -> None:
         check_size(self.hosts)
@@ -61,7 +61,7 @@ def find_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     name = words[0]
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise ConfigError(f"script {name!r} is not there; give the path of a Python file, or a command")
+            raise ConfigError(f"script {name!r} does not exist; give the path of a Python file, or a command")
         return (sys.executable, "-u", *RUNNER, *words)
     found = shutil.which(name, path=environ.get("PATH"))
     if found is None:
@@ -77,7 +77,7 @@ def run_in_lab(job: LabJob, environ: Mapping[str, str], open_progress: OpenProgr
             return _run(job, own, open_loopback(job.hosts), open_progress, show=show)
     if obstacle := find_obstacle():
         raise ConfigError(f"{obstacle}; or use --unshaped: no emulated hosts, everything over loopback")
-    # Out here: a browser is not in the lab.
+    # Opened outside the lab's network, where a browser can reach it.
     with open_view(job.title, environ, live=job.live, port=job.live_port) as (show, own):
         return run_isolated(lambda: _run(job, own, open_network(job.hosts), open_progress, show=show))
 
@@ -104,8 +104,8 @@ def _run(
                 notify(describe_traffic([now - then for now, then in zip(sent, before, strict=True)], network))
                 conclude_traces(settings, notify)
 
-            posts = _posts(network, job, environ)
-            return supervise(posts, quiet_ranks=job.quiet_ranks, conclude=conclude, view=show)
+            workers = _open_workers(network, job, environ)
+            return supervise(workers, quiet_ranks=job.quiet_ranks, conclude=conclude, view=show)
     except KeyboardInterrupt:
         verdict = make_exit_report([], interrupted_by=signal.SIGINT)
         say(*verdict.lines)
@@ -113,13 +113,13 @@ def _run(
 
 
 def _prepare(network: Network, job: LabJob, progress: Progress) -> str:
-    """Shape and check the links; returns what they are now, in words."""
+    """Shape and check the links; return a description of them."""
     hosts = "1 host" if job.hosts == 1 else f"{job.hosts} hosts"
     if not network.is_shaped:
         useless = "" if job.rate_bits_per_s is None else ", so --bandwidth has no effect"
         return f"{hosts} on this machine's loopback: nothing is shaped{useless}"
     if job.rate_bits_per_s is None:
-        return f"{hosts}, links as fast as this machine can (no --bandwidth)"
+        return f"{hosts}, links as fast as this machine allows (no --bandwidth)"
     network.shape(job.rate_bits_per_s)
     what = f"{hosts}, {format_bandwidth(job.rate_bits_per_s)} each way"
     if not job.is_checked:
@@ -130,7 +130,7 @@ def _prepare(network: Network, job: LabJob, progress: Progress) -> str:
 
 
 @contextmanager
-def _posts(network: Network, job: LabJob, environ: Mapping[str, str]) -> Iterator[list[WorkerSpec]]:
+def _open_workers(network: Network, job: LabJob, environ: Mapping[str, str]) -> Iterator[list[WorkerSpec]]:
     with open_rendezvous(network, environ, start_timeout_s=job.start_timeout_s) as environments:
         yield [
             WorkerSpec(
@@ -145,7 +145,7 @@ def _posts(network: Network, job: LabJob, environ: Mapping[str, str]) -> Iterato
 
 
 def describe_traffic(sent_bytes: Sequence[int], network: Network) -> str:
-    """Return what every host has sent, in words."""
+    """Describe how much every host has sent."""
     if not network.is_shaped:
         return f"this machine's loopback carried {format_bytes(sum(sent_bytes))}, by the kernel's count"
     if len(sent_bytes) > LISTED_HOSTS:

@@ -1,7 +1,7 @@
-"""Where the workers in a lab find each other: the environments that `undertow run` would set.
+"""Environments of the workers in a lab, as `undertow run` would set them.
 
 In: a network, the user's environment.  Out: one environment for each host.
-One worker per host, so a rank is a host's number.  The rendezvous server is on host 0.
+Every host has one worker, so a rank is a host's number.  The rendezvous server is on host 0.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from undertow.tools.lab.network import Network
 def open_rendezvous(
     network: Network, environ: Mapping[str, str], *, start_timeout_s: float = 120
 ) -> Iterator[list[dict[str, str]]]:
-    """Yield one environment per host; a rendezvous server is open inside of the block.  Several may be open."""
+    """Open a rendezvous server, and yield one environment per host.  Several servers may be open at once."""
     first = network.hosts[0]
     token = secrets.token_hex(16)
     with first.entered():
-        point = RendezvousServer(first.address, 0, token.encode())
-    with closing(point):
+        server = RendezvousServer(first.address, 0, token.encode())
+    with closing(server):
         with first.entered():
             port = choose_port(first.address, 0)
-        point.start()
+        server.start()
         assignments = [
             HostAssignment(
                 node_rank=host.index,
@@ -38,22 +38,22 @@ def open_rendezvous(
                 world_size=len(network.hosts),
                 master_addr=first.address,
                 master_port=port,
-                rendezvous=point.address,
+                rendezvous=server.address,
                 token=token,
                 start_timeout_s=start_timeout_s,
             )
             for host in network.hosts
         ]
-        base = _base(environ, network)
+        base = _find_common_variables(environ, network)
         yield [build_environment(base, assignment, local_rank=0) for assignment in assignments]
 
 
-def _base(environ: Mapping[str, str], network: Network) -> dict[str, str]:
-    """Return what all hosts have in common; the user's number of threads counts, the user's addresses do not."""
+def _find_common_variables(environ: Mapping[str, str], network: Network) -> dict[str, str]:
+    """Return the variables common to all hosts: the user's thread count is kept, the user's addresses are not."""
     threads = {} if environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": "1"}
     if not network.is_shaped:
-        # Without it undertow would see that all are on one host, and not use TCP.
+        # Otherwise undertow would find that all workers are on one host, and not use TCP.
         return {**environ, **threads, "UNDERTOW_ADDRESS": network.hosts[0].address}
     own = {name: value for name, value in environ.items() if name != "UNDERTOW_ADDRESS"}
-    # Gloo would take the address of the host's name otherwise, and trust whatever the user's files say of it.
+    # Otherwise Gloo would use the address of the host name, which the user's files may define differently.
     return {**own, **threads, "GLOO_SOCKET_IFNAME": INTERFACE}

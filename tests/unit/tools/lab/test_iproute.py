@@ -9,16 +9,16 @@ import pytest
 from undertow.errors import ConfigError
 from undertow.tools.lab.iproute import (
     MAX_HOSTS,
+    add_link,
     address_of,
     burst_bytes,
-    lay_cable,
-    list_names,
+    format_hosts_file,
     port_of,
     queue_bytes,
+    remove_links,
     set_up_host,
     set_up_switch,
     shape_command,
-    take_down,
 )
 from undertow.tools.lab.network import check_size
 
@@ -36,7 +36,7 @@ def test_another_number_of_hosts_is_refused(hosts: int) -> None:
 
 
 def test_a_cable_ends_at_the_switch_and_in_the_host() -> None:
-    assert lay_cable(9, "/proc/1/fd/5") == [
+    assert add_link(9, "/proc/1/fd/5") == [
         "link add h9 group 77 type veth peer name eth0 address 02:00:00:00:00:0a netns /proc/1/fd/5",
         "link set h9 master switch up",
     ]
@@ -56,14 +56,14 @@ def test_the_congestion_control_comes_with_the_route_once_there_is_one() -> None
 
 
 def test_what_was_made_is_taken_down_at_once() -> None:
-    made = [line for line in [*set_up_switch(), *lay_cable(17, "x")] if line.startswith("link add")]
+    made = [line for line in [*set_up_switch(), *add_link(17, "x")] if line.startswith("link add")]
     assert [line.split()[2] for line in made] == ["switch", port_of(17)]
     assert all(" group 77 " in line for line in made)
-    assert take_down() == ["link del group 77"]
+    assert remove_links() == ["link del group 77"]
 
 
 def test_both_ways_to_ask_find_a_name() -> None:
-    assert list_names(2).splitlines() == [
+    assert format_hosts_file(2).splitlines() == [
         "10.77.0.1 host0",
         "::ffff:10.77.0.1 host0.lab",
         "10.77.0.2 host1",

@@ -23,7 +23,7 @@ def test_a_link_within_five_percent_is_trusted(ratio: float) -> None:
 def test_a_slow_link_is_named_with_the_cure() -> None:
     assert find_fault(measured(0.73), 4e9) == (
         "the link from host 0 to host 1 carries 2.92 Gbit/s instead of 4 Gbit/s (73.0 %): figures from it would be "
-        "wrong. A lower --bandwidth fits this machine (for a bench: or a higher --scale)."
+        "wrong. Use a lower --bandwidth on this machine (or, for a bench, a higher --scale)."
     )
 
 

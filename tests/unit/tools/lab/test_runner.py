@@ -100,8 +100,8 @@ def test_loopback_hosts_are_all_this_one() -> None:
         (("os.geteuid", lambda: 1000), "emulated hosts need root; try it with sudo"),
         (("find_tool", lambda name: None), "emulated hosts need the command ip; install the package iproute2"),
         (("find_tool", lambda name: None if name == "tc" else name), "need the command tc; install the package iprou"),
-        (("_try_namespaces", lambda: errno.EPERM), "this container may not make namespaces"),
-        (("_try_namespaces", lambda: errno.ENOSPC), "the kernel makes no namespaces: No space left on device"),
+        (("_try_namespaces", lambda: errno.EPERM), "this container may not create namespaces"),
+        (("_try_namespaces", lambda: errno.ENOSPC), "the kernel cannot create namespaces: No space left on device"),
         (("_try_namespaces", lambda: 0), None),
     ],
 )
