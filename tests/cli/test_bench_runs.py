@@ -1,4 +1,4 @@
-"""`undertow bench` for real: what it shows, what it writes, and what is left when it is broken off."""
+"""`undertow bench` for real: what it shows, what it writes, and what is left when it is aborted."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_without_root_a_bench_ends_well_and_leaves_nobody(unshaped: Run) -> None
 
 def test_every_unshaped_figure_is_marked_so(unshaped: Run) -> None:
     assert "nothing is shaped" in unshaped.err
-    assert "Unshaped: all workers talked over this machine's loopback" in " ".join(unshaped.out.split())
+    assert "Unshaped: all workers communicated over this machine's loopback" in " ".join(unshaped.out.split())
     assert [point["bandwidth_gbit"] for point in unshaped.points] == [None, None]
     assert unshaped.out.count("unshaped") >= 2
     [note] = read_results(unshaped.json).notes
@@ -206,7 +206,7 @@ def test_a_real_tasks_compute_is_measured_beside_it(unshaped: Run) -> None:
     assert (undertow["scale"], undertow["batch"]) == (1.0, 1)
 
 
-# Broken off
+# Aborted
 
 
 def start_to(cli: Cli, words: str, what: str, **options: Any) -> tuple[subprocess.Popen[str], Path]:
@@ -230,8 +230,8 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_nobody(cli: Cli) -> Non
     assert run.left == []
     assert [point["bandwidth_gbit"] for point in run.points] == [40.0]
     assert "local" in run.out
-    assert "Broken off: interrupted" in run.out
-    assert read_results(run.json).notes == ["Broken off: interrupted"]
+    assert "Aborted: interrupted" in run.out
+    assert read_results(run.json).notes == ["Aborted: interrupted"]
     assert said.read_text().endswith("undertow bench: interrupted\n")
     assert "Traceback" not in said.read_text()
 

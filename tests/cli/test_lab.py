@@ -57,7 +57,7 @@ def test_help_has_every_option_and_examples(cli: Cli) -> None:
         (["run", "--fast", "true"], "--fast"),
         (["run", "--bandwidth", "fast", "true"], "'fast' is not a bandwidth: write it as 1gbit"),
         (["run", "--bandwidth", "1,2gbit", "true"], "'1,2gbit' is not a bandwidth"),
-        (["run", "nowhere.py"], "script 'nowhere.py' is not there"),
+        (["run", "nowhere.py"], "script 'nowhere.py' does not exist"),
         (["run", "nowhere"], "command 'nowhere' is not found"),
     ],
 )

@@ -399,7 +399,7 @@ def test_a_group_that_cannot_start_on_all_hosts_leaves_nobody(yard: Yard) -> Non
 def test_a_line_that_is_no_message_is_an_error_with_what_was_said(yard: Yard) -> None:
     with yard.start("print('welcome to this machine', flush=True)\ntime.sleep(600)") as group:
         lines = failure(group.wait_until_ready)
-    assert lines[0].endswith("said 'welcome to this machine' instead of a lap")
+    assert lines[0].endswith("sent 'welcome to this machine' instead of a lap")
 
 
 def test_a_restless_system_is_stopped_between_its_turns(yard: Yard) -> None:

@@ -29,7 +29,7 @@ from undertow.tools.lab.sharing.worker_groups import (
     Environments,
     WorkerGroups,
     check_arbiters,
-    describe_terms,
+    list_share_variables,
     open_arbiters,
 )
 from undertow.tools.lab.systems.undertow import Undertow
@@ -57,7 +57,7 @@ def open_few_groups(plan: SharePlan, site: BenchContext, told: dict[str, Any]) -
     with ExitStack() as stack:
         arbiters = stack.enter_context(open_arbiters(plan.hosts, site.environ))
         groups = [
-            stack.enter_context(site.open_group(plan, job, plan.mode.value, describe_terms(job, label, arbiters)))
+            stack.enter_context(site.open_group(plan, job, plan.mode.value, list_share_variables(job, label, arbiters)))
             for job, label in zip(plan.jobs, plan.labels, strict=True)
         ]
         yield WorkerGroups(

@@ -16,7 +16,7 @@ from undertow.cli.results import read_command_line
 from undertow.errors import ConfigError
 from undertow.launch.launcher_output import notify, say
 from undertow.progress import Progress
-from undertow.tools.lab.bench.bench import BrokenOff, OpenNetwork
+from undertow.tools.lab.bench.bench import BenchAborted, OpenNetwork
 from undertow.tools.lab.isolation import find_obstacle, run_isolated
 from undertow.tools.lab.network import open_loopback, open_network
 
@@ -24,7 +24,7 @@ Results_co = TypeVar("Results_co", covariant=True)
 
 
 class Measure(Protocol[Results_co]):
-    """A function that measures; if it cannot finish, it raises `BrokenOff` with the results so far."""
+    """A function that measures; if it cannot finish, it raises `BenchAborted` with the results so far."""
 
     def __call__(
         self, *, environ: Mapping[str, str], open_network: OpenNetwork, progress: Progress, command: str
@@ -44,7 +44,7 @@ def measure_in_lab(
         with open_progress() as progress:
             try:
                 results = measure(environ=os.environ, open_network=open_hosts, progress=progress, command=command)
-            except BrokenOff as error:
+            except BenchAborted as error:
                 results, reason, code = error.results, str(error), FAILED_RUN
         show(results)
         if reason:

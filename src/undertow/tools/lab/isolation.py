@@ -91,7 +91,7 @@ def run_isolated(work: Callable[[], int]) -> int:
 
 @dataclass(frozen=True)
 class _Caller:
-    """What `first` and `work` have of their caller."""
+    """Pidfd, error file and signal mask of the caller, for `first` and `work`."""
 
     pidfd: int  # readable once the caller has ended
     errors: int  # an open file for an error that the caller shall raise

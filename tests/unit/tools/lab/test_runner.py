@@ -24,7 +24,7 @@ def test_a_python_file_is_run_with_this_python(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     assert find_command([str(script), "-x"], {}) == (sys.executable, "-u", *RUNNER, str(script), "-x")
-    with pytest.raises(ConfigError, match=r"script 'nowhere\.py' is not there"):
+    with pytest.raises(ConfigError, match=r"script 'nowhere\.py' does not exist"):
         find_command(["nowhere.py"], {})
 
 

@@ -1,1 +1,1 @@
-"""`undertow bench`: the same model under several systems, on the same emulated hosts, in turns."""
+"""`undertow bench`: one model under several systems that take turns on the same emulated hosts."""

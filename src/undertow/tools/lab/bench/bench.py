@@ -1,9 +1,9 @@
-"""The whole bench: one series after the other, then a table, a file and a picture.
+"""Runs a whole bench, one series after another.
 
-In: series.  Out: results; what was measured before something went wrong is kept too.
-Two benches are ready-made: `quick` shows in a few minutes where the network is the limit and where it is not.
+In: series.  Out: results; those measured before a failure are kept.
+There are two presets.  `quick` shows in a few minutes where the network is the limit and where it is not.
 `papers` measures what the papers report (Poseidon, ATC 2017; P3, MLSys 2019), as far as a
-single machine can emulate it: their models, hosts and bandwidths, beside torch DDP.
+single machine can emulate it: their models, hosts and bandwidths, compared with torch DDP.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from undertow.tools.lab.bench.series import Series, measure
 from undertow.tools.lab.network import Network
 
 UNSHAPED = (
-    "Unshaped: all workers talked over this machine's loopback, no link was held to a speed, and bytes per host "
-    "are an equal share of all that passed there."
+    "Unshaped: all workers communicated over this machine's loopback, no link was limited, and bytes per host are "
+    "equal shares of the total."
 )
 
 SYSTEMS = ("ddp", "undertow")
-# P3 throttles its network from 1 to 30 Gbit/s; 40 is what Poseidon has.
+# P3 throttles its network to between 1 and 30 Gbit/s; Poseidon's has 40 Gbit/s.
 P3_GBIT = (2.0, 4.0, 10.0, 15.0, 20.0, 30.0)
 
 OpenNetwork = Callable[[int], AbstractContextManager[Network]]
 
 
-class BrokenOff(Exception):
-    """Error: a bench did not get to its end.  Carries its results so far."""
+class BenchAborted(Exception):
+    """Error that ended a bench early, with the results so far."""
 
     def __init__(self, results: Any, reason: str) -> None:
         super().__init__(reason)
@@ -42,7 +42,7 @@ class BrokenOff(Exception):
 def run_bench(
     plan: Sequence[Series], *, environ: Mapping[str, str], open_network: OpenNetwork, progress: Progress, command: str
 ) -> Results:
-    """Measure everything.  Raises `BrokenOff` if something fails on the way."""
+    """Measure everything.  Raises `BenchAborted`, with the results so far, if something fails."""
     points: list[Point] = []
     refusals: list[str] = []
     progress.expect(sum(series.laps for series in plan))
@@ -54,14 +54,14 @@ def run_bench(
     try:
         for series in plan:
             with open_network(series.hosts) as network:
-                for leg in measure(series, network, environ=environ, progress=progress):
-                    points += leg.points
-                    refusals += filter(None, [leg.refusal])
+                for result in measure(series, network, environ=environ, progress=progress):
+                    points += result.points
+                    refusals += filter(None, [result.refusal])
     except (UndertowError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        raise BrokenOff(results(f"Broken off: {reason.splitlines()[0]}"), reason) from error
+        raise BenchAborted(results(f"Aborted: {reason.splitlines()[0]}"), reason) from error
     if refusals:
-        raise BrokenOff(results(), "not everything could be measured: " + "; ".join(refusals))
+        raise BenchAborted(results(), "not everything could be measured: " + "; ".join(refusals))
     return results()
 
 
@@ -86,7 +86,7 @@ def _papers() -> list[Series]:
         for model in ("resnet50", "inception-v3", "vgg19", "sockeye")
     ]
     p3.append(Series(model="vgg19", hosts=8, bandwidths_gbit=(10.0,), scale=20.0, systems=SYSTEMS, rounds=2))
-    # More hosts share the same two cores or so: the more there are, the smaller everything must be.
+    # All hosts share the same few cores: the more hosts there are, the smaller everything must be.
     poseidon = [
         Series(model="vgg19-22k", hosts=hosts, bandwidths_gbit=(10.0, 40.0), scale=scale, systems=SYSTEMS, rounds=2)
         for hosts, scale in ((4, 20.0), (8, 50.0), (16, 100.0))

@@ -1,9 +1,10 @@
-"""From laps to figures; pure.
+"""Computes figures from laps; pure.
 
-In: every host's laps under one system.  Out: how long a step takes, how sure that is, and
-what it cost in bytes and CPU time.
-A step ends when its last host ends it, and lasts from the end of the step before, so the
-first one of each lap only sets the mark: that is right for systems whose steps overlap too.
+In: every host's laps under one system.  Out: the duration of a step, how certain it is, and
+what a step costs in bytes and CPU time.
+A step ends when its last host has ended it, and its duration counts from the end of the
+previous step: that is also right for systems whose steps overlap.  So the first step of a
+lap has no duration, only an end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Summary:
     low_s: float  # quartiles
     high_s: float
     steps: int
-    disagreement: float  # how far apart two such benches may well be, as a fraction
+    disagreement: float  # likely difference between two such benches, as a fraction
     cpu_s: float  # per step, all hosts together
     bytes_out: float  # per step and host, by the kernel's count
     sent_bytes: float | None  # the same by the system's own count
@@ -33,7 +34,7 @@ class Summary:
 
 @dataclass
 class Record:
-    """Record of one system's laps, in their order."""
+    """Record of one system's laps, in order."""
 
     durations_s: list[list[float]] = field(default_factory=list)
     steps: int = 0
@@ -42,7 +43,7 @@ class Record:
     sent_bytes: float | None = 0.0
 
     def add(self, laps: Sequence[Lap], *, bytes_out: Sequence[int]) -> None:
-        """Add one lap of all hosts, and what the kernel saw each of them send meanwhile."""
+        """Add one lap of all hosts, and the bytes that each sent meanwhile by the kernel's count."""
         self.durations_s.append(find_durations(laps))
         self.steps += len(laps[0].ends_s)
         self.cpu_s += sum(lap.cpu_s for lap in laps)
@@ -67,10 +68,10 @@ class Record:
 
     @property
     def disagreement(self) -> float:
-        """How far apart two such benches may well be; 1 before there are two laps.
+        """Likely difference between two such benches, as a fraction; 1 before there are two laps.
 
-        It is the difference between two that had each taken every other lap, and at least the scatter of the steps
-        themselves, where few laps may agree by chance.
+        This is the difference between the even and the odd laps.  As few laps may agree by chance, it is at least the
+        scatter of the steps.
         """
         halves = [[d for lap in self.durations_s[start::2] for d in lap] for start in (0, 1)]
         if not all(halves):
@@ -96,5 +97,5 @@ def find_ends(laps: Sequence[Lap]) -> list[float]:
 
 
 def find_durations(laps: Sequence[Lap]) -> list[float]:
-    """Return how long each step but the first took."""
+    """Return the duration of each step but the first."""
     return [after - before for before, after in itertools.pairwise(find_ends(laps))]

@@ -1,7 +1,7 @@
 """Messages between the bench and its workers: one JSON object per line.
 
 To a worker: an `Assignment` once, then an `Order` for every lap.
-From a worker: `Ready` once, then `Lap`.  One that fails says so by ending.
+From a worker: `Ready` once, then a `Lap` for every order.  A worker that fails exits instead.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import msgspec
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of a worker: a model, and the system to train it under."""
+    """Task of a worker: a model, and the system under which to train it."""
 
     model: str
     system: str
     scale: float
     slowdown: float = 1.0
     batch: int | None
-    devices: str | None = None  # the folder of devices that several jobs share, one per host; None: its own
+    devices: str | None = None  # folder of the devices, one per host, that several jobs share; None: not shared
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -25,15 +25,15 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """Report that the worker has met the others and wrapped its model."""
+    """Report that the worker has connected to the others and wrapped its model."""
 
     batch: int
     gradient_bytes: int
-    compute_s: float | None  # nominal; None where it has to be measured
+    compute_s: float | None  # nominal; None if it has to be measured
 
 
 class Lap(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of some steps in a row, on one host."""
+    """Report of consecutive steps on one host."""
 
     ends_s: list[float]  # when each step ended, on the clock that all hosts of a machine share
     cpu_s: float  # of the whole process

@@ -1,8 +1,8 @@
-"""A series: one model on so many hosts, under several systems, at one bandwidth after the other.
+"""Measures a series: one model on a number of hosts, under several systems, at one bandwidth after another.
 
 In: what to measure.  Out: one point for each system and bandwidth.
 All systems stay on the hosts for the whole series and take turns, lap by lap, in an order
-that changes from round to round, so that a machine's changing load meets all of them alike.
+that changes from round to round, so that changes in the machine's load affect all of them alike.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from undertow.tools.zoo import MODELS
 from undertow.tools.zoo.catalogue import unknown_name
 from undertow.units import GIGA, format_bandwidth
 
-# A noisy point gets this many times the rounds before it is called too noisy.
-PATIENCE = 2
+# A noisy point gets up to this many times the planned rounds.
+MAX_ROUNDS_FACTOR = 2
 REFERENCE = "ddp"
 COMPUTE = "local"
-
-
 SLOWEST_BITS_PER_S = 1e6
 
 
@@ -48,21 +46,21 @@ class BenchPlan:
     def check(self) -> None:
         """Raise `ConfigError` if this cannot be measured."""
         if self.hosts < 2:
-            raise ConfigError(f"--hosts {self.hosts}: at least two are needed to have something to say to each other")
+            raise ConfigError(f"--hosts {self.hosts}: at least two hosts are needed for communication")
         check_size(self.hosts)
         bounds.SCALE.check("--scale", self.scale)
         for speed in self.bandwidths_gbit:
             if (rate := self.link_rate(speed)) is not None and rate < SLOWEST_BITS_PER_S:
                 raise ConfigError(
                     f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of {speed:g} Gbit/s "
-                    "to measure: use less"
+                    "to measure: use smaller values"
                 )
         if self.rounds < 2:
             raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
         bounds.LAP_S.check("--lap", self.lap_s)
 
     def link_rate(self, bandwidth_gbit: float | None) -> float | None:
-        """Return bits per second, as emulated; None: not shaped."""
+        """Return the emulated rate in bits per second; None: not shaped."""
         return None if bandwidth_gbit is None else bandwidth_gbit * GIGA / self.scale / self.slowdown
 
     def describe_links(self, bandwidth_gbit: float | None) -> str:
@@ -98,7 +96,7 @@ class Series(BenchPlan):
             raise ConfigError(f"{self.model} computes for real and cannot be slowed down: leave --slowdown out")
         bounds.SLOWDOWN.check("--slowdown", self.slowdown)
         if not self.systems:
-            raise ConfigError("--systems is empty: name one at least, such as undertow")
+            raise ConfigError("--systems is empty: name at least one, such as undertow")
         for system in self.systems:
             find_system(system)
         self.check()
@@ -107,14 +105,14 @@ class Series(BenchPlan):
 
     @property
     def all_systems(self) -> tuple[str, ...]:
-        """The systems asked for; where compute is real, also the one that shows what compute takes alone."""
+        """The requested systems; where compute is real, also the one that measures compute alone."""
         if self.model in REAL_NAMES and COMPUTE not in self.systems:
             return (COMPUTE, *self.systems)
         return self.systems
 
     @property
     def laps(self) -> int:
-        """Number of laps if none has to be repeated; starting a system takes as long as one."""
+        """Number of laps if none has to be repeated; starting a system counts as one."""
         return len(self.all_systems) + len(self.bandwidths_gbit) * self.laps_per_bandwidth
 
     @property
@@ -137,12 +135,12 @@ class BandwidthResult:
 def measure(
     series: Series, network: Network, *, environ: Mapping[str, str], progress: Progress
 ) -> Iterator[BandwidthResult]:
-    """Measure one bandwidth after the other; leave out one whose links are not what they claim."""
+    """Measure one bandwidth after another; leave out those at which the links fail their check."""
     with ExitStack() as stack:
-        # As the first links are: systems may measure them when they start.
+        # Shaped from the start: systems may measure the links when they join.
         network.shape(series.link_rate(series.bandwidths_gbit[0]))
         groups = []
-        for name in series.all_systems:  # one after the other, with nothing else on the links
+        for name in series.all_systems:  # one after another, with nothing else on the links
             progress.say(f"{series.model}: starting {name} on {series.hosts} hosts")
             assignment = series.assign(series.model, name, batch=series.batch)
             groups.append(stack.enter_context(WorkerGroup(network, find_system(name), assignment, environ)))
@@ -177,18 +175,18 @@ class _Bench:
     def measure(self) -> list[Point]:
         steps = {group: self._warm_up(group) for group in self.groups}
         records = {group: Record() for group in self.groups}
-        for number in range(self.series.rounds * PATIENCE):
+        for number in range(self.series.rounds * MAX_ROUNDS_FACTOR):
             if number >= self.series.rounds and not any(r.disagreement > NOISE for r in records.values()):
                 break
             if number >= self.series.rounds:
                 self.progress.expect(len(self.groups))
-            for group in self._turns(number):
+            for group in self._order_groups(number):
                 self.progress.say(f"{self._title}: {group.name}, round {number + 1}")
                 self._run(group, steps[group], records[group])
         return self._make_points({group.name: record.summarise() for group, record in records.items()})
 
     def shape(self) -> str:
-        """Hold the links to the bandwidth; returns why they are not to be trusted, if so."""
+        """Limit the links to the bandwidth; return why they failed their check, or an empty string."""
         rate = self.series.link_rate(self.bandwidth_gbit)
         if rate is None:
             return ""
@@ -200,16 +198,16 @@ class _Bench:
         return ""
 
     def _warm_up(self, group: WorkerGroup) -> int:
-        """Returns how many steps make a lap."""
+        """Run the first steps, and return how many steps make a lap."""
         self.progress.say(f"{self._title}: {group.name}, warming up")
         record = Record()
         self._run(group, group.warm_up_steps, record)
         return 1 + min(20, max(3, math.ceil(self.series.lap_s / record.durations_s[0][-1])))
 
-    def _turns(self, number: int) -> list[WorkerGroup]:
+    def _order_groups(self, number: int) -> list[WorkerGroup]:
         """Return the groups in the order of this round.
 
-        Which goes first changes every two rounds, so that both halves of the rounds see every order.
+        The order changes every two rounds, so that even and odd rounds see the same orders.
         """
         first = (number // 2) % len(self.groups)
         return [*self.groups[first:], *self.groups[:first]]
@@ -217,20 +215,20 @@ class _Bench:
     def _run(self, group: WorkerGroup, steps: int, record: Record) -> None:
         before = self.network.counters()
         whole_bytes = 2 * self.ready.gradient_bytes * (self.series.hosts - 1) / self.series.hosts
-        patience_s = 60.0 + 20.0 * steps * (self._find_transfer_s(whole_bytes) + (self.ready.compute_s or 3.0))
-        laps = group.run(steps, timeout_s=patience_s)
+        timeout_s = 60.0 + 20.0 * steps * (self._find_transfer_s(whole_bytes) + (self.ready.compute_s or 3.0))
+        laps = group.run(steps, timeout_s=timeout_s)
         after = self.network.counters()
         sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
         record.add(laps, bytes_out=sent)
         self.progress.advance()
 
     def _find_transfer_s(self, size_bytes: float) -> float:
-        """Return how long a link needs for these bytes, at least."""
+        """Return the shortest time in which a link can carry these bytes."""
         rate = self.series.link_rate(self.bandwidth_gbit)
         return 0.0 if rate is None else size_bytes * 8 / rate
 
     def _make_points(self, summaries: Mapping[str, Summary]) -> list[Point]:
-        """Return a point for each system, with the times of hosts that are not slowed down."""
+        """Return a point for each system, with times as they are without the slowdown."""
         slowdown = self.series.slowdown
         compute_s = (self.ready.compute_s or summaries[COMPUTE].iteration_s) / slowdown
         reference = summaries.get(REFERENCE)

@@ -1,9 +1,9 @@
-"""A worker of the bench: trains when it is told to, and says how long each step took.
+"""Worker of the bench: trains as ordered, and reports when each step ended.
 
     python -m undertow.tools.lab.bench.worker
 
-In: an assignment and orders on stdin, its place in the environment.  Out: laps on stdout.
-Whatever libraries print goes to stderr, so that it does not get between the messages.
+In: an assignment and orders on stdin, its rank in the environment.  Out: laps on stdout.
+What libraries print goes to stderr, so that it does not mix with the messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Workload:
     """Model, optimizer, batches and loss of a worker, replayed or computed on the CPU."""
 
     batch: int
-    compute_s: float | None  # length of one step without communication; None if it has to be measured
+    compute_s: float | None  # of one step without communication; None if it has to be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer
     make_batch: Callable[[int, int], Batch]
@@ -92,7 +92,7 @@ def count_gradient_bytes(model: nn.Module) -> int:
 
 
 def digest(model: nn.Module) -> int:
-    """Return a number that differs when parameters do, or the gradients that moved them last."""
+    """Return a checksum of the parameters and their last gradients."""
     value = 0
     for parameter in _trained(model):
         value = zlib.crc32(parameter.detach().numpy(), value)
@@ -153,14 +153,14 @@ def main() -> None:
     system.join()
     trainer = Trainer(workload, system, rank=rank, scale=assignment.scale)
     size = count_gradient_bytes(workload.model)
-    _tell(replies, Ready(batch=workload.batch, gradient_bytes=size, compute_s=workload.compute_s))
+    _send(replies, Ready(batch=workload.batch, gradient_bytes=size, compute_s=workload.compute_s))
     for line in orders:
-        _tell(replies, trainer.run(_orders.decode(line).steps))
+        _send(replies, trainer.run(_orders.decode(line).steps))
     system.leave()
 
 
 def find_occupancy(assignment: Assignment, host: int) -> Occupancy | None:
-    """Return the device that this host's jobs share, if they do; where compute is real, pin the worker to one core."""
+    """Return the device that jobs share on this host, if they do; where compute is real, pin the worker to one core."""
     if assignment.devices is None:
         return None
     if assignment.model in REAL_NAMES:
@@ -170,13 +170,13 @@ def find_occupancy(assignment: Assignment, host: int) -> Occupancy | None:
 
 
 def _take_stdout() -> BinaryIO:
-    """Return the stream for messages; from now on print and C libraries write to stderr."""
+    """Return stdout for the messages, and redirect what `print` and C libraries write to stderr."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return replies
 
 
-def _tell(replies: BinaryIO, message: msgspec.Struct) -> None:
+def _send(replies: BinaryIO, message: msgspec.Struct) -> None:
     replies.write(msgspec.json.encode(message) + b"\n")
     replies.flush()
 
@@ -193,8 +193,8 @@ if __name__ == "__main__":
     except Exception:
         sys.excepthook(*sys.exc_info())
         code = 1
-    # All is said.  To take torch apart in order would cost every worker another second, and torch's threads, which may
-    # wait for a worker that is gone, now and then abort the process.
+    # Skip the interpreter's shutdown: it would take torch another second, and torch's threads, which may wait for a
+    # worker that has ended, sometimes abort the process.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

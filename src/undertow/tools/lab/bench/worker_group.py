@@ -1,7 +1,7 @@
-"""Group of workers: one worker of a system on every host, started and ordered together.
+"""Group of workers: one worker of a system on every host, started and run together.
 
-In: how many steps to train.  Out: every host's lap.
-A worker that ends or stays silent is an error with its last lines of output; the others are ended too.
+In: the number of steps to train.  Out: every host's lap.
+If a worker ends or does not answer, the error has its last lines of output, and the other workers are ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from undertow.tools.lab.systems import System
 from undertow.tools.lab.worker_environments import open_rendezvous
 
 START_TIMEOUT_S = 180.0
-LAST_WORDS = 12
+MOST_OUTPUT_LINES = 12
 CHUNK_BYTES = 1 << 16
 MOST_LINE_BYTES = 1 << 20
-# How long a worker may take to end by itself, when everything went well.
-FAREWELL_S = 10.0
+# How long a worker may take to exit after a run without errors.
+EXIT_TIMEOUT_S = 10.0
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -41,22 +41,22 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay an interrupt to the end of the block: a worker that is being started must be known before.
+    """Delay interrupts to the end of the block, so that a worker that is being started is recorded first.
 
-    It uses handlers, not a mask, which the worker would inherit.  Only the main thread is ever interrupted.
+    Uses handlers instead of a mask, which the worker would inherit.  Only the main thread is ever interrupted.
     """
-    came: list[int] = []
+    received: list[int] = []
     before = {number: signal.getsignal(number) for number in _INTERRUPTS}
     held = [number for number in _INTERRUPTS if callable(before[number])] if _is_main_thread() else []
     for number in held:
-        signal.signal(number, lambda number, frame: came.append(number))
+        signal.signal(number, lambda number, frame: received.append(number))
     try:
         yield
     finally:
         for number in held:
             signal.signal(number, before[number])
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _is_main_thread() -> bool:
@@ -64,39 +64,39 @@ def _is_main_thread() -> bool:
 
 
 class _WorkerProcess:
-    def __init__(self, host: Host, environment: Mapping[str, str], words: IO[bytes]) -> None:
+    def __init__(self, host: Host, environment: Mapping[str, str], log: IO[bytes]) -> None:
         self.host = host
         self.lines = Lines(MOST_LINE_BYTES, refuses=True)
-        self._words = words
+        self._log = log
         command = [sys.executable, "-m", "undertow.tools.lab.bench.worker"]
         with host.entered():
             self.process = subprocess.Popen(
-                command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
+                command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
 
-    def tell(self, message: msgspec.Struct) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         assert self.process.stdin
-        with suppress(BrokenPipeError):  # it has ended: `hear` will say why
+        with suppress(BrokenPipeError):  # it has ended: `_receive` reports why
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
 
     def describe_end(self) -> str:
-        """Return how it ended; it has closed its output, so it ends now if it has not already."""
+        """Describe how it ended.  It has closed its output, so it ends now if it has not already."""
         try:
-            code = self.process.wait(FAREWELL_S)
+            code = self.process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return "closed its output and lives on"
+            return "closed its output but is still running"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
-    def last_words(self) -> list[str]:
-        self._words.seek(0)
-        return self._words.read().decode(errors="replace").splitlines()[-LAST_WORDS:]
+    def last_lines(self) -> list[str]:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").splitlines()[-MOST_OUTPUT_LINES:]
 
 
 class WorkerGroup:
-    """Workers of one system, one on every host; they live inside of the block for which this is the context manager.
+    """Workers of one system, one on every host; a context manager that starts and ends them.
 
-    `by_host` are variables that each host has for itself.
+    `by_host` has further environment variables for each host.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class WorkerGroup:
         self._assignment = assignment
         self._workers: list[_WorkerProcess] = []
         self._stack = ExitStack()
-        self._is_well = True
+        self._is_healthy = True
         self._steps = 0  # of the lap
 
     def __enter__(self) -> WorkerGroup:
@@ -129,34 +129,34 @@ class WorkerGroup:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._is_well = self._is_well and error is None
+        self._is_healthy = self._is_healthy and error is None
         self._end()
 
     def wait_until_ready(self) -> Ready:
-        """Return what all workers agree on once they have met."""
-        ready = self._hear(Ready, START_TIMEOUT_S)[0]
-        self._rest(signal.SIGSTOP)
+        """Return the report of the first worker when all are connected."""
+        ready = self._receive(Ready, START_TIMEOUT_S)[0]
+        self._signal_restless(signal.SIGSTOP)
         return ready
 
     def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
-        """Train a lap, and return it for every host, in their order."""
+        """Train a lap, and return it for every host, in order."""
         self.begin_lap(steps)
         return self.end_lap(timeout_s=timeout_s)
 
     def begin_lap(self, steps: int) -> None:
-        """Let them train; other groups may train meanwhile."""
+        """Start a lap without waiting for it; other groups may train at the same time."""
         self._steps = steps
-        self._rest(signal.SIGCONT)
+        self._signal_restless(signal.SIGCONT)
         for worker in self._workers:
-            worker.tell(Order(steps))
+            worker.send(Order(steps))
 
     def end_lap(self, *, timeout_s: float) -> list[Lap]:
-        """Return the lap of every host, in their order."""
-        laps = self._hear(Lap, timeout_s)
-        self._rest(signal.SIGSTOP)
+        """Wait for the lap, and return it for every host, in order."""
+        laps = self._receive(Lap, timeout_s)
+        self._signal_restless(signal.SIGSTOP)
         if self.name != "local" and len({lap.digest for lap in laps}) > 1:
             raise self._fail(
-                f"{self._title}: the replicas differ after {self._steps} steps, so its figures mean nothing"
+                f"{self._title}: the replicas differ after {self._steps} steps, so its figures are meaningless"
             )
         return laps
 
@@ -164,8 +164,8 @@ class WorkerGroup:
     def _title(self) -> str:
         return f"{self.name} with {self._assignment.model}"
 
-    def _rest(self, signum: signal.Signals) -> None:
-        """Between its turns a system that would disturb the others is stopped."""
+    def _signal_restless(self, signum: signal.Signals) -> None:
+        """Stop or continue the workers if they would disturb other systems between their laps."""
         if self._system.is_restless:
             for worker in self._workers:
                 worker.process.send_signal(signum)
@@ -174,30 +174,30 @@ class WorkerGroup:
         variables = self._system.variables(scale=self._assignment.scale, slowdown=self._assignment.slowdown)
         environments = self._stack.enter_context(open_rendezvous(self._network, self._environ))
         for host, environment, own in zip(self._network.hosts, environments, self._by_host, strict=True):
-            words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            log = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             with _uninterrupted():
-                self._workers.append(_WorkerProcess(host, {**environment, **variables, **own}, words))
+                self._workers.append(_WorkerProcess(host, {**environment, **variables, **own}, log))
         for worker in self._workers:
-            worker.tell(self._assignment)
+            worker.send(self._assignment)
 
-    def _hear(self, kind: type[Message], timeout_s: float) -> list[Message]:
+    def _receive(self, kind: type[Message], timeout_s: float) -> list[Message]:
         """Return one message from every worker."""
         deadline_s = time.monotonic() + timeout_s
-        heard: dict[int, Message] = {}
+        answers: dict[int, Message] = {}
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 assert worker.process.stdout
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-            while len(heard) < len(self._workers):
+            while len(answers) < len(self._workers):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
                 if not ready:
-                    raise self._fail(self._describe_silence(heard, timeout_s))
+                    raise self._fail(self._describe_silence(answers, timeout_s))
                 for key, _ in ready:
                     line = self._read(key.data)
                     if line is not None:
-                        heard[key.data.host.index] = self._understand(key.data, line, kind)
+                        answers[key.data.host.index] = self._decode(key.data, line, kind)
                         selector.unregister(key.fileobj)
-        return [heard[host.index] for host in self._network.hosts]
+        return [answers[host.index] for host in self._network.hosts]
 
     def _read(self, worker: _WorkerProcess) -> bytes | None:
         """Return a worker's message if it is complete."""
@@ -205,38 +205,38 @@ class WorkerGroup:
         data: bytes = worker.process.stdout.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
         if not data:
             raise self._fail(
-                f"{self._title}: the worker on {worker.host.name} {worker.describe_end()}", *worker.last_words()
+                f"{self._title}: the worker on {worker.host.name} {worker.describe_end()}", *worker.last_lines()
             )
         try:
             lines = worker.lines.feed(data)
         except Garbled:
-            return data  # which is no message
+            return data  # too long for a message: `_decode` reports it
         return b"\n".join(lines) if lines else None
 
-    def _understand(self, worker: _WorkerProcess, line: bytes, kind: type[Message]) -> Message:
+    def _decode(self, worker: _WorkerProcess, line: bytes, kind: type[Message]) -> Message:
         try:
             return Decoder[Message](kind, format=Format.JSON).decode(line)
         except Garbled:
-            said = line[:80].decode(errors="replace")
+            text = line[:80].decode(errors="replace")
             raise self._fail(
-                f"{self._title}: the worker on {worker.host.name} said {said!r} instead of a lap"
+                f"{self._title}: the worker on {worker.host.name} sent {text!r} instead of a lap"
             ) from None
 
-    def _describe_silence(self, heard: Mapping[int, object], timeout_s: float) -> str:
-        silent = [worker.host.name for worker in self._workers if worker.host.index not in heard]
+    def _describe_silence(self, answers: Mapping[int, object], timeout_s: float) -> str:
+        silent = [worker.host.name for worker in self._workers if worker.host.index not in answers]
         return f"{self._title}: no answer from {', '.join(silent)} in {timeout_s:.0f} s"
 
     def _fail(self, *lines: str) -> LabError:
-        self._is_well = False
+        self._is_healthy = False
         return LabError("\n".join(lines))
 
     def _end(self) -> None:
-        self._rest(signal.SIGCONT)
+        self._signal_restless(signal.SIGCONT)
         for worker in self._workers:
             assert worker.process.stdin
             with suppress(BrokenPipeError):
                 worker.process.stdin.close()
-        deadline_s = time.monotonic() + (FAREWELL_S if self._is_well else 0.0)
+        deadline_s = time.monotonic() + (EXIT_TIMEOUT_S if self._is_healthy else 0.0)
         for worker in self._workers:
             assert worker.process.stdout
             try:

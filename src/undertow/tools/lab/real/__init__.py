@@ -1,13 +1,13 @@
-"""The models of the zoo at a size that a CPU can train, and a small GPT, really trained.
+"""Tasks that compute for real: the models of the zoo at a size that a CPU can train, and a small GPT.
 
-The names of these tasks are here: listing them does not import torch.
+Only their names are here, so that listing them does not import torch.
 """
 
 from __future__ import annotations
 
 from undertow.tools.zoo import NETWORKS
 
-CIFAR = "-cifar"  # behind the name of a network of the zoo
+CIFAR = "-cifar"  # follows the name of a network of the zoo
 SOCKEYE = "sockeye-reversal"
 GPT = "gpt"
 

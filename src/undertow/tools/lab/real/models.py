@@ -1,8 +1,8 @@
 """Torch modules that train: the networks of the zoo, its translator, and a small GPT.
 
-In: a description or dimensions.  Out: a module.  Parameters of what the zoo describes have the names and shapes that it
-lists, and the forward pass of a network follows the same expression.
-Every layer is called as a module, so hooks see it.
+In: a description or dimensions.  Out: a module.  Parameters of the zoo's models have the listed names and shapes, and
+the forward pass of a network follows its description.
+Every layer is called as a module, so that its hooks run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from undertow.tools.zoo.sockeye import Dimensions
 
 BYTES = 256  # the whole vocabulary of the GPT
 _LAYERS = 2  # of the translator, on each side
-# Residual bodies start quiet, or 50 of them in a row shout; not silent, or their layers would have no gradient.
+# Residual bodies start small, or activations would explode after 50 of them; at 0 their layers would have no gradient.
 _RESIDUAL_START = 0.1
 
 
 class ConvNet(nn.Module):
-    """Images in; logits out, those of the main path first, then those of the auxiliary heads."""
+    """Network of the zoo.  In: images.  Out: logits of the main path, then those of the auxiliary heads."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ConvNet(nn.Module):
 
 
 def _last_norms(node: Node) -> Iterator[str]:
-    """Return the norm that ends the body of each residual."""
+    """Yield the name of the norm that ends the body of each residual."""
     match node:
         case Chain(parts) | Branches(parts):
             for part in parts:
@@ -106,7 +106,7 @@ def _pool(node: Pool, x: torch.Tensor) -> torch.Tensor:
 
 
 def _place(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Hang `module` into the tree under its dotted name."""
+    """Add `module` to the tree under its dotted name."""
     *path, last = name.split(".")
     for step in path:
         if step not in root._modules:
@@ -117,7 +117,7 @@ def _place(root: nn.Module, name: str, module: nn.Module) -> None:
 
 def _layer(visit: Visit) -> nn.Module:
     node = visit.node
-    # Made without values: torch's own start is too small for 19 layers without batch norm, and costs a second more.
+    # Created without values: torch's initialisation is too small for 19 layers without batch norm, and takes a second.
     if isinstance(node, Linear):
         layer: nn.Module = nn.Linear(math.prod(visit.taken), node.out, device="meta")
     else:
@@ -141,7 +141,7 @@ def _start(layer: nn.Module, *, is_last: bool) -> None:
         if name == "bias":
             nn.init.zeros_(parameter)
         elif is_last:
-            # Small logits: the first loss is the logarithm of the number of classes, and the first steps are short.
+            # Small logits: the first loss is the logarithm of the number of classes, and the first updates are small.
             nn.init.normal_(parameter, std=0.01)
         else:
             nn.init.kaiming_normal_(parameter, nonlinearity="relu")
@@ -221,11 +221,11 @@ class GptShape:
     width: int = 192
     depth: int = 4
     heads: int = 6
-    context: int = 64  # bytes that it looks at
+    context: int = 64  # bytes
 
 
 class SelfAttention(nn.Module):
-    """Each place attends to itself and the places before."""
+    """Causal attention: each position attends to itself and to the positions before."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A decoder-only transformer: bytes in, logits of the next byte out.
 
-    The head is not tied to the embedding: one gradient is rows, the other has factors.
+    The head is not tied to the embedding, so one gradient has rows and the other factors.
     """
 
     def __init__(self, shape: GptShape) -> None:

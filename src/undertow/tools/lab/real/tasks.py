@@ -1,7 +1,7 @@
-"""What a worker really trains: model, data and loss behind one face.
+"""Tasks that compute for real: model, data and loss behind one interface.
 
 In: a name of `REAL_NAMES`.  Out: a `Task`.  Models start from the same weights on every rank; batches
-depend on rank and step alone, so two runs see the same numbers.
+depend only on rank and step, so two runs see the same numbers.
 The data needs no download and can be learnt: images, sentences, and windows of a text that every machine
 has, the source of Python's standard library.
 """
@@ -32,14 +32,14 @@ _BATCH = 8
 _SEED = 1
 _HEAD_SHARE = 0.3  # an auxiliary head's share of the loss, as in the Inception papers
 _MOST_RANKS = 4096
-# torch's generator on the CPU looks at the low 32 bits of a seed only.
+# torch's generator on the CPU uses only the low 32 bits of a seed.
 _SEED_BITS = 32
-PATTERNS = 10  # as many classes occur, however many the network knows
-WORDS = 50  # as many words occur, however many the vocabulary has
-_PATTERN_SEED = (1 << _SEED_BITS) - 1  # no rank and step has it
-_CELLS = 2  # a pattern is so many coloured squares wide: poolings leave something of it
+PATTERNS = 10  # classes that occur, however many the network has
+WORDS = 50  # words that occur, however many the vocabulary has
+_PATTERN_SEED = (1 << _SEED_BITS) - 1  # not the seed of any rank and step
+_CELLS = 2  # width of a pattern in coloured squares, which are large enough to survive pooling
 _NOISE = 0.5
-_CONTRAST = 0.25  # pale: networks without batch norm start with small activations
+_CONTRAST = 0.25  # low: networks without batch norm start with small activations
 MOST_BYTES = 2 << 20
 
 
@@ -49,10 +49,10 @@ class Task(ABC):
 
     name: str
     batch: int  # samples per worker and step
-    learning_rate: float  # with which plain SGD learns it
+    learning_rate: float  # of plain SGD
 
     def make_model(self) -> nn.Module:
-        """Return a model with the same weights on every call; no other random number is disturbed."""
+        """Return a model with the same weights on every call, without a change of torch's global random state."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             return self._build()
@@ -70,7 +70,7 @@ class Task(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(Task):
-    """A network of the zoo, on images of 32 x 32."""
+    """Network of the zoo, on images of 32 x 32."""
 
     network: Network
     learning_rate: float = 0.003
@@ -90,7 +90,7 @@ class ImageTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationTask(Task):
-    """The translator with its whole vocabulary, on short sentences: say it backwards."""
+    """Translator with its whole vocabulary; it learns to reverse short sentences."""
 
     learning_rate: float = 0.5
     dims: Dimensions = field(default_factory=lambda: Dimensions(tokens=8))
@@ -108,7 +108,7 @@ class TranslationTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
-    """A small GPT, on the source of Python's standard library."""
+    """Small GPT, on the source of Python's standard library."""
 
     learning_rate: float = 0.03
     shape: GptShape = field(default_factory=GptShape)
@@ -126,7 +126,7 @@ class TextTask(Task):
 
 
 def make_task(name: str, *, batch: int | None = None) -> Task:
-    """Return the task of that name; `batch` is the number of samples per worker and step."""
+    """Return the task of this name; `batch` is the number of samples per worker and step."""
     if name not in REAL_NAMES:
         raise unknown_name("task", name, REAL_NAMES)
     if batch is None:
@@ -141,7 +141,7 @@ def make_task(name: str, *, batch: int | None = None) -> Task:
 
 
 def make_generator(rank: int, step: int) -> torch.Generator:
-    """Different for each rank and step, the same in each run."""
+    """Return a generator that is different for each rank and step, and the same in each run."""
     seed = (step * _MOST_RANKS + rank) % (1 << _SEED_BITS)
     return torch.Generator().manual_seed(seed)
 
@@ -149,7 +149,7 @@ def make_generator(rank: int, step: int) -> torch.Generator:
 def draw_images(
     generator: torch.Generator, *, count: int, classes: int, pixels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of a class's pattern under noise, and the classes."""
+    """Return images, each of which shows its class's pattern with noise, and the classes."""
     same = torch.Generator().manual_seed(_PATTERN_SEED)
     patterns = torch.randn(PATTERNS, 3, _CELLS, _CELLS, generator=same)
     chosen = torch.randint(PATTERNS, (count,), generator=generator)
@@ -161,9 +161,10 @@ def draw_images(
 def draw_sentences(
     generator: torch.Generator, *, count: int, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sentences of the source, their translations, and these one word later, as a decoder is fed.
+    """Return sentences of the source, the decoder's input, and the translations.
 
-    A translation is the sentence backwards.  Word 0 begins a sentence and occurs nowhere else.
+    A translation is the reversed sentence; the decoder's input is the translation one word later.  Word 0 begins a
+    sentence and occurs nowhere else.
     """
     source = torch.randint(1, WORDS + 1, (count, tokens), generator=generator)
     target = source.flip(1)
@@ -173,7 +174,7 @@ def draw_sentences(
 
 @cache
 def load_text(most_bytes: int = MOST_BYTES) -> torch.Tensor:
-    """Return the modules of the standard library one after the other, by name, up to `most_bytes`."""
+    """Return the concatenated modules of the standard library, by name, up to `most_bytes`."""
     return read_text(Path(sysconfig.get_path("stdlib")), most_bytes)
 
 
@@ -184,12 +185,14 @@ def read_text(folder: Path, most_bytes: int) -> torch.Tensor:
         if len(text) >= most_bytes:
             break
     if not text:
-        raise ConfigError(f"no *.py in {folder}: this Python has no sources to train on; use one that was not stripped")
+        raise ConfigError(
+            f"no *.py in {folder}: this Python has no sources to train on; use an installation that has them"
+        )
     return torch.frombuffer(text[:most_bytes], dtype=torch.uint8)
 
 
 def draw_windows(text: torch.Tensor, generator: torch.Generator, *, count: int, length: int) -> torch.Tensor:
-    """`count` windows of `length` bytes from anywhere in the text, as int64."""
+    """Return `count` windows of `length` bytes from anywhere in the text, as int64."""
     if len(text) < length:
         raise ConfigError(f"a text of {len(text)} bytes has no window of {length} bytes; give a longer text")
     starts = torch.randint(len(text) - length + 1, (count, 1), generator=generator)

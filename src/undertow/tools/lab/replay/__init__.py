@@ -1,1 +1,1 @@
-"""Models that only pretend to compute: published times and sizes, real modules, real hooks."""
+"""Models that only pretend to compute: published times and sizes, but real modules and hooks."""

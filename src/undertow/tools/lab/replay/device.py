@@ -1,14 +1,14 @@
-"""The device of a replayed model: an accelerator that is only waited for.
+"""Device of a replayed model: an emulated accelerator, whose operations only take time.
 
-In: "this operation takes so many seconds".  Out: the calling thread returns that much later.
-It sleeps, so the CPU stays free for the network.
-A real accelerator works off a queue that the training thread fills ahead of time, so it
-loses nothing when that thread computes.  The same here: what the thread itself computed
-since the last operation, how long it stood in line for one of the cores that all emulated
-hosts share, and the lateness of its waking up are taken off the next sleep, as far as a
-queue reaches ahead.  Time that it spent waiting, for the network above all, never is: that
-is what gets measured.
-Workers of several jobs may share a device: then an operation also waits until it is free.
+In: the duration of an operation.  Out: the call returns that much later.
+The calling thread sleeps, so the CPU stays free for the network.
+A real accelerator works through a queue that the training thread fills ahead of time, so it
+loses nothing while that thread computes.  Here, the next sleep is shorter by the time that the
+thread has computed since the last operation, by the time that it waited for one of the cores
+that all emulated hosts share, and by the delay of its last wake-up; together by no more than a
+queue holds (`QUEUE_S`).  Time spent waiting, mostly for the network, is never subtracted:
+that is what is measured.
+Workers of several jobs may share a device: then an operation also waits until the device is free.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Protocol
 
 PR_SET_TIMERSLACK = 29
 
-# How far a training thread runs ahead of its device; what it is late beyond that, the device has stood still for.
+# How far a training thread runs ahead of its device; when it is later than that, the device has been idle.
 QUEUE_S = 0.05
 
 Clock = Callable[[], float]
 
 
 class Occupancy(Protocol):
-    """A device that is not this worker's alone."""
+    """Device that a worker shares with others."""
 
     def occupy(self, begin_s: float, seconds: float) -> float:
-        """Take it for so long, from then on or from when it is free; returns the end."""
+        """Reserve the device for a time that begins at `begin_s` or when it is free; return the end."""
 
 
 class Device:
@@ -54,23 +54,23 @@ class Device:
     ) -> None:
         self._clock, self._thread_clock, self._sleep = clock, thread_clock or BusyClock(), sleep
         self._occupancy = occupancy
-        # What fresh gradients hold: something else on each worker, so that one who does not average is found out.
-        # Small enough that training for hours moves no parameter far.
+        # The value of new gradients: different on each worker, so that a missing average is detected.
+        # Small enough that hours of training do not move a parameter far.
         self.gradient = 1e-4 * (1 + rank)
         self._end_s = clock()  # when the last operation returned
         self._late_s = 0.0  # how long ago the last operation should have ended; never negative
         self._used_s = self._thread_clock()  # the thread's clock at the end of the last operation
 
     def compute(self, seconds: float) -> None:
-        """Return when an operation that takes so long is done."""
+        """Run an operation of this duration: return when it is done."""
         now_s = self._clock()
         worked_s = self._thread_clock() - self._used_s
-        # A thread that waits catches up with the lateness: what was waited for would not have come earlier.
+        # Waiting makes up for lateness: what the thread waited for would not have arrived earlier.
         waited_s = max(0.0, now_s - self._end_s - worked_s)
         hidden_s = min(QUEUE_S, max(0.0, self._late_s - waited_s) + worked_s)
         end_s = now_s - hidden_s + seconds
         if self._occupancy is not None and seconds > 0:
-            # What is hidden was in the queue already, so it may begin in the past; but not before the device was free.
+            # The operation was queued earlier by what is hidden, so it may begin in the past, if the device was free.
             end_s = self._occupancy.occupy(now_s - hidden_s, seconds)
             now_s = self._clock()
         if end_s > now_s:
@@ -83,7 +83,7 @@ _FREE_AT = struct.Struct("=d")
 
 
 def place_device(folder: str | os.PathLike[str], host: int) -> Path:
-    """Return the file of this host's device."""
+    """Return the path of the file of this host's device."""
     return Path(folder) / f"device{host}"
 
 
@@ -96,18 +96,17 @@ def make_devices(folder: Path, hosts: int) -> None:
 class SharedOccupancy:
     """Device that workers of several jobs share, one per emulated host, as seen by one worker; used by one thread.
 
-    Operations are served one at a time in the order in which they come, as a device does that is handed from process
-    to process between operations.  What all processes see is one number in a file: when the device is free, on the
-    machine's monotonic clock.
+    Operations run one at a time in order of arrival, as on a device that switches between processes after an
+    operation.  The processes share one number in a file: when the device is free, on the machine's monotonic clock.
     """
 
     def __init__(self, path: Path) -> None:
-        # A file of its own in every worker: who has opened it is who holds its lock.
+        # Every worker opens the file itself, because the lock belongs to the open file.
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page = mmap.mmap(self._file, _FREE_AT.size)
 
     def occupy(self, begin_s: float, seconds: float) -> float:
-        """Return at once when the operation ends; the caller sleeps until then, without the lock."""
+        """Return immediately with the end of the operation; the caller sleeps until then, without the lock."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             (free_at_s,) = _FREE_AT.unpack_from(self._page)
@@ -123,18 +122,18 @@ class SharedOccupancy:
 
 
 class BusyClock:
-    """Seconds that the calling thread has computed, or would have with a core of its own."""
+    """Clock of the time that the calling thread has computed, or would have with a core of its own."""
 
     def __init__(self) -> None:
         self._delays = -1
-        with suppress(OSError):  # not Linux, or a kernel without these figures: then computing alone counts
+        with suppress(OSError):  # not Linux, or a kernel without these figures: then only computing counts
             self._delays = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def __call__(self) -> float:
         return time.thread_time() + self._delay_s()
 
     def _delay_s(self) -> float:
-        """Return how long the thread has waited for a core so far."""
+        """Return how long the thread has waited for a core in all."""
         fields = os.pread(self._delays, 100, 0).split() if self._delays >= 0 else []
         return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 

@@ -1,11 +1,11 @@
-"""Layers that take the published time and leave gradients of the published size.
+"""Layers that take the published time and produce gradients of the published size.
 
-In: whatever the layer before gave.  Out: a tensor of the right shape, some time later.
+In: the output of the layer before.  Out: a tensor of the right shape, some time later.
 To autograd, to hooks and to wrappers they are ordinary modules with ordinary parameters:
 a gradient appears when the layer's backward time has passed.
 A fully connected layer can hand over its factors instead of its weight's gradient, an
 embedding its touched rows (`take_factors`, `take_rows`); `rebuild` then takes the time that
-the device would need to make the gradient out of them.
+the device would need to compute the gradient from them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ START_WEIGHT = 0.01
 
 
 class GradientMemory:
-    """Memory for a parameter's gradients, which cost nothing to make.
+    """Memory for a parameter's gradients, which cost nothing to compute.
 
-    A block is lent out until the tensor and all its views are gone, then lent again as it was left: so gradients hold
-    what the last averaging wrote into them, every one a plain number, and neither filling nor page faults disturb the
-    measurement.  There is a second block only while the first is lent.
+    A block is lent until the tensor and all its views are gone, and then lent again with its contents.  So gradients
+    hold what the last averaging wrote into them, which are ordinary numbers, and neither filling nor page faults
+    disturb the measurement.  A second block is made only if the first is still lent.
     """
 
     def __init__(self, shape: Sequence[int], first_value: float) -> None:
@@ -78,7 +78,7 @@ class Cost:
 
 
 class _Replay(torch.autograd.Function):
-    """Operation of one layer: the device computes, then the result is there."""
+    """Operation of one layer: returns its result when the device has computed."""
 
     @staticmethod
     def forward(ctx: Any, layer: Replayed, given: torch.Tensor, chain: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ class _Replay(torch.autograd.Function):
 
 
 class ReplayedLayer(nn.Module):
-    """Any layer whose gradients travel whole: a convolution with its norm, an LSTM."""
+    """Layer whose gradients are always dense: a convolution with its norm, an LSTM."""
 
     def __init__(self, device: Device, cost: Cost, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class ReplayedLinear(nn.Linear):
             return [self._memory[0].lend(), *rest]
         self.device.compute(self.cost.input_s)
         given = given.detach()
-        given.view(-1)[:1] = self.device.gradient  # something else on each worker
+        given.view(-1)[:1] = self.device.gradient  # different on each worker
         if self.take_factors(given, delta):
             return [None, *rest]
         self.device.compute(self.cost.weight_s)
@@ -160,7 +160,7 @@ class ReplayedLinear(nn.Linear):
     def rebuild(self, activations: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
         """Return the weight's gradient from joined factors, after the time that their product takes.
 
-        Only its first element is made of them: enough to see whether all workers have joined the same ones.
+        Only its first element is computed from them: enough to check that all workers have joined the same ones.
         """
         assert activations.shape[0] == deltas.shape[0], "factors belong together row by row"
         self.device.compute(self.cost.weight_s * activations.shape[0] / self.rows)
@@ -170,7 +170,7 @@ class ReplayedLinear(nn.Linear):
 
 
 class ReplayedEmbedding(nn.Embedding):
-    """An embedding; its gradient is made whole, as torch makes it.
+    """An embedding; its gradient is dense, as in torch.
 
     While `take_rows` is set, backward calls it with the tokens and one row of delta per token;
     if it takes them, the gradient is None.  `chain` ties a layer in mid-model to those before.
@@ -199,7 +199,7 @@ class ReplayedEmbedding(nn.Embedding):
         return [self._memory.lend()]
 
     def rebuild(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the whole gradient from all workers' rows; adding rows takes a device no time worth counting."""
+        """Return the dense gradient from all workers' rows; the time to add rows on a device is negligible."""
         assert tokens.numel() == rows.shape[0], "one row per token"
         gradient = self._rebuilt.lend()
         gradient.view(-1)[:1] = tokens.sum() / 1e9

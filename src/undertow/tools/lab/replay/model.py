@@ -3,9 +3,9 @@
 In: a model of the zoo, a scale, a slowdown of all times.  Out: an `nn.Module` that a wrapper cannot tell from a
 real one, and that takes the published time for a forward and a backward pass; its optimizer.
 
-A scale divides every byte count and leaves every time.  A matrix M x N and its K activation rows shrink by the square
-root in each direction, so that M N (the gradient) and K (M + N) (the factors) are both divided by the scale.  An
-embedding loses rows and tokens, never columns.  Anything else becomes a flat vector.
+A scale divides every byte count and leaves every time as it is.  Of a matrix M x N with K activation rows, M, N and K
+are divided by the square root of the scale, so that M N (the gradient) and K (M + N) (the factors) are divided by the
+scale.  Of an embedding, rows and tokens are divided, never columns.  Any other tensor becomes a flat vector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.tools.lab.replay.device import Device
 from undertow.tools.lab.replay.layers import Cost, ReplayedEmbedding, ReplayedLayer, ReplayedLinear
 from undertow.tools.zoo import Layer, LayerKind, Model, Tensor
 
-MOVED = 64  # elements of each tensor that the optimizer really moves: enough to compare replicas with
+MOVED = 64  # elements of each tensor that the optimizer really updates: enough to compare replicas
 
 
 def scale_shape(layer: Layer, tensor: Tensor, scale: float) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def _divide(length: int, divisor: float) -> int:
 
 
 class ReplayedModel(nn.Module):
-    """Called with one batch of `make_batch`; gives a tensor whose sum is the loss."""
+    """Module of replayed layers; maps a batch of `make_batch` to a tensor whose sum is the loss."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ReplayedModel(nn.Module):
         stretch = slowdown * self.batch / model.batch
         self.device = device
         self.layers = nn.ModuleDict()
-        self.tokens: list[tuple[int, int]] = []  # of each embedding: its rows, how many tokens a step looks up
+        self.tokens: list[tuple[int, int]] = []  # of each embedding: its rows, and the tokens that a step looks up
         for layer, share in zip(model.layers, model.shares, strict=True):
             cost = Cost(
                 forward_s=model.forward_s * share * stretch,
@@ -98,13 +98,13 @@ class ReplayedModel(nn.Module):
         return chain
 
     def make_batch(self, rank: int, step: int) -> tuple[torch.Tensor, ...]:
-        """Tokens for each embedding, some much more often than others, as in a language."""
+        """Return tokens for each embedding, some of them much more frequent than others, as in a language."""
         random = torch.Generator().manual_seed(rank * 1_000_003 + step)
         return tuple((torch.rand(count, generator=random) ** 3 * length).long() for length, count in self.tokens)
 
 
 class _Reshape(torch.autograd.Function):
-    """Hands the chain on in another shape: what lies between two layers takes no time here."""
+    """Operation that gives the chain another shape; what is between two layers takes no time."""
 
     @classmethod
     def to(cls, chain: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""`undertow share bench`: two jobs on the same emulated hosts, one after the other, together, and taking turns."""
+"""`undertow share bench`: jobs on the same emulated hosts, one after another, together, and taking turns."""

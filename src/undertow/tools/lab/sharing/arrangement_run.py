@@ -1,8 +1,8 @@
-"""Run of one arrangement: its jobs train at the same time, lap by lap.
+"""Runs one arrangement: its jobs train at the same time, lap by lap.
 
 In: groups of workers.  Out: the figures of each lap.
-All jobs are told to train at once.  By the pace of its last lap each makes as many steps as let all end at about the
-same time.
+All jobs start a lap together.  The number of steps of each is chosen from the pace of its last lap, so that all end at
+about the same time.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ from undertow.tools.lab.bench.laps import find_ends
 from undertow.tools.lab.bench.messages import Lap
 from undertow.tools.lab.bench.worker_group import WorkerGroup
 from undertow.tools.lab.network import Network
-from undertow.tools.lab.sharing.figures import Measured, choose_steps, find_paces, measure_laps
+from undertow.tools.lab.sharing.figures import MeasuredLap, choose_steps, find_paces, measure_laps
 
-PATIENCE_S = 60.0
-PATIENCE = 20.0
+LEAST_TIMEOUT_S = 60.0
+TIMEOUT_FACTOR = 20.0
 REHEARSALS = 2
 TRIES = 3
 
 
 @dataclass
 class ArrangementRun:
-    """Laps of one job, or of all of them together."""
+    """Laps of one job alone, or of all jobs together."""
 
     arrangement: Arrangement
     title: str
     groups: Sequence[WorkerGroup]
     network: Network
-    paces_s: list[float]  # of a step of each, as far as is known
-    laps: list[Measured] = field(default_factory=list)
+    paces_s: list[float]  # the step time of each job in its last lap
+    laps: list[MeasuredLap] = field(default_factory=list)
 
     def rehearse(self, lap_s: float) -> None:
-        """Run laps that do not count, to learn the pace; one pays back what a job had while it warmed up alone."""
+        """Run laps that do not count, to learn the pace.
+
+        In one of them the jobs balance what each has had of the device while it warmed up alone.
+        """
         for _ in range(REHEARSALS):
             laps, _ = self._run(lap_s)
             self.paces_s = find_paces(laps)
 
     def run(self, lap_s: float) -> None:
-        """Run one lap; again if the jobs did not meet in it, with the pace that it showed."""
+        """Run one lap; repeat it with the measured pace if the jobs did not overlap."""
         for number in range(TRIES):
             laps, sent_bytes = self._run(lap_s)
             try:
@@ -56,9 +59,11 @@ class ArrangementRun:
                 return
 
     def _run(self, lap_s: float) -> tuple[list[list[Lap]], list[int]]:
-        """Run a lap, and return it for each job with what each host has sent."""
+        """Run a lap, and return it for each job, with the bytes that each host sent."""
         steps = choose_steps(self.paces_s, lap_s)
-        timeout_s = PATIENCE_S + PATIENCE * sum(n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True))
+        timeout_s = LEAST_TIMEOUT_S + TIMEOUT_FACTOR * sum(
+            n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True)
+        )
         before = self.network.counters()
         for group, count in zip(self.groups, steps, strict=True):
             group.begin_lap(count)
@@ -68,8 +73,8 @@ class ArrangementRun:
 
 
 def warm_up(group: WorkerGroup, expected_s: float) -> float:
-    """Train alone until the speed has settled, and return how long a step took in the end."""
-    laps = group.run(group.warm_up_steps, timeout_s=PATIENCE_S + PATIENCE * group.warm_up_steps * expected_s)
+    """Train alone until the step time has settled, and return it."""
+    laps = group.run(group.warm_up_steps, timeout_s=LEAST_TIMEOUT_S + TIMEOUT_FACTOR * group.warm_up_steps * expected_s)
     ends_s = find_ends(laps)
     half = ends_s[len(ends_s) // 2 :]
     return (half[-1] - half[0]) / max(1, len(half) - 1)

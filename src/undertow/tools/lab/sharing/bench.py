@@ -1,7 +1,7 @@
-"""Bench of `undertow share bench`: one speed of the links after the other, all arrangements in turns.
+"""Runs `undertow share bench`: one bandwidth after another, and lap by lap all arrangements.
 
-In: a plan.  Out: results; what was measured before something went wrong is kept too.
-Every arrangement has its lap in every round, in an order that changes, so that the machine's load meets all alike.
+In: a plan.  Out: results; those measured before a failure are kept.
+Every arrangement has its lap in every round, in an order that changes, so that the machine's load affects all alike.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from undertow.observe.report.machine import describe_run
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.progress import Progress
-from undertow.tools.lab.bench.bench import UNSHAPED, BrokenOff, OpenNetwork
+from undertow.tools.lab.bench.bench import UNSHAPED, BenchAborted, OpenNetwork
 from undertow.tools.lab.bench.messages import Ready
 from undertow.tools.lab.link_check import shape_links
 from undertow.tools.lab.replay.device import make_devices
 from undertow.tools.lab.sharing.arrangement_run import REHEARSALS, ArrangementRun, warm_up
-from undertow.tools.lab.sharing.figures import Measured, find_gains, find_middle, make_load
+from undertow.tools.lab.sharing.figures import MeasuredLap, find_gains, find_middle, make_load
 from undertow.tools.lab.sharing.plan import Mode, SharePlan
 from undertow.tools.lab.sharing.results import Case, JobFigures, Row, ShareResults
 from undertow.tools.lab.sharing.worker_groups import BenchContext, WorkerGroups, open_groups
 from undertow.units import GIGA, format_bandwidth
 
-# A guess of a step of real compute, for patience only.
+# A rough step time with real compute, used for timeouts only.
 REAL_STEP_S = 3.0
 CLOSE = 0.03
 TRIES = 3
@@ -39,7 +39,7 @@ TRIES = 3
 def run_share_bench(
     plan: SharePlan, *, environ: Mapping[str, str], open_network: OpenNetwork, progress: Progress, command: str
 ) -> ShareResults:
-    """Measure everything.  Raises `BrokenOff` if something fails on the way."""
+    """Measure everything.  Raises `BenchAborted`, with the results so far, if something fails."""
     cases: list[Case] = []
 
     def results(*notes: str) -> ShareResults:
@@ -53,12 +53,12 @@ def run_share_bench(
             cases.extend(_measure(plan, context))
     except (UndertowError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        raise BrokenOff(results(f"Broken off: {reason.splitlines()[0]}"), reason) from error
+        raise BenchAborted(results(f"Aborted: {reason.splitlines()[0]}"), reason) from error
     return results()
 
 
 def _measure(plan: SharePlan, context: BenchContext) -> Iterator[Case]:
-    """Measure one speed of the links after the other."""
+    """Measure one bandwidth after another."""
     context.progress.expect(_count_laps(plan))
     speeds = _calibrate(plan, context) if plan.ratios else [(None, speed) for speed in plan.bandwidths_gbit]
     context.network.shape(plan.link_rate(speeds[0][1]))
@@ -77,7 +77,7 @@ def _measure(plan: SharePlan, context: BenchContext) -> Iterator[Case]:
 
 
 def _count_laps(plan: SharePlan) -> int:
-    """Return how many laps there are; starting workers, warming up, checking links and rehearsing count as one each."""
+    """Return the number of laps; starting workers, warming up, checking links and rehearsing count as one each."""
     search = 1 + TRIES * len(plan.ratios) if plan.ratios else 0
     groups = len(plan.jobs) * (4 if plan.is_real else 3)
     rehearsals = REHEARSALS * sum(arrangement.is_company for arrangement in plan.arrangements)
@@ -86,7 +86,7 @@ def _count_laps(plan: SharePlan) -> int:
 
 
 def _calibrate(plan: SharePlan, context: BenchContext) -> list[tuple[float | None, float | None]]:
-    """Find the bandwidth for each ratio of waiting to computing of the first job, plain and alone."""
+    """Find the bandwidth for each ratio of exposed communication to compute of the first job, plain and alone."""
     job = plan.jobs[0]
     found: list[tuple[float | None, float | None]] = []
     context.progress.say(f"starting {job.model}, to find the bandwidth")
@@ -113,7 +113,7 @@ def _calibrate(plan: SharePlan, context: BenchContext) -> list[tuple[float | Non
 
 
 def _prepare(plan: SharePlan, groups: WorkerGroups, context: BenchContext) -> list[ArrangementRun]:
-    """Warm every group up, and learn the pace of all."""
+    """Warm up every group, and learn its pace."""
     expected_s = [(ready.compute_s or REAL_STEP_S) * 3 for ready in groups.ready]
     paces_s = {}
     for of_arrangement in groups.by_arrangement.values():
@@ -149,13 +149,13 @@ def _run_rounds(plan: SharePlan, runs: Sequence[ArrangementRun], progress: Progr
 
 
 def estimate_rate(gradient_bytes: int, *, hosts: int, exposed_s: float) -> float:
-    """Return the bits per second at which all gradients reach the shards and come back in this time."""
+    """Return the bits per second at which all gradients reach the shards and return in this time."""
     size_bytes = 2 * gradient_bytes * (hosts - 1) / hosts
     return size_bytes * 8 / PAYLOAD_SHARE / exposed_s
 
 
 def correct_rate(rate_bits_per_s: float, *, found_s: float, wanted_s: float) -> float:
-    """Return a better rate: communication takes longer in proportion; one try changes the rate fourfold at the most."""
+    """Return a better rate, as communication time is inversely proportional to it; change it at most fourfold."""
     return rate_bits_per_s * min(4.0, max(0.25, found_s / wanted_s))
 
 
@@ -186,13 +186,13 @@ def summarise(
 
 
 class _Summary:
-    """Figures of one case.  Works with times as measured; what it returns is without the slowdown."""
+    """Figures of one case.  Computes with measured times; those that it returns are without the slowdown."""
 
     def __init__(
         self, plan: SharePlan, runs: Sequence[ArrangementRun], ready: Sequence[Ready], rate_bits_per_s: float | None
     ) -> None:
         self._plan = plan
-        self._laps: dict[Arrangement, list[list[Measured]]] = {}  # of each job, or of all together
+        self._laps: dict[Arrangement, list[list[MeasuredLap]]] = {}  # of each job, or of all jobs together
         for run in runs:
             self._laps.setdefault(run.arrangement, []).append(run.laps)
         self._alone_s = self._find_steps(Arrangement.ALONE)
@@ -230,14 +230,14 @@ class _Summary:
         ]
 
     @staticmethod
-    def _find_links_s(laps: Sequence[Measured], rate_bits_per_s: float | None) -> float | None:
-        """Return how long a step's bytes fill a link; None where links are not shaped."""
+    def _find_links_s(laps: Sequence[MeasuredLap], rate_bits_per_s: float | None) -> float | None:
+        """Return how long a link needs for the bytes of a step; None where links are not shaped."""
         if rate_bits_per_s is None:
             return None
         return statistics.median(lap.sent_bytes for lap in laps) * 8 / (rate_bits_per_s * PAYLOAD_SHARE)
 
     def _find_steps(self, arrangement: Arrangement) -> tuple[float, ...]:
-        """Return how long a step of each job takes in this arrangement."""
+        """Return the step time of each job in this arrangement."""
         return tuple(step_s for laps in self._laps[arrangement] for step_s in find_middle(laps))
 
     def _make_row(self, arrangement: Arrangement) -> Row:
@@ -253,8 +253,8 @@ class _Summary:
         )
         return self._compare(row, groups[0], steps_s) if arrangement.is_company else row
 
-    def _compare(self, row: Row, laps: Sequence[Measured], steps_s: Sequence[float]) -> Row:
-        """Return the row with its gains over the jobs one after the other."""
+    def _compare(self, row: Row, laps: Sequence[MeasuredLap], steps_s: Sequence[float]) -> Row:
+        """Return the row with its gains over running the jobs one after another."""
         gains = find_gains(self._laps[Arrangement.ALONE], laps)
         mix = [1 / step_s for step_s in steps_s]
         return msgspec.structs.replace(

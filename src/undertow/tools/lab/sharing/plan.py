@@ -1,6 +1,6 @@
-"""What `undertow share bench` is to measure, checked before anything is started.
+"""Plan of what `undertow share bench` measures, checked before anything is started.
 
-In: what the user asked for.  Out: jobs, the arrangements that they are measured in, and how each worker is told.
+In: the user's options.  Out: jobs, and the arrangements in which they are measured.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from undertow.tools.lab.real import REAL_NAMES
 
 
 class Mode(enum.Enum):
-    """Share of its communication that a job hides by itself; the value names the system of its workers."""
+    """Extent to which a job hides communication behind its own compute; the value is its workers' system."""
 
-    # Nothing leaves before the end of backward, and backward waits for all of it: what a step takes longer than its
-    # computing is communication that nothing covers.  Slices stay, or one shard would get most of the bytes.
+    # Nothing is sent before the end of backward, and backward waits for all results: whatever a step takes in addition
+    # to its compute is exposed communication.  Slicing stays on, or one shard would get most of the bytes.
     PLAIN = "undertow-no-wait-free-no-gate-no-hybrid"
     EVERYTHING = "undertow"
 
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class SharePlan(BenchPlan):
-    """Jobs that share hosts.  Links are as fast as `bandwidths_gbit` says, or as `ratios` demands."""
+    """Plan for jobs that share hosts, at the given `bandwidths_gbit`, or at those that result in the `ratios`."""
 
     jobs: tuple[Job, ...]
     mode: Mode = Mode.PLAIN
@@ -61,17 +61,17 @@ class SharePlan(BenchPlan):
 
     def _check_jobs(self) -> None:
         if len(self.jobs) < 2:
-            raise ConfigError("--jobs needs two models at least, such as resnet50,vgg19: they are to share")
+            raise ConfigError("--jobs needs at least two models that share the hosts, such as resnet50,vgg19")
         if not self.is_real:
             return
         if not all(job.is_real for job in self.jobs):
-            raise ConfigError("--jobs: models that compute for real and replayed ones have no device in common")
+            raise ConfigError("--jobs: models that compute for real cannot share a device with replayed models")
         if self.scale != 1 or self.slowdown != 1:
             raise ConfigError(f"{self.jobs[0].model} computes for real: leave --scale and --slowdown out")
         cores = len(os.sched_getaffinity(0))
         if self.hosts > cores:
             raise ConfigError(
-                f"--hosts {self.hosts}: jobs that compute for real need a core for every host, and {cores} are here"
+                f"--hosts {self.hosts}: jobs that compute for real need a core for every host; this machine has {cores}"
             )
 
     def _check_links(self) -> None:
@@ -92,7 +92,7 @@ class SharePlan(BenchPlan):
 
     @property
     def lap_count(self) -> int:
-        """Number of laps of one case: jobs in company have one together, in every other arrangement one each."""
+        """Number of laps of one case: jobs in company have one together, and one each in every other arrangement."""
         return self.rounds * sum(1 if one.is_company else len(self.jobs) for one in self.arrangements)
 
     @property

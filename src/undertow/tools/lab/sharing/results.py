@@ -1,6 +1,6 @@
-"""The results of `undertow share bench`, as its JSON file has them, and as a table for a terminal.
+"""Results of `undertow share bench`: the contents of its JSON file, and a table for a terminal.
 
-All times are seconds per step, of hosts that are not slowed down.
+All times are seconds per step, without the slowdown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JobFigures(SharingJob, frozen=True, kw_only=True):
     label: str
     alone_s: float  # T = c + m
     exposed_over_compute: float  # m / c
-    turns_overhead: float  # what taking turns adds to a step alone, as a fraction
+    turns_overhead: float  # by how much taking turns lengthens a step alone, as a fraction
 
 
 class Row(SharingRow, frozen=True, kw_only=True):
@@ -32,10 +32,10 @@ class Row(SharingRow, frozen=True, kw_only=True):
 
     gain_low: float | None = None  # in the worst round, and in the best
     gain_high: float | None = None
-    ideal: float | None = None  # with one step of each job, if device and links were never at rest in vain
-    ideal_as_mixed: float | None = None  # with as many steps of each as were made
+    ideal: float | None = None  # with one step of each job, if device and links never idled needlessly
+    ideal_as_mixed: float | None = None  # with the measured mix of steps
     cpu: float = 0.0  # seconds of processor time per second, all workers together
-    laps_s: list[list[float]] = msgspec.field(default_factory=list)  # of each lap: steps_s
+    laps_s: list[list[float]] = msgspec.field(default_factory=list)  # steps_s of each lap
 
     @property
     def of_ideal(self) -> float | None:
@@ -76,7 +76,7 @@ def make_share_table(case: Case) -> Table:
 
 
 def describe(case: Case) -> str:
-    """Return the title: jobs, mode, hosts, links, and how much smaller or slower the bench made them."""
+    """Return the title: jobs, mode, hosts, links, scale and slowdown."""
     link = UNSHAPED if case.bandwidth_gbit is None else format_bandwidth(case.bandwidth_gbit * GIGA)
     stretch = [f"scale {case.scale:g}"] * (case.scale != 1) + [f"slowdown {case.slowdown:g}"] * (case.slowdown != 1)
     jobs = " and ".join(job.label for job in case.jobs)

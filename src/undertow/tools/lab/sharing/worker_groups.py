@@ -1,9 +1,9 @@
 """Groups of workers of a share bench: every job has three, so that none has to be started between two laps.
 
-In: a plan, a network.  Out: for each arrangement one group per job; inside of the block all of them live.
-Jobs without turns are alone or together with the same workers.  Those that take turns share an arbiter on every host.
-A job that takes turns alone has arbiters of its own: at the others' it would be in company even while those have
-nothing to do.
+In: a plan, a network.  Out: for each arrangement one group per job, all of them running inside the block.
+Jobs without turns use the same workers alone and together.  Jobs that take turns together share an arbiter on every
+host.  A job that takes turns alone has arbiters of its own: those of the others would treat it as one of several jobs
+even while the others are idle.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from undertow.tools.lab.sharing.plan import Job, SharePlan
 from undertow.tools.lab.systems import find_system
 
 START_TIMEOUT_S = 30.0
-LOOK_EVERY_S = 0.02
-FAREWELL_S = 5.0
+POLL_S = 0.02
+EXIT_TIMEOUT_S = 5.0
 
 Environments = Sequence[Mapping[str, str]]
 
@@ -61,34 +61,34 @@ def _open_arbiter(path: Path, environ: Mapping[str, str]) -> Iterator[subprocess
     finally:
         process.terminate()
         try:
-            process.wait(FAREWELL_S)
+            process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def check_arbiters(environments: Environments, jobs: int) -> None:
-    """Raise `LabError` if a worker is missing: without an arbiter it computes at any time, and says nothing."""
+    """Raise `LabError` if a worker has no arbiter: then it computes at any time, without a warning."""
     for host, own in enumerate(environments):
         status = ask_status(Path(read_settings(own).share_socket))
         found = 0 if status is None else sum(len(device.jobs) for device in status.devices)
         if status is None or found != jobs or len(status.devices) != 1:
             raise LabError(
                 f"the arbiter of host {host} knows {found} jobs of {jobs} on one device: the others did not take "
-                "turns, so these figures mean nothing"
+                "turns, so these figures are meaningless"
             )
 
 
 def _wait_for(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Return when the arbiter listens."""
+    """Wait until the arbiter listens."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
-            visitor.connect(str(path))
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(str(path))
             return
-        time.sleep(LOOK_EVERY_S)
-    words = path.with_suffix(".log").read_text(errors="replace").splitlines()[-1:]
-    raise LabError(f"an arbiter did not start: {words[0] if words else 'it said nothing'}")
+        time.sleep(POLL_S)
+    lines = path.with_suffix(".log").read_text(errors="replace").splitlines()
+    raise LabError(f"an arbiter did not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class BenchContext:
 
     network: Network
     environ: Mapping[str, str]
-    devices: str  # a folder
+    devices: str  # the folder of the devices
     progress: Progress
 
     def open_group(self, plan: SharePlan, job: Job, system: str, by_host: Environments = ()) -> WorkerGroup:
@@ -112,7 +112,7 @@ class WorkerGroups:
 
     by_arrangement: Mapping[Arrangement, Sequence[WorkerGroup]]  # each in the order of the jobs
     ready: Sequence[Ready]  # of each job
-    arbiters: Sequence[tuple[Environments, int]]  # where they are, and how many jobs each of them has
+    arbiters: Sequence[tuple[Environments, int]]  # of all hosts, and how many jobs each of them has
 
     def check_turns(self) -> None:
         """Raise `LabError` if a worker that should take turns does not."""
@@ -122,7 +122,7 @@ class WorkerGroups:
 
 @contextmanager
 def open_groups(plan: SharePlan, context: BenchContext) -> Iterator[WorkerGroups]:
-    """Start one group after the other, so that no other uses the links meanwhile."""
+    """Start one group after another, so that no other uses the links meanwhile."""
     with ExitStack() as stack:
 
         def start(job: Job, system: str = plan.mode.value, by_host: Environments = ()) -> tuple[WorkerGroup, Ready]:
@@ -136,7 +136,7 @@ def open_groups(plan: SharePlan, context: BenchContext) -> Iterator[WorkerGroups
         *own, common = (stack.enter_context(open_arbiters(plan.hosts, context.environ)) for _ in (*plan.jobs, None))
         turns, shared = (
             [
-                start(job, by_host=describe_terms(job, label, at))
+                start(job, by_host=list_share_variables(job, label, at))
                 for job, label, at in zip(plan.jobs, plan.labels, arbiters, strict=True)
             ]
             for arbiters in (own, [common] * len(plan.jobs))
@@ -156,11 +156,11 @@ def open_groups(plan: SharePlan, context: BenchContext) -> Iterator[WorkerGroups
         )
 
 
-def describe_terms(job: Job, label: str, arbiters: Environments) -> list[dict[str, str]]:
-    """Return the variables of each host for the workers of a job that takes turns."""
-    terms = {
+def list_share_variables(job: Job, label: str, arbiters: Environments) -> list[dict[str, str]]:
+    """Return the environment variables, for each host, of a job that takes turns."""
+    common = {
         "UNDERTOW_SHARE_NAME": label,
         "UNDERTOW_SHARE_WEIGHT": str(job.weight),
         "UNDERTOW_SHARE_URGENT": "on" if job.is_urgent else "off",
     }
-    return [{**terms, **own} for own in arbiters]
+    return [{**common, **own} for own in arbiters]

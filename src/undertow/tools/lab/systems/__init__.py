@@ -1,4 +1,4 @@
-"""All systems by name, ours and those of other packages: each wraps the same model in its own way.
+"""Systems by name: undertow's, and those that other packages provide.
 
 In: a name.  Out: the system; an unknown name is an error that lists the known ones.
 """
@@ -22,7 +22,7 @@ _WITHOUT = "-no-"
 
 
 def find_system(name: str) -> System:
-    """Return the system of this name; `undertow-no-slicing` and the like are undertow with a mechanism turned off."""
+    """Return the system of this name; names such as `undertow-no-slicing` are undertow with a mechanism turned off."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     base, *without = name.split(_WITHOUT)
@@ -34,7 +34,7 @@ def find_system(name: str) -> System:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> System:
-    """Load the system of another package, whose defects are not ours."""
+    """Load the system of another package."""
     try:
         system: System = point.load()()
     except Exception as error:
@@ -43,6 +43,6 @@ def _load(point: importlib.metadata.EntryPoint) -> System:
 
 
 def list_systems() -> list[str]:
-    """Every name that `find_system` knows, those with one mechanism off included."""
+    """Return every name that `find_system` knows, including undertow with one mechanism off."""
     others = sorted(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
     return [*_BUILT_IN, *(f"undertow{_WITHOUT}{mechanism}" for mechanism in MECHANISMS), *others]

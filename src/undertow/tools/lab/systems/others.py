@@ -1,6 +1,6 @@
-"""Systems of other packages that the bench compares undertow with: torch DDP and Horovod, with their defaults.
+"""Systems of other packages that the bench compares with undertow: torch DDP and Horovod, with their defaults.
 
-Their bucket and buffer sizes follow the scale.
+Their bucket and buffer sizes are scaled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FUSION_BYTES = 128 << 20  # Horovod's own default
 class Ddp(System):
     name = "ddp"
     about = "torch DistributedDataParallel over Gloo"
-    warm_up_steps = 3  # it rearranges its buckets after the first one
+    warm_up_steps = 3  # it rebuilds its buckets after the first step
 
     def join(self) -> None:
         import torch.distributed as dist
@@ -43,7 +43,7 @@ class Ddp(System):
 
 @contextmanager
 def scaled_buckets(scale: float) -> Iterator[None]:
-    """Make torch's default bucket sizes smaller: giving one by hand would drop the smaller first bucket."""
+    """Scale torch's default bucket sizes.  Passing a size to DDP instead would drop the smaller first bucket."""
     import torch.distributed
     import torch.nn.parallel.distributed
 
@@ -61,16 +61,16 @@ def scaled_buckets(scale: float) -> Iterator[None]:
 class Horovod(System):
     """Horovod over its own Gloo, if it is installed.
 
-    Its workers meet at a small server that its launcher would start.  Here the worker of rank 0
-    starts it, and tells the others its port through torch's store at MASTER_ADDR and MASTER_PORT.
+    Its workers find each other through a small server that its launcher would start.  Here rank 0
+    starts it, and publishes its port in torch's store at MASTER_ADDR and MASTER_PORT.
     """
 
     name = "horovod"
     about = "Horovod over Gloo"
-    is_restless = True  # its workers ask each other every millisecond whether there is something to do
+    is_restless = True  # its workers poll each other for work every millisecond
 
     def __init__(self) -> None:
-        self._held: list[Any] = []  # rank 0's store and server live as long as the job
+        self._held: list[Any] = []  # keeps the store and rank 0's server alive until the job ends
 
     def find_obstacle(self) -> str | None:
         return find_missing("torch") or find_missing("horovod")

@@ -1,9 +1,9 @@
 """Interface between the bench and the systems that it compares.
 
-A system is written once and runs in two places.  The bench asks it, without torch, whether
-it can run and which variables its workers need; each worker then lets it join the others
-and wrap the model.  A package of its own offers one under the entry point group
-`undertow.systems`: the name of the system, and an object like this.
+The bench uses a system without torch, to find out whether it can run and which variables its
+workers need.  Each worker then uses it to connect to the others and to wrap the model.
+Another package provides a system as an entry point of the group `undertow.systems`: the
+system's name, and a callable that returns an object with this interface.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 
 
 def find_missing(package: str) -> str | None:
-    """Return the obstacle that this package is not there; it is looked for, not imported."""
+    """Return that a package is missing, in words; None if it is installed.  Does not import it."""
     return None if importlib.util.find_spec(package) else f"{package} is not installed"
 
 
 class System:
-    """System that trains as torch does, unless a subclass says otherwise."""
+    """System that trains like plain torch, unless a subclass overrides a method."""
 
     name: str
     about: str  # one line for the list of systems
-    warm_up_steps = 3  # after a change of the links, until a step is what it will be
-    is_restless = False  # it keeps talking while it has nothing to do: its workers are stopped between their turns
+    warm_up_steps = 3  # after a change of the links, until the step time has settled
+    is_restless = False  # it communicates even when idle: its workers are stopped between their laps
 
     def find_obstacle(self) -> str | None:
         """Return why it cannot run here, in words; None if it can."""
         return find_missing("torch")
 
     def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
-        """Return environment variables for its workers, beside those that `undertow run` sets."""
+        """Return environment variables for its workers, in addition to those that `undertow run` sets."""
         return {}
 
     def join(self) -> None:
-        """Meet the other workers; called in a worker, as are the methods below."""
+        """Connect to the other workers.  Called in a worker, like the methods below."""
 
     def wrap(self, model: nn.Module, optimizer: Optimizer, *, scale: float) -> tuple[nn.Module, Optimizer]:
         """Return the model and the optimizer to train with."""
         return model, optimizer
 
     def flush(self) -> None:
-        """Return when nothing is on its way any more.  Most systems have waited in backward or in step."""
+        """Wait until no update is pending.  Most systems have already waited in backward or in step."""
 
     def bytes_sent(self) -> int | None:
-        """Return what it has handed to the network by its own count; None if it does not count."""
+        """Return the bytes that it has sent by its own count; None if it does not count."""
         return None
 
     def leave(self) -> None:
-        """Leave the other workers."""
+        """Disconnect from the other workers."""
 
 
 class Local(System):

@@ -1,4 +1,4 @@
-"""Undertow itself, whole or with some of its mechanisms turned off, to see what each is worth."""
+"""Undertow itself, complete or with some of its mechanisms turned off, to measure what each contributes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 _LIMITS = ((Sizes().smallest, 1024), (Sizes().largest, 4096))
 
 MECHANISMS = {
-    "wait-free": "gradients leave while backward still computes",
-    "slicing": "large tensors travel in slices, through all shards",
-    "gate": "the next forward pass starts while gradients still travel",
-    "priority": "what is needed first travels first, to the shards and back",
-    "two-way": "the shards' answers are in that order, too",
-    "hybrid": "fully connected layers and embeddings travel in parts where that is faster",
+    "wait-free": "gradients are sent while backward still computes",
+    "slicing": "large tensors are sent in slices, through all shards",
+    "gate": "the next forward pass starts before all gradients have arrived",
+    "priority": "what is needed first is sent first, to the shards and back",
+    "two-way": "the shards send their results in that order, too",
+    "hybrid": "fully connected layers send factors, and embeddings rows, where that is faster",
 }
 
 
 class Undertow(System):
-    """`without` names the mechanisms that are off."""
+    """Undertow as a system; `without` names the mechanisms that are off."""
 
-    # It measures its model in three, plans, sees a new bandwidth, and measures the links again: all within sixteen.
+    # It measures its model in three, plans, detects a new bandwidth, and measures the links again: all within sixteen.
     warm_up_steps = 16
 
     def __init__(self, without: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ class Undertow(System):
         self.about = f"undertow without {' and '.join(without)}" if without else "undertow with everything on"
 
     def variables(self, *, scale: float, slowdown: float = 1.0) -> Mapping[str, str]:
-        # Undertow chooses, as it does for users, within limits that follow the scale.
+        # Undertow chooses slices as it does for users, within limits that are scaled.
         smallest, largest = (max(least, align(round(size / scale))) for size, least in _LIMITS)
         priority = "off" if "priority" in self.without else "push" if "two-way" in self.without else "both"
         return {
@@ -56,7 +56,7 @@ class Undertow(System):
         import undertow
 
         if "hybrid" not in self.without:
-            dist.init_process_group("gloo")  # one more way, as in any script that used torch DDP
+            dist.init_process_group("gloo")  # makes allreduce available, as in any script written for torch DDP
         undertow.init()
 
     def wrap(self, model: nn.Module, optimizer: Optimizer, *, scale: float) -> tuple[nn.Module, Optimizer]:
@@ -64,7 +64,7 @@ class Undertow(System):
 
         if "gate" in self.without:
             return DistributedDataParallel(model), optimizer
-        # Both optimizers of the bench step every parameter for itself.
+        # Both optimizers of the bench update each parameter independently.
         self._model, optimizer = parallelize(model, optimizer, separable=True)
         return self._model, optimizer
 

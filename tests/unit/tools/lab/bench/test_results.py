@@ -1,4 +1,4 @@
-"""Several series in a row, and what is kept when they are broken off."""
+"""Several series in a row, and what is kept when they are aborted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.bench_fakes import ENVIRON, Script, make_series, start_script
 from undertow.errors import LabError
 from undertow.observe.report.points import Results
 from undertow.tools.lab import link_check
-from undertow.tools.lab.bench.bench import BrokenOff, run_bench
+from undertow.tools.lab.bench.bench import BenchAborted, run_bench
 from undertow.tools.lab.bench.series import Series
 
 
@@ -56,27 +56,27 @@ def test_unshaped_results_say_so(start: Any) -> None:
 def test_what_was_measured_before_a_failure_is_kept(start: Any, error: BaseException, reason: str) -> None:
     second_bandwidth = 2 + 8 + 3
     script = start(failure=(second_bandwidth, error))
-    with pytest.raises(BrokenOff) as broken:
+    with pytest.raises(BenchAborted) as broken:
         run(script, make_series(bandwidths_gbit=(10.0, 2.0)), make_series(model="vgg19"))
     assert [point.bandwidth_gbit for point in broken.value.results.points] == [10.0, 10.0]
-    assert broken.value.results.notes == [f"Broken off: {reason}"]
+    assert broken.value.results.notes == [f"Aborted: {reason}"]
     assert str(broken.value) == (str(error) or reason)
     assert script.alive == []
 
 
 def test_a_failure_in_a_later_series_keeps_the_earlier_ones(start: Any) -> None:
     script = start(failure=(2 + 8, LabError("a worker died")))
-    with pytest.raises(BrokenOff) as broken:
+    with pytest.raises(BenchAborted) as broken:
         run(script, make_series(), make_series(model="vgg19"))
     assert {point.model for point in broken.value.results.points} == {"resnet50"}
 
 
 def test_a_failure_before_the_first_point_leaves_none(start: Any) -> None:
     script = start(failure=(0, LabError("a worker died")))
-    with pytest.raises(BrokenOff) as broken:
+    with pytest.raises(BenchAborted) as broken:
         run(script, make_series(bandwidths_gbit=(None,)))
     assert broken.value.results.points == []
-    assert broken.value.results.notes == ["Broken off: a worker died"]
+    assert broken.value.results.notes == ["Aborted: a worker died"]
 
 
 def test_a_bandwidth_whose_links_are_off_is_left_out_and_the_rest_goes_on(
@@ -89,7 +89,7 @@ def test_a_bandwidth_whose_links_are_off_is_left_out_and_the_rest_goes_on(
             raise LabError("a link carries 70 %")
 
     monkeypatch.setattr(link_check, "check_links", check)
-    with pytest.raises(BrokenOff, match="not everything could be measured") as broken:
+    with pytest.raises(BenchAborted, match="not everything could be measured") as broken:
         run(script, make_series(bandwidths_gbit=(10.0, 2.0, 4.0)))
     results = broken.value.results
     assert [point.bandwidth_gbit for point in results.points] == [10.0, 10.0, 4.0, 4.0]

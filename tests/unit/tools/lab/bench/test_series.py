@@ -16,7 +16,7 @@ from undertow.observe.report.points import NOISE
 from undertow.tools.lab import link_check
 from undertow.tools.lab.bench.bench import find_preset
 from undertow.tools.lab.bench.messages import Assignment, Lap, Ready
-from undertow.tools.lab.bench.series import PATIENCE, measure
+from undertow.tools.lab.bench.series import MAX_ROUNDS_FACTOR, measure
 from undertow.tools.lab.bench.worker_group import WorkerGroup
 from undertow.tools.lab.iproute import MAX_HOSTS
 from undertow.tools.lab.link_check import CHECKS
@@ -67,9 +67,9 @@ def test_a_calm_machine_gets_no_extra_rounds(start: Any) -> None:
 def test_a_noisy_system_gets_extra_rounds_for_all_and_in_the_end_is_called_noisy(start: Any) -> None:
     script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda lap: 1.0 + 1.5 * NOISE * (lap % 2)})
     [(ddp, undertow)] = script.measure(make_series())
-    assert Counter(script.laps) == {"ddp": 4 * PATIENCE, "undertow": 4 * PATIENCE}
+    assert Counter(script.laps) == {"ddp": 4 * MAX_ROUNDS_FACTOR, "undertow": 4 * MAX_ROUNDS_FACTOR}
     assert (ddp.is_noisy, undertow.is_noisy) == (False, True)
-    assert script.progress.expected == 2 * 4 * (PATIENCE - 1)
+    assert script.progress.expected == 2 * 4 * (MAX_ROUNDS_FACTOR - 1)
     assert script.progress.done == make_series().laps + script.progress.expected
 
 
@@ -221,9 +221,9 @@ def test_replicas_that_differ_make_figures_meaningless(
     with open_loopback(3) as network:
         assignment = Assignment(model="resnet50", system=system, scale=1.0, batch=None)
         group = WorkerGroup(network, find_system(system), assignment, {})
-        monkeypatch.setattr(group, "_hear", lambda kind, timeout_s: [lap(5), lap(5), lap(5)])
+        monkeypatch.setattr(group, "_receive", lambda kind, timeout_s: [lap(5), lap(5), lap(5)])
         assert len(group.run(2, timeout_s=1.0)) == 3
-        monkeypatch.setattr(group, "_hear", lambda kind, timeout_s: [lap(5), lap(5), lap(6)])
+        monkeypatch.setattr(group, "_receive", lambda kind, timeout_s: [lap(5), lap(5), lap(6)])
         if is_wrong:
             with pytest.raises(LabError, match=f"{system} with resnet50: the replicas differ after 2 steps"):
                 group.run(2, timeout_s=1.0)

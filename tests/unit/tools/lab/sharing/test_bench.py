@@ -18,7 +18,7 @@ from undertow.errors import LabError
 from undertow.observe.report.points import write_results
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.tools.lab import link_check
-from undertow.tools.lab.bench.bench import BrokenOff
+from undertow.tools.lab.bench.bench import BenchAborted
 from undertow.tools.lab.bench.messages import Assignment, Lap, Ready
 from undertow.tools.lab.sharing import worker_groups as groups_module
 from undertow.tools.lab.sharing.bench import run_share_bench
@@ -263,10 +263,10 @@ def test_also_jobs_that_hide_what_they_can_are_measured_where_plain_ones_wait(wo
 
 def test_what_was_measured_before_a_failure_is_kept(world: World) -> None:
     world.failure = (22, LabError("vgg19 is gone\nand more"))
-    with pytest.raises(BrokenOff, match="vgg19 is gone") as error:
+    with pytest.raises(BenchAborted, match="vgg19 is gone") as error:
         world.run(bandwidths_gbit=(1.0, 2.0))
     assert [case.bandwidth_gbit for case in error.value.results.cases] == [1.0]
-    assert error.value.results.notes == ["Broken off: vgg19 is gone"]
+    assert error.value.results.notes == ["Aborted: vgg19 is gone"]
     assert world.alive == 0
 
 
@@ -278,7 +278,7 @@ def test_links_that_are_not_what_they_claim_end_the_bench(world: World, monkeypa
         raise LabError("a link is slow")
 
     monkeypatch.setattr(link_check, "check_links", refuse)
-    with pytest.raises(BrokenOff, match="a link is slow"):
+    with pytest.raises(BenchAborted, match="a link is slow"):
         world.run()
     assert len(tries) == 3
     assert world.laps == []

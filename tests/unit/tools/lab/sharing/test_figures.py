@@ -11,7 +11,7 @@ from undertow.tools.lab.sharing.bench import correct_rate, estimate_rate, is_clo
 from undertow.tools.lab.sharing.figures import (
     FINISH,
     SETTLE,
-    Measured,
+    MeasuredLap,
     Window,
     choose_steps,
     count_steps,
@@ -34,8 +34,8 @@ def settled(*ends_s: float) -> list[float]:
     return [ends_s[0] - 0.01 * number for number in range(SETTLE, 0, -1)] + list(ends_s)
 
 
-def measured(*steps_s: float) -> Measured:
-    return Measured(steps_s=steps_s, cpu=0.0)
+def measured(*steps_s: float) -> MeasuredLap:
+    return MeasuredLap(steps_s=steps_s, cpu=0.0)
 
 
 def test_the_window_is_where_all_train() -> None:

@@ -23,8 +23,8 @@ def make_plan(*models: str, **changes: Any) -> SharePlan:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"jobs": (Job(model="resnet50"),)}, "--jobs needs two models at least"),
-        ({"hosts": 1}, "at least two are needed"),
+        ({"jobs": (Job(model="resnet50"),)}, "--jobs needs at least two models"),
+        ({"hosts": 1}, "at least two hosts are needed"),
         ({"hosts": 9999}, "9999 hosts are not possible"),
         ({"rounds": 1}, "--rounds 1 is not enough"),
         ({"lap_s": 0.0}, "--lap 0 is not possible"),
@@ -33,7 +33,7 @@ def make_plan(*models: str, **changes: Any) -> SharePlan:
         ({"ratios": (0.5,)}, "give either --bandwidth or --ratio"),
         ({"bandwidths_gbit": (), "ratios": (0.0,)}, "--ratio 0 is not possible"),
         ({"bandwidths_gbit": (0.002,)}, "leave too little of 0.002 Gbit/s to measure"),
-        ({"jobs": (Job(model="gpt"), Job(model="resnet50")), "scale": 1.0}, "no device in common"),
+        ({"jobs": (Job(model="gpt"), Job(model="resnet50")), "scale": 1.0}, "cannot share a device"),
         ({"jobs": (Job(model="gpt"), Job(model="gpt"))}, "leave --scale and --slowdown out"),
         ({"jobs": (Job(model="gpt"), Job(model="gpt")), "scale": 1.0, "hosts": 250}, "a core for every host"),
         (
