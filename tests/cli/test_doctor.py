@@ -111,7 +111,7 @@ def test_the_interface_follows_master_addr_and_its_port_must_be_free(cli: Cli) -
     found = lines_of(result)
     assert result.returncode == 1
     assert found["interface in use"].endswith("because 127.0.0.1 (MASTER_ADDR) is this host's own")
-    taken = f"port {port}, where the hosts meet, cannot be bound: Address already in use"
+    taken = f"port {port} of the rendezvous cannot be bound: Address already in use"
     assert found["ports"] == f"failure {taken}"
     assert cli.run("doctor").returncode == 0
 

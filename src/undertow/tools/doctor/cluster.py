@@ -1,7 +1,7 @@
-"""Judges the hosts together: whether versions and settings agree, all can reach all, and the links are good.
+"""Judges the hosts together: whether versions and settings agree, all can reach each other, and the links are good.
 
-In: the cards of the hosts that came, the survey.  Out: findings, for the links one for each cause and not one for each
-pair.  Pure; the same on all hosts.
+In: the cards of the hosts that took part, the survey.  Out: findings, the same on all hosts; those about links are one
+for each cause, not one for each pair.  Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def judge_cluster(cards: Sequence[HostCard], survey: Survey) -> list[Finding]:
 
 
 def describe_values(cards: Sequence[HostCard], values: Sequence[str]) -> str:
-    """Return values with the hosts that have them: `2.4 on a and b, 2.5 on c`."""
+    """List values with the hosts that have them: `2.4 on a and b, 2.5 on c`."""
     groups: dict[str, list[str]] = {}
     for card, value in zip(cards, values, strict=True):
         groups.setdefault(value, []).append(card.name)
@@ -48,7 +48,7 @@ def describe_values(cards: Sequence[HostCard], values: Sequence[str]) -> str:
 
 def _judge_versions(cards: Sequence[HostCard]) -> Iterator[Finding]:
     if differ := _find_difference(cards, [str(card.protocol) for card in cards]):
-        yield fail("versions", f"undertow speaks different protocols: {differ}", f"undertow: {_SAME}")
+        yield fail("versions", f"undertow has different protocol versions: {differ}", f"undertow: {_SAME}")
     elif differ := _find_difference(cards, [card.versions.get("undertow", "") for card in cards]):
         yield warn("versions", f"undertow differs: {differ}", f"undertow: {_SAME}")
     if differ := _find_difference(cards, [card.versions.get("torch", "") for card in cards]):
@@ -85,7 +85,7 @@ def _judge_reach(cards: Sequence[HostCard], reach: Sequence[Sequence[ConnectResu
                 continue
             is_tried = True
             if there is not ConnectResult.REACHED:
-                text = f"{cards[high].name} has met {cards[low].name} but cannot connect to it: {DESCRIPTIONS[there]}"
+                text = f"{cards[high].name} cannot connect to {cards[low].name}: {DESCRIPTIONS[there]}"
                 other = f"; in the other direction, from {cards[low].name}: {DESCRIPTIONS.get(back)}"
                 works = " (the other direction works)"
                 yield fail("firewall", text + (works if back is ConnectResult.REACHED else other), cure)
@@ -157,7 +157,9 @@ def _judge_latency(cards: Sequence[HostCard], measured: Sequence[LinkMeasurement
             for one in sorted(far, key=lambda one: -one.median_s)
         ]
         text = f"the round trip takes long between {_list_some(links)}"
-        yield warn("latency", text, "train on hosts of one building, or see what delays packets (ping; another job?)")
+        yield warn(
+            "latency", text, "train on hosts in one building, or find out what delays packets (ping; another job?)"
+        )
     elif times := [one.median_s for one in measured if one.median_s]:
         yield ok("latency", f"round trips of {format_ms(max(times))} at most")
 

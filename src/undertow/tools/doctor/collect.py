@@ -2,7 +2,7 @@
 
 In: the environment and options that the job would have.  Out: a `Host`.
 Torch is imported in a child process, because a broken install shows only when it is imported; the child is killed when
-its time is over, or when the doctor ends.
+its time limit is over, or when the doctor ends.
 Nothing is judged here.  Every wait has a limit; nothing is changed, and nothing is tried except to bind a port.
 """
 
@@ -39,19 +39,19 @@ from undertow.tools.doctor.variables import collect_variables
 _LOWEST = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?(?:.*?>=\s*([0-9.]+))?")
 ALONE = "127.0.0.1"
 PROBE = Path(__file__).with_name("torch_probe.py")
-LIMIT_S = 90.0  # from a cold network file system torch may take half a minute
+LIMIT_S = 90.0  # from a cold network file system, the import may take half a minute
 LONGEST_REASON = 300
 RESOLVE_S = 10.0  # the system's own call has no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
-    """Environment and options of the job, as far as the facts of this host depend on them."""
+    """Environment and options of the job that the facts of this host depend on."""
 
     environ: Mapping[str, str]
     outer: Mapping[str, str]  # the environment before options were added to it
     address: str = ""  # UNDERTOW_ADDRESS
-    target: str = ""  # the host whose route decides about the interface; empty: this host is alone
+    target: str = ""  # host to which the route determines the interface; empty: this host is alone
     target_origin: str = ""  # where the target was given
     master: tuple[str, int] | None = None  # address and port of the rendezvous, on the host that has it
     arguments: Mapping[str, Any] = field(default_factory=dict)  # settings given on the command line
@@ -192,7 +192,7 @@ _answers: Decoder[_Answer] = Decoder(_Answer, format=Format.JSON)
 
 
 class TorchChild:
-    """The child process: entering starts it, so that other facts can be collected before `wait`; leaving kills it."""
+    """Child process that imports torch.  Starts on entry, so that other facts can be collected; is killed on exit."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
@@ -200,8 +200,8 @@ class TorchChild:
 
     def __enter__(self) -> TorchChild:
         if self._package.found:
-            # With -P, so that no torch.py of the current folder is imported.  Without our variables, which are judged
-            # elsewhere.
+            # With -P, so that a torch.py in the current folder is not imported, and without undertow's variables, which
+            # are judged elsewhere.
             environ = {name: value for name, value in os.environ.items() if not name.startswith("UNDERTOW_")}
             self._child = subprocess.Popen(
                 [sys.executable, "-P", str(PROBE)],
@@ -248,7 +248,7 @@ def read_answer(package: Package, code: int, out: str, err: str) -> Torch:
 def resolve(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, list[str]]:
     """Look up the addresses of every name; a name that is unknown, or not found in time, has none."""
     found: dict[str, list[str]] = {name: [] for name in names}
-    threads = [threading.Thread(target=_ask, args=[name, found], daemon=True) for name in names]
+    threads = [threading.Thread(target=_resolve_one, args=[name, found], daemon=True) for name in names]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + limit_s
@@ -257,7 +257,7 @@ def resolve(names: Sequence[str], *, limit_s: float = RESOLVE_S) -> dict[str, li
     return dict(found)
 
 
-def _ask(name: str, found: dict[str, list[str]]) -> None:
+def _resolve_one(name: str, found: dict[str, list[str]]) -> None:
     try:
         answers = look_up(name)
     except OSError:

@@ -1,6 +1,6 @@
-"""Examination of this host alone, or of several hosts together.
+"""Examines this host alone, or several hosts together.
 
-In: an `Examination`.  Out: a `Report`, whose findings decide about the exit code.
+In: an `Examination`.  Out: a `Report`, whose findings determine the exit code.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from undertow.tools.doctor.view import Report
 if TYPE_CHECKING:
     from undertow.progress import Progress
 
-# Meets the other hosts with this host's facts and card; returns the group, or None and the reasons why there is none.
-MeetHosts = Callable[[Host, HostCard], tuple[HostGroup | None, list[Finding]]]
+# Joins the other hosts with this host's facts and card; returns the group, or None and the reasons why there is none.
+JoinGroup = Callable[[Host, HostCard], tuple[HostGroup | None, list[Finding]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ def examine_host(examination: Examination, progress: Progress) -> Report:
     return Report(examination.name, examination.scope.hosts, facts, judge_host(facts, examination.scope))
 
 
-def examine_hosts(examination: Examination, meet: MeetHosts, progress: Progress) -> Report:
-    """Examine this host, and with the others the links between them; all hosts come to the same verdict."""
+def examine_hosts(examination: Examination, join: JoinGroup, progress: Progress) -> Report:
+    """Examine this host, and with the others the links between them; all hosts reach the same verdict."""
     alone = examine_host(examination, progress)
     if not examination.has_token:
         text = (
@@ -71,7 +71,7 @@ def examine_hosts(examination: Examination, meet: MeetHosts, progress: Progress)
         alone = msgspec.structs.replace(alone, findings=[*alone.findings, note("token", text)])
     with ExitStack() as stack:
         server = _open_probe_server(alone.facts, stack)
-        group, absent = meet(alone.facts, _make_card(examination, alone, server))
+        group, absent = join(alone.facts, _make_card(examination, alone, server))
         if group is None:
             return msgspec.structs.replace(alone, findings=[*alone.findings, *absent])
         if server is not None:
@@ -93,7 +93,7 @@ def examine_hosts(examination: Examination, meet: MeetHosts, progress: Progress)
 
 
 def _open_probe_server(facts: Host, stack: ExitStack) -> ProbeServer | None:
-    """Open a probe server; return None if there is no address for it, which is among the findings already."""
+    """Open a probe server; return None if there is no address for it, which is already among the findings."""
     if facts.network.use.error or facts.network.bind_error:
         return None
     return stack.enter_context(closing(ProbeServer(facts.network.use.address)))

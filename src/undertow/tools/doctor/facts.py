@@ -11,7 +11,7 @@ import msgspec
 
 class Package(msgspec.Struct, frozen=True):
     name: str
-    least: str  # the lowest version that will do; empty: any
+    least: str  # the lowest version required; empty: any
     found: str  # empty: not installed
 
 
@@ -20,7 +20,7 @@ class Torch(msgspec.Struct, frozen=True):
 
     package: Package
     error: str = ""  # why it could not be imported, in one line
-    threads: int = 0  # that it computes with by default
+    threads: int = 0  # with which it computes by default
     devices: list[str] = []  # names of the accelerators that it sees
     build: str = ""  # "cpu", "cuda 12.4", ...
 
@@ -64,7 +64,7 @@ class Network(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     cores: int  # that this process may run on
     quota_cores: float  # CPU time that a container may use at once, in cores; 0: no limit
-    omp_num_threads: str  # as it is set; empty: it is not
+    omp_num_threads: str  # as set; empty: not set
     open_files: int  # ulimit -n
 
 
@@ -78,9 +78,9 @@ class Setting(msgspec.Struct, frozen=True):
 
 class Variables(msgspec.Struct, frozen=True):
     settings: list[Setting]
-    unknown: list[str] = []  # UNDERTOW_* variables that are no setting
+    unknown: list[str] = []  # UNDERTOW_* variables that are not settings
     complaint: str = ""  # about values that are valid alone but not together
-    worker_complaint: str = ""  # such a complaint, but only about what launchers set for their workers
+    worker_complaint: str = ""  # such a complaint about variables that launchers set for their workers
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Size of the job that the facts are judged for."""
+    """Size of the job for which the facts are judged."""
 
     hosts: int = 1
     nproc: int = 1

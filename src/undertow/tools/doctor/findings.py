@@ -1,7 +1,7 @@
-"""Findings of the doctor, one for each thing it examined, and the verdict on all of them.
+"""Findings of the doctor, one for each subject that it examined, and the verdict.
 
 In: findings.  Out: a sentence and an exit code.
-A warning or a failure always says what to do; a failure means that training would fail.
+A warning or a failure always has advice; a failure means that training would fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 class Level(enum.Enum):
     OK = "ok"
-    NOTE = "note"  # good to know; nothing to do
+    NOTE = "note"  # useful to know; nothing to do
     WARNING = "warning"  # training would work, but slower or not as intended
     FAILURE = "failure"  # training would fail
 
@@ -24,7 +24,7 @@ class Finding(msgspec.Struct, frozen=True):
     subject: str
     text: str
     advice: str = ""
-    host: str = ""  # empty: the hosts together, or the only one
+    host: str = ""  # empty: all hosts together, or the only one
 
 
 def ok(subject: str, text: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Judges the network interface that workers would use: which one, why, and whether it would work.
+"""Judges the network interface that workers would use: which one it is, why, and whether it would work.
 
 In: the facts, the job's scope.  Out: findings.  Pure.
 """
@@ -78,7 +78,7 @@ def _judge_use(network: Network, interface: Interface | None, scope: Scope) -> l
 
 
 def _judge_kind(interface: Interface) -> list[Finding]:
-    """Warn about an interface that works but is not the one to train over."""
+    """Warn about an interface that works but is unsuitable for training."""
     other = "if the host has another interface, set UNDERTOW_ADDRESS to its address"
     name, findings = interface.name, []
     if _INNER.match(name):
@@ -88,7 +88,7 @@ def _judge_kind(interface: Interface) -> list[Finding]:
         findings.append(warn(IN_USE, f"{name} looks like a wireless link, which is slow and unsteady", other))
     if 0 < interface.speed_mbit < SLOW_MBIT:
         speed = format_bandwidth(interface.speed_mbit * 1e6)
-        text = f"{name} runs at {speed} only"
+        text = f"{name} runs at only {speed}"
         findings.append(warn(IN_USE, text, f"check cable and switch port (ethtool {name}); {other}"))
     if interface.mtu < SMALLEST_MTU:
         cure = f"raise it: ip link set {name} mtu 1500"
@@ -103,15 +103,15 @@ def _judge_ports(network: Network, scope: Scope) -> list[Finding]:
         text = f"no port can be bound at {network.use.address}: {network.bind_error}"
         return [fail(PORTS, text, "give an address of this host (ip address), or end the process that holds its ports")]
     if network.master_error:
-        text = f"port {network.master_port}, where the hosts meet, cannot be bound: {network.master_error}"
+        text = f"port {network.master_port} of the rendezvous cannot be bound: {network.master_error}"
         cure = f"see which process has it (ss -ltnp 'sport = :{network.master_port}'), or give another port"
         return [fail(PORTS, text, cure)]
     words = f"can be bound at {network.use.address}"
     if network.master_port:
-        words += f", also {network.master_port}, where the hosts meet"
+        words += f", also {network.master_port} for the rendezvous"
     low, high = network.port_range
     if high and scope.hosts > 1:
-        words += f"; workers use ports {low} to {high}, which a firewall between hosts must let through"
+        words += f"; workers use ports {low} to {high}, which a firewall between hosts must allow"
     return [ok(PORTS, words)]
 
 

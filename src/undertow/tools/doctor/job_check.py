@@ -1,4 +1,4 @@
-"""`undertow run --check`: the hosts of a job examine each other when they have met, before any worker starts.
+"""Runs the check of `undertow run --check`: the hosts of a job examine each other before any worker starts.
 
 In: the job, this host's assignment.  Out: a `Report`, with the same verdict on all hosts.
 """
@@ -34,13 +34,13 @@ def examine_job(
     examination = _prepare(job, environs)
     if job.nnodes == 1:
         return examine_host(examination, progress)
-    return examine_hosts(examination, lambda facts, card: _meet(job, assignment, card), progress)
+    return examine_hosts(examination, lambda facts, card: _join(job, assignment, card), progress)
 
 
 def _prepare(job: Job, environs: tuple[Mapping[str, str], Mapping[str, str]]) -> Examination:
     environ, outer = environs
     is_alone = job.nnodes == 1
-    # The hosts have met there: if it is a loopback address, all of them are on this machine.
+    # All hosts have connected to this address: if it is loopback, all of them are on this machine.
     is_local = any(map(is_loopback, resolve([job.master_addr])[job.master_addr]))
     context = JobContext(
         environ=environ,
@@ -55,7 +55,7 @@ def _prepare(job: Job, environs: tuple[Mapping[str, str], Mapping[str, str]]) ->
 
 
 def _list_arguments(job: Job, environ: Mapping[str, str]) -> dict[str, object]:
-    """List what the user gave as an argument: what the job has differently from its environment."""
+    """Return the settings given as arguments: those that differ between the job and its environment."""
     settings = read_job_settings(environ)
     port = settings.master_port or DEFAULT_MASTER_PORT
     given = {
@@ -66,7 +66,7 @@ def _list_arguments(job: Job, environ: Mapping[str, str]) -> dict[str, object]:
     return {name: value for name, (value, other) in given.items() if value != other}
 
 
-def _meet(job: Job, assignment: HostAssignment, card: HostCard) -> tuple[HostGroup | None, list[Finding]]:
+def _join(job: Job, assignment: HostAssignment, card: HostCard) -> tuple[HostGroup | None, list[Finding]]:
     def exchange(name: str, payload: bytes, timeout_s: float) -> list[bytes]:
         return attend(
             assignment.rendezvous,
@@ -80,12 +80,12 @@ def _meet(job: Job, assignment: HostAssignment, card: HostCard) -> tuple[HostGro
 
     payload = msgspec.msgpack.encode(card)
     received = run_one(lambda: exchange("doctor: cards", payload, job.start_timeout_s))
-    cards = tell_apart([decode(one, HostCard) for one in received])
+    cards = make_names_unique([decode(one, HostCard) for one in received])
     return HostGroup(job.node_rank, cards, assignment.token.encode(), exchange), []
 
 
-def tell_apart(cards: Sequence[HostCard]) -> list[HostCard]:
-    """Add the host's number to names that several hosts have."""
+def make_names_unique(cards: Sequence[HostCard]) -> list[HostCard]:
+    """Append the host's number to names that several hosts have."""
     count = Counter(card.name for card in cards)
     return [
         msgspec.structs.replace(card, name=f"{card.name} (host {rank})") if count[card.name] > 1 else card

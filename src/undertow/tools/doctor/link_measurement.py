@@ -1,7 +1,7 @@
 """Connects to another host, and measures latency, clock offset and bandwidth of the link with its probe server.
 
-In: the server's address, the token.  Out: the `ConnectResult` of an attempt, with what it says about the link and what
-to do; a `LinkMeasurement`.  Every step has a deadline.
+In: the server's address, the token.  Out: the `ConnectResult` of an attempt, its explanation and advice; a
+`LinkMeasurement`.  Every step has a deadline.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ECHOES = 50
 ANSWER_S = 5.0
 LATEST_S = 1e12  # a clock that shows more is wrong
 _RECEIVED: Decoder[Received] = Decoder(Received)
-CONNECT_S = 3.0  # one lost packet is sent again after one second, a second one after three
+CONNECT_S = 3.0  # TCP sends a lost packet again after one second, and a second time after three
 
 
 class RoundTrip(msgspec.Struct, frozen=True):
@@ -53,12 +53,12 @@ class LinkMeasurement(msgspec.Struct, frozen=True):
 
     dialer: Rank
     listener: Rank
-    least_s: Seconds = 0.0  # of all round trips
+    least_s: Seconds = 0.0  # the fastest round trip
     median_s: Seconds = 0.0
     offset_s: Finite = 0.0  # by how much the listener's clock is ahead of the dialer's
     outward: Received | None = None  # from dialer to listener
     inward: Received | None = None
-    error: str = ""  # what ended the measurement early
+    error: str = ""  # why the measurement ended early
 
     def rate_bytes_per_s(self, sender: int) -> float:
         received = self.outward if sender == self.dialer else self.inward
@@ -90,7 +90,7 @@ def measure(pair: tuple[int, int], address: str, token: bytes, *, duration_s: fl
 
 
 def estimate_offset_s(round_trips: Sequence[RoundTrip]) -> float:
-    """Estimate by how much the other clock is ahead; the fastest round trip has the least error, half of its time."""
+    """Estimate by how much the other clock is ahead.  The fastest round trip has the least error: half of its time."""
     quickest = min(round_trips, key=lambda round_trip: round_trip.time_s)
     return quickest.there_s - (quickest.sent_s + quickest.time_s / 2)
 
@@ -145,7 +145,7 @@ class ConnectResult(enum.Enum):
     NO_ROUTE = "no route"
     FORBIDDEN = "forbidden"  # by this host's own firewall or routes
     UNKNOWN = "unknown name"
-    STRANGER = "stranger"  # another program listens there, or one with another token
+    STRANGER = "stranger"  # another program listens there, or a doctor with another token
     FAILED = "failed"
     NOT_TRIED = "not tried"
 
@@ -156,12 +156,12 @@ _BY_NUMBER = {
     errno.EHOSTUNREACH: ConnectResult.NO_ROUTE,
     errno.ENETUNREACH: ConnectResult.NO_ROUTE,
     errno.EADDRNOTAVAIL: ConnectResult.NO_ROUTE,
-    errno.EINVAL: ConnectResult.FORBIDDEN,  # what a blackhole route gives
+    errno.EINVAL: ConnectResult.FORBIDDEN,  # a blackhole route
     errno.EACCES: ConnectResult.FORBIDDEN,
     errno.EPERM: ConnectResult.FORBIDDEN,
 }
 DESCRIPTIONS = {
-    ConnectResult.REFUSED: "the connection is refused at once",
+    ConnectResult.REFUSED: "the connection is refused immediately",
     ConnectResult.SILENT: f"no answer within {CONNECT_S:g} s",
     ConnectResult.NO_ROUTE: "there is no route to it, or no host answers at that address",
     ConnectResult.FORBIDDEN: "the firewall or the routes of the dialling host forbid the connection",
@@ -192,7 +192,7 @@ def try_host(host: str, port: int) -> ConnectResult:
 
 
 def explain_absence(reach: ConnectResult, name: str, port: int) -> tuple[str, str]:
-    """Return why a host may be absent, judged by an attempt to connect to it, and what to do."""
+    """Return why a host may be absent, from an attempt to connect to it, and what to do."""
     match reach:
         case ConnectResult.REFUSED:
             text = f"it is up and can be reached, but nothing listens at port {port} there"

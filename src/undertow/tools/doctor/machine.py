@@ -57,7 +57,7 @@ def _count_threads(facts: Machine, software: Software, *, nproc: int) -> tuple[i
 
 
 def _judge_open_files(limit: int, scope: Scope) -> Finding:
-    """Judge the limit of open files: a worker has a link to every other one, a launcher pipes to each worker."""
+    """Judge the limit of open files: a worker has a link to every other worker, a launcher has pipes to each."""
     needed = OPEN_FILES_OF_A_PROCESS + scope.world_size + OPEN_FILES_PER_WORKER * scope.nproc
     if limit < needed:
         text = f"a process may open {limit} files, and {scope.world_size} workers need about {needed}"
@@ -76,7 +76,7 @@ def judge_software(facts: Software, *, nproc: int) -> list[Finding]:
 
 
 def is_older(found: str, least: str) -> bool:
-    """Whether a version is below another; only their leading numbers count."""
+    """Return whether a version is older than another; only their leading numbers count."""
     return bool(least) and _numbers(found) < _numbers(least)
 
 

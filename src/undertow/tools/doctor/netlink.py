@@ -1,11 +1,11 @@
 """Reads interfaces and addresses from the kernel, over netlink.
 
-In: nothing.  Out: `Interface`s of the network namespace that this process is in.
-Not from /sys/class/net, which shows the namespace in which it was mounted; not from the tool `ip`, which a
-container rarely has.  Where the kernel does not answer (not Linux, or a sandbox) the list is empty.
+In: nothing.  Out: `Interface`s of this process's network namespace.
+Does not use /sys/class/net, which shows the namespace in which it was mounted, or the tool `ip`, which containers
+rarely have.  If the kernel does not answer (not Linux, or a sandbox), the list is empty.
 
-A dump is a sequence of messages: 16 bytes header (length, type, flags, sequence, port), a fixed struct, then attributes
-of 4 bytes header (length, type) and a value, each padded to 4 bytes.  See rtnetlink(7).
+A dump is a sequence of messages: a header of 16 bytes (length, type, flags, sequence, port), a fixed struct, then
+attributes, each with a header of 4 bytes (length, type) and a value, padded to 4 bytes.  See rtnetlink(7).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_interfaces(links: bytes, addresses: bytes) -> list[Interface]:
 
 
 def _dump(kind: int, fixed_bytes: int) -> bytes:
-    """Return all messages that the kernel answers with."""
+    """Return all messages of the kernel's answer."""
     received = b""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.settimeout(TIMEOUT_S)
@@ -111,7 +111,7 @@ def _with_speed(one: Interface) -> Interface:
 
 
 def _read_speed_mbit(name: str) -> int:
-    """Return the speed that the card negotiated; 0 if unknown, as often for virtual ones."""
+    """Return the speed that the card negotiated; 0 if unknown, as for many virtual interfaces."""
     answer = array.array("B", struct.pack("=I40x", ETHTOOL_GSET))
     request = struct.pack("16sP", name.encode()[:15], answer.buffer_info()[0])
     try:

@@ -1,8 +1,8 @@
 """Survey of all pairs of hosts: which can reach each other, and how fast.
 
 In: a group of hosts with open probe servers.  Out: a `Survey`, the same on all of them.
-First every host tries to connect to every other, all at once, which takes hardly any bandwidth.  Then one pair at a
-time measures, in an order that follows from the first result, while the others wait.
+First every host tries to connect to every other, all at the same time, which needs little bandwidth.  Then one pair at
+a time measures its link while the others wait; their order follows from the first result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.units import format_quantity
 if TYPE_CHECKING:
     from undertow.progress import Progress
 
-# A busy host may be late by this much.
+# How late a busy host may be.
 SLACK_S = 20.0
 
 
@@ -45,7 +45,7 @@ def survey(group: HostGroup, *, duration_s: float, progress: Progress) -> Survey
         timeout_s = 2 * (duration_s + 3 * STALL_S) + SLACK_S
         for number, (dialer, listener) in enumerate(pairs):
             _exchange(group, f"pair {number}", b"", timeout_s)
-            progress.advance(min(number, 1))  # now that all hosts are at this pair, the one before is done
+            progress.advance(min(number, 1))  # the previous pair is done once all hosts have reached this one
             names = f"{group.cards[dialer].name} and {group.cards[listener].name}"
             progress.say(f"measuring {format_quantity(len(pairs), 'pair')} of hosts: {names}")
             if dialer == group.rank:
@@ -53,7 +53,7 @@ def survey(group: HostGroup, *, duration_s: float, progress: Progress) -> Survey
         results = _exchange(group, "results", msgspec.msgpack.encode(own), timeout_s)
         return Survey(reach, [one for result in results for one in _read_results(result, size)])
     except UndertowError as error:
-        # The rest of a rendezvous's message names an option that the doctor does not have.
+        # The rest of the rendezvous' message names an option that the doctor does not have.
         text = str(error).partition(";")[0]
         return Survey(reach, own, f"{text} (ranks count the hosts from 0)")
 
@@ -74,7 +74,7 @@ def _read_results(payload: bytes, size: int) -> list[LinkMeasurement]:
 
 
 def list_pairs(reach: Sequence[Sequence[ConnectResult]]) -> list[tuple[int, int]]:
-    """List the pairs as (dialer, listener): the later host dials the earlier one, as workers do, if it can."""
+    """List the pairs as (dialer, listener).  The later host dials the earlier one, as workers do, if it can."""
     pairs = []
     for high in range(len(reach)):
         for low in range(high):

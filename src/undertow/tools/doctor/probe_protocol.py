@@ -1,9 +1,10 @@
 """Protocol between the doctors of two hosts on one connection, after the handshake.
 
-In: structs, or the order to send or receive bulk data.  Out: messages of `wire.streams`, and back; what arrived.
-The side that dialled sends one request per connection.  Sizes and numbers have limits; nothing is unpickled.
-The receiver of bulk data decides when to stop: what is still in the sender's buffers is thrown away, so that a slow
-link costs no more time than a fast one.  Nothing waits longer than `STALL_S` for a byte.
+In: a socket, and structs or bulk data to send.  Out: the structs read, and figures of the bulk data that arrived.
+The dialler sends one request per connection, as a message of `wire.streams`.  Sizes and numbers have limits; nothing is
+unpickled.
+The receiver of bulk data decides when to stop; what is then in the sender's buffers is discarded, so that a slow link
+takes no longer to measure than a fast one.  No wait for a byte is longer than `STALL_S`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LONGEST_MESSAGE = 256
 MOST_ECHOES = 1000
 STAMP = struct.Struct("<d")
 CHUNK_BYTES = 1 << 18
-# TCP sends a lost packet again after 0.2, 0.6 and 1.4 s: if nothing arrives for longer, the rest will not either.
+# TCP sends a lost packet again after 0.2, 0.6 and 1.4 s: if nothing arrives for longer, nothing more will.
 STALL_S = 2.0
 # On links within a building, TCP's slow start is over after this share of the time.
 WARM_UP_SHARE = 0.2
@@ -42,7 +43,7 @@ class Echo(msgspec.Struct, frozen=True, tag=True):
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
-    """Request to receive bulk data for `duration_s`, and to answer with what arrived."""
+    """Request to receive bulk data for `duration_s`, and to answer with a `Received`."""
 
     duration_s: Duration
 
@@ -78,7 +79,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def receive(sock: socket.socket, duration_s: float) -> Received:
-    """Read for `duration_s` from the first byte on."""
+    """Read for `duration_s`, starting with the first byte."""
     buffer = bytearray(CHUNK_BYTES)
     sock.settimeout(STALL_S)
     try:
@@ -94,7 +95,7 @@ def receive(sock: socket.socket, duration_s: float) -> Received:
 
 
 def _read_until(sock: socket.socket, buffer: bytearray, end_s: float) -> tuple[int, bool]:
-    """Return the bytes that arrived until `end_s`, and whether data stopped arriving before."""
+    """Return the number of bytes that arrived until `end_s`, and whether they stopped arriving before."""
     size_bytes = 0
     while time.perf_counter() < end_s:
         try:
@@ -108,7 +109,7 @@ def _read_until(sock: socket.socket, buffer: bytearray, end_s: float) -> tuple[i
 
 
 def pump(sock: socket.socket, duration_s: float) -> None:
-    """Send until the other end answers or closes, or until it must have given up."""
+    """Send until the other end answers or closes, or must have given up."""
     deadline_s = time.monotonic() + duration_s + 2 * STALL_S
     data = memoryview(bytes(CHUNK_BYTES))
     sock.setblocking(False)
@@ -123,5 +124,5 @@ def pump(sock: socket.socket, duration_s: float) -> None:
 
 
 def drop_the_rest(sock: socket.socket) -> None:
-    """Make `close` discard what is still to be sent: the next measurement must find an empty link."""
+    """Make `close` discard unsent data: the next measurement needs an empty link."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,9 +1,9 @@
 """Probe server: answers the doctors of other hosts that measure the link to this one.
 
-In: connections that know the token.  Out: answers to one request each.
-Listens on the interface in use only, on a port that the system chooses, as workers do, so that what blocks workers
-blocks probes too.  Strangers are refused before anything of theirs is parsed, and the oldest is dropped for the next
-one (see wire.strangers); each connection has a thread and a deadline.
+In: connections whose dialler knows the token.  Out: an answer to one request each.
+Listens only on the interface in use, on a port that the system chooses, like workers, so that whatever blocks workers
+blocks probes too.  A stranger, which has not shown the token, is refused before any of its data is parsed; if there are
+too many, the oldest is closed (see wire.strangers).  Each connection has a thread and a deadline.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REQUESTS: Decoder[ProbeRequest] = Decoder(ProbeRequest)
 
 
 class ProbeServer:
-    """A server that accepts connections from its creation on, and answers them from `serve` to `close`."""
+    """Server that accepts connections when created, and answers them between `serve` and `close`."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -68,7 +68,7 @@ class ProbeServer:
             except TimeoutError:
                 continue
             except OSError:
-                time.sleep(POLL_S)  # out of file descriptors perhaps: not in a busy loop
+                time.sleep(POLL_S)  # perhaps out of file descriptors: avoid a busy loop
                 continue
             self._add_stranger(sock)
             threading.Thread(target=self._handle, args=[sock, token], daemon=True).start()
@@ -79,7 +79,7 @@ class ProbeServer:
             if oldest is not None:
                 del self._strangers[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # unblocks its thread, which closes it
             self._strangers[sock] = None
 
     def _handle(self, sock: socket.socket, token: bytes) -> None:

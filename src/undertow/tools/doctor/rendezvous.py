@@ -1,9 +1,10 @@
 """Rendezvous of the hosts of `undertow doctor --hosts`, at the first of them, and the data that hosts exchange.
 
-In: this host's card, payloads of other hosts.  Out: the group of the hosts that came, and findings about those that did
-not.
-One rendezvous of all hosts would fail if one is absent.  So every other host has a rendezvous of two with the first
-one, to hand over its card, and a second one to learn which hosts came; the links are measured among those.
+In: this host's card, payloads of other hosts.  Out: the group of the hosts that took part, and findings about those
+that did not.
+A rendezvous of all hosts would fail if one were absent.  So every other host has two rendezvous with the first host
+alone: in the first it sends its card, in the second it receives the list of the hosts that took part.  Links are
+measured among those.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from undertow.errors import Garbled, MismatchError, PeerLost, Refused, UndertowE
 from undertow.tools.doctor.findings import Finding, fail
 from undertow.tools.doctor.link_measurement import explain_absence, try_host
 
-# The first host answers when its own timeout is over; the others wait this much longer.
+# The first host answers when its timeout is over; the others wait this much longer.
 SLACK_S = 10.0
 _SAME_COMMAND = "start the same command on all hosts, with the same version of undertow"
 T = TypeVar("T")
-_CARD_MEETING, _LIST_MEETING = "doctor: card of host {}", "doctor: list for host {}"
+_CARD_NAME, _LIST_NAME = "doctor: card of host {}", "doctor: list for host {}"
 _SAME_TOKEN = "set the same UNDERTOW_TOKEN on every host, or on none, and install the same undertow"
 
 
@@ -53,13 +54,13 @@ class DoctorRendezvous:
 def lead_rendezvous(
     rendezvous: DoctorRendezvous, card: HostCard, say: Callable[[str], None]
 ) -> tuple[HostGroup, list[Finding]]:
-    """Wait for the other hosts, then tell each which hosts came; to be called on the first host."""
+    """Wait for the other hosts, then send each the list of those that came.  Called on the first host."""
     cards: list[HostCard | None] = [card, *[None for _ in rendezvous.names[1:]]]
     errors: dict[int, Exception] = {}
     payload = msgspec.msgpack.encode(card)
 
     def receive(rank: int) -> HostCard:
-        received = rendezvous.attend(_CARD_MEETING.format(rank), payload, rank=0, timeout_s=rendezvous.timeout_s)
+        received = rendezvous.attend(_CARD_NAME.format(rank), payload, rank=0, timeout_s=rendezvous.timeout_s)
         return _read_card(received[1], rendezvous)
 
     awaited = dict(enumerate(rendezvous.names[1:], start=1))
@@ -73,7 +74,7 @@ def lead_rendezvous(
         say(_describe_wait(awaited.values()))
     # A fresh token, even if UNDERTOW_TOKEN is set, because that secret must never cross the wire.
     host_list = HostList(secrets.token_hex(16), cards)
-    _hand_out(rendezvous, host_list)
+    _send_host_list(rendezvous, host_list)
     return _make_group(rendezvous, host_list), _explain(rendezvous, errors)
 
 
@@ -95,35 +96,35 @@ def _describe_wait(names: Iterable[str]) -> str:
     return f"waiting for {', '.join(names)}: start the same command there" if names else "all hosts came"
 
 
-def _hand_out(rendezvous: DoctorRendezvous, host_list: HostList) -> None:
+def _send_host_list(rendezvous: DoctorRendezvous, host_list: HostList) -> None:
     payload = msgspec.msgpack.encode(host_list)
     present = [rank for rank, card in enumerate(host_list.cards) if card and rank]
 
     def send(rank: int) -> None:
-        rendezvous.attend(_LIST_MEETING.format(rank), payload, rank=0, timeout_s=SLACK_S)
+        rendezvous.attend(_LIST_NAME.format(rank), payload, rank=0, timeout_s=SLACK_S)
 
-    # A host that has left since then is missed at the next rendezvous, which reports it.
+    # The next rendezvous reports a host that has left in the meantime.
     list(run_all(send, present))
 
 
 def join_rendezvous(
     rendezvous: DoctorRendezvous, card: HostCard, say: Callable[[str], None]
 ) -> tuple[HostGroup | None, list[Finding]]:
-    """Hand over this host's card, and receive those of the hosts that came; to be called on all hosts but the first."""
+    """Send this host's card, and receive those of the hosts that came.  Called on all hosts but the first."""
     first, rank = rendezvous.names[0], rendezvous.rank
     payload = msgspec.msgpack.encode(card)
 
-    def hand_over() -> HostCard:
-        received = rendezvous.attend(_CARD_MEETING.format(rank), payload, rank=1, timeout_s=rendezvous.timeout_s)
+    def send_card() -> HostCard:
+        received = rendezvous.attend(_CARD_NAME.format(rank), payload, rank=1, timeout_s=rendezvous.timeout_s)
         return _read_card(received[0], rendezvous)
 
     def receive(timeout_s: float) -> HostList:
-        received = rendezvous.attend(_LIST_MEETING.format(rank), b"", rank=1, timeout_s=timeout_s)
+        received = rendezvous.attend(_LIST_NAME.format(rank), b"", rank=1, timeout_s=timeout_s)
         return _read_host_list(received[0], rendezvous)
 
     try:
         say(_describe_wait([first]))
-        host = run_one(hand_over)
+        host = run_one(send_card)
     except Refused as error:
         return None, [fail("hosts", f"{first} refuses this host: {error.reason}", _SAME_TOKEN)]
     except MismatchError as error:
@@ -134,7 +135,7 @@ def join_rendezvous(
     try:
         host_list = run_one(lambda: receive(host.timeout_s + SLACK_S))
     except UndertowError as error:
-        text = f"{first} took this host's card, but did not say which other hosts came: {error}"
+        text = f"{first} received this host's card, but did not report which other hosts came: {error}"
         return None, [fail("hosts", text, f"see what {first} prints, and start the doctor again on all hosts")]
     absent = [name for name, card in zip(rendezvous.names, host_list.cards, strict=False) if card is None]
     findings = [fail("hosts", f"{name} did not come", f"see what {first} and {name} print") for name in absent]
@@ -159,7 +160,7 @@ def _explain(rendezvous: DoctorRendezvous, errors: dict[int, Exception]) -> list
 
 
 def _explain_one(rendezvous: DoctorRendezvous, rank: int) -> Finding:
-    """Try to connect to a host that did not come, and explain what that says."""
+    """Explain why a host did not come, by trying to connect to it."""
     name = rendezvous.names[rank]
     reach = try_host(rendezvous.address if rank == 0 else name, rendezvous.port)
     text, cure = explain_absence(reach, name, rendezvous.port)
@@ -167,13 +168,13 @@ def _explain_one(rendezvous: DoctorRendezvous, rank: int) -> Finding:
 
 
 def open_rendezvous(rendezvous: DoctorRendezvous) -> closing[RendezvousServer]:
-    point = RendezvousServer(rendezvous.address, rendezvous.port, rendezvous.guard)
-    point.start()
-    return closing(point)
+    server = RendezvousServer(rendezvous.address, rendezvous.port, rendezvous.guard)
+    server.start()
+    return closing(server)
 
 
 class HostCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about one host that the others need.  Encoded with field names, so that versions may add fields."""
+    """Facts about one host that the others need.  Encoded with field names, so that new versions may add fields."""
 
     name: str
     probe_address: str = msgspec.field(name="door")  # address and port, by its name in JSON; empty: no probe server
@@ -197,7 +198,7 @@ class HostList(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class HostGroup:
-    """The hosts that came, numbered from 0; they exchange payloads in named rendezvous."""
+    """Hosts that took part, numbered from 0; they exchange payloads in named rendezvous."""
 
     rank: int  # this host's number
     cards: list[HostCard]
@@ -206,7 +207,7 @@ class HostGroup:
 
 
 def decode(payload: bytes, kind: type[T]) -> T:
-    """Decode a payload of another host; raise `MismatchError` if it does not fit, as from another version."""
+    """Decode a payload of another host; raise `MismatchError` if it is invalid, for example from another version."""
     try:
         return Decoder[T](kind).decode(payload)
     except Garbled as error:
@@ -216,13 +217,13 @@ def decode(payload: bytes, kind: type[T]) -> T:
 
 
 def run_all(work: Callable[[int], T], numbers: Iterable[int]) -> Iterator[tuple[int, Future[T]]]:
-    """Call `work` with all numbers at once, each in a thread; yield each number and its result as its call ends.
+    """Call `work` with all numbers concurrently, each in a thread; yield each number and its result as its call ends.
 
-    So Ctrl-C can interrupt the wait.  The threads are abandoned then: `work` must have a deadline of its own.
+    This way Ctrl-C can interrupt the wait.  The threads are then abandoned, so `work` must have a deadline of its own.
     """
     calls: dict[Future[T], int] = {Future(): number for number in numbers}
     for call, number in calls.items():
-        # Not of a pool, whose threads would have to end before the process can.
+        # Not from a pool, whose threads would have to end before the process can.
         threading.Thread(target=_run, args=[call, work, number], daemon=True).start()
     for call in as_completed(calls):
         yield calls[call], call

@@ -1,7 +1,6 @@
-"""Request of `undertow doctor`: checked before anything is started, then answered.
+"""Runs `undertow doctor`: checks its options before anything is started, and finds this host in `--hosts`.
 
 In: the command line's values and the environment.  Out: a `Report`.
-Finds out which of the hosts in `--hosts` this one is.
 Impossible options raise `ConfigError`.  Settings are read leniently: an invalid value is a finding, not an error.
 """
 
@@ -70,7 +69,7 @@ def examine(request: DoctorRequest, environ: Mapping[str, str], progress: Progre
 
 
 def _prepare_alone(request: DoctorRequest, environ: Mapping[str, str], sources: Mapping[str, Source]) -> Examination:
-    """Return the options for one host; if MASTER_ADDR is set, the route to it decides about the interface."""
+    """Return the options for one host; if MASTER_ADDR is set, the route to it determines the interface."""
     addr, port = sources["master_addr"], _read_port(sources)
     target = addr.value if addr.origin is Origin.VARIABLE else ""
     is_first = bool(target) and any(one in _own_addresses() for one in resolve([target])[target])
@@ -130,19 +129,19 @@ def _prepare_together(request: DoctorRequest, environ: Mapping[str, str], rendez
 def _examine(examination: Examination, rendezvous: DoctorRendezvous, progress: Progress) -> Report:
     with ExitStack() as stack:
 
-        def meet(facts: Host, card: HostCard) -> tuple[HostGroup | None, list[Finding]]:
-            if cannot_meet(facts.network, rendezvous):
+        def join(facts: Host, card: HostCard) -> tuple[HostGroup | None, list[Finding]]:
+            if cannot_join(facts.network, rendezvous):
                 return None, []
             if rendezvous.rank > 0:
                 return join_rendezvous(rendezvous, card, progress.say)
             stack.enter_context(open_rendezvous(rendezvous))
             return lead_rendezvous(rendezvous, card, progress.say)
 
-        return examine_hosts(examination, meet, progress)
+        return examine_hosts(examination, join, progress)
 
 
-def cannot_meet(network: Network, rendezvous: DoctorRendezvous) -> bool:
-    """Whether no other host can be met, for a reason that is among the findings already."""
+def cannot_join(network: Network, rendezvous: DoctorRendezvous) -> bool:
+    """Return whether a rendezvous is impossible, for a reason that is already among the findings."""
     if rendezvous.rank > 0:
         return bool(network.use.error)
     is_hidden = is_loopback(rendezvous.address) and not rendezvous.is_local
@@ -160,7 +159,7 @@ def _own_addresses() -> list[str]:
 
 
 def split_hosts(text: str) -> list[str]:
-    """Return the names in their order; raise `ConfigError` for an empty or a repeated one."""
+    """Return the names in order; raise `ConfigError` for an empty or a repeated one."""
     names = [name.strip().strip("[]") for name in text.split(",")]
     if not all(names):
         raise ConfigError(f"--hosts {text!r} has an empty name: write it as a,b,c")
@@ -175,7 +174,7 @@ def find_own_rank(names: Sequence[str], resolved: Mapping[str, Sequence[str]], o
     ranks = [rank for rank, name in enumerate(names) if any(_is_own(one, own) for one in resolved[name])]
     if len(ranks) == 1:
         return ranks[0]
-    cure = "say which one it is with --node-rank"
+    cure = "give this host's number with --node-rank"
     if ranks:
         which = " and ".join(names[rank] for rank in ranks)
         raise ConfigError(f"{which} of --hosts are both this host: list it once, or {cure}")

@@ -1,4 +1,4 @@
-"""Script of the child process that imports torch, and lists the devices it finds.
+"""Script of the child process that imports torch and lists its devices.
 
 In: nothing.  Out: one line of JSON on stdout, or a traceback and an exit code.
 """

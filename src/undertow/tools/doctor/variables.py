@@ -1,4 +1,4 @@
-"""Collects and judges the settings: their values, where each came from, and what is wrong with it.
+"""Collects and judges the settings: their values, where each value comes from, and what is wrong with it.
 
 In: the environment.  Out: facts without secrets; findings.  Only `collect_variables` reads settings.
 """
@@ -21,7 +21,7 @@ SETTINGS = "settings"  # the subject
 _SECRETS = {"token"}
 # Every launcher sets these for its workers, whatever their values outside are.
 _OF_WORKERS = {"rank", "world_size", "local_rank", "local_world_size"}
-# Of one host or one worker, or told to all by the first one: these need not be the same on all hosts.
+# Belong to one host or one worker, or are sent to all by the first: these may differ between hosts.
 _OF_A_HOST = {
     *_OF_WORKERS,
     *("master_addr", "master_port", "rendezvous", "token", "address", "start_timeout_s", "profile", "trace", "live"),

@@ -32,10 +32,10 @@ class Report(msgspec.Struct, frozen=True):
     """Facts and findings of an examination, as this host knows them."""
 
     name: str
-    hosts: int  # that were asked for
+    hosts: int  # requested
     facts: Host
     findings: list[Finding]  # about this host, about the hosts together, and on the first host about the others
-    cards: list[HostCard] = []  # of the hosts that came
+    cards: list[HostCard] = []  # of the hosts that took part
     survey: Survey | None = None
     see: str = ""  # the host that shows the rest; empty: this one does
 

@@ -1,4 +1,4 @@
-"""The published networks: layers, tensors and flops of each, without any framework."""
+"""Published networks: their layers, tensors and flops, without any framework."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The published convolutional networks, each for images as published and for 32 x 32.
+"""Published convolutional networks, each for images of the published size and of 32 x 32.
 
 In: a size.  Out: the description of a network.
 - AlexNet (Krizhevsky et al., 2012) with its two groups, as in Caffe's reference model.
-- VGG19 (Simonyan and Zisserman, 2014), and Poseidon's variant of it for all 21,841 classes of ImageNet.
+- VGG19 (Simonyan and Zisserman, 2014), and Poseidon's variant for all 21,841 classes of ImageNet.
 - GoogLeNet (Szegedy et al., 2014) as published: biases, no batch norm, without the auxiliary heads.  Names are
-  torchvision's; its 5 x 5 branch is really 3 x 3, ours is the paper's.
+  torchvision's, but the 5 x 5 branch is the paper's: torchvision's is 3 x 3.
 - Inception-V3 (Szegedy et al., 2015) with its auxiliary head; names and shapes are torchvision's.
 - ResNet-50 and ResNet-152 (He et al., 2015), stride in the 3 x 3 as in torchvision, whose names these are.
 """
@@ -33,7 +33,7 @@ _SHRINK_OVER_EDGE = Pool(pooling=Pooling.MAX, kernel=3, stride=2, ceil=True)
 _SMOOTH = Pool(pooling=Pooling.AVERAGE, kernel=3, stride=1, padding=1)
 # VGG19: output channels and number of convolutions of each stage.
 _STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
-# GoogLeNet's table 1: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, behind the pooling.
+# GoogLeNet's table 1: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, after the pooling.
 _GOOGLE_BLOCKS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -49,7 +49,7 @@ _EXPANSION = 4  # output channels of a bottleneck of ResNet for each inner one
 
 
 def _network(size: Size, pixels: int, *parts: Node) -> Network:
-    """Return a network whose published images are so many pixels wide and high."""
+    """Return a network whose published images are `pixels` wide and high."""
     width = 32 if size is Size.CIFAR else pixels
     return Network(input=(3, width, width), body=chain(*parts))
 
@@ -256,7 +256,7 @@ def _inception_block_e(at: str) -> Node:
 
 
 def _inception_same(name: str, out: int, kernel: Pair) -> Conv:
-    """Padded, so that height and width stay."""
+    """Return a convolution with padding that keeps height and width."""
     return _inception_conv(name, out, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
 
 

@@ -1,4 +1,4 @@
-"""The models by name, with the rates that were published for them.
+"""Models by name, with their published rates.
 
 In: a name.  Out: its description (`NETWORKS`), or the whole `Model` (`MODELS`, made when first asked for).
 """
@@ -28,11 +28,11 @@ NETWORKS: Mapping[str, Callable[[Size], Network]] = {
 
 @dataclass(frozen=True)
 class _Published:
-    """Figures that the papers give of a model besides its shape."""
+    """Figures that the papers give for a model besides its shape."""
 
     title: str
     batch: int
-    samples_per_s: float | None  # None: nothing, so it is scaled from ResNet-50's by flops
+    samples_per_s: float | None  # None: not published, so it is scaled from ResNet-50's by flops
     source: str
 
 
@@ -75,13 +75,13 @@ def _make(name: str) -> Model:
 
 
 def _scaled_rate(name: str) -> float:
-    """Samples per second on the device that trains ResNet-50, at the same flops per second."""
+    """Return samples per second on the device that trains ResNet-50, at the same flops per second."""
     flops = sum(layer.flops for layer in _layers(name))
     return MODELS["resnet50"].flops_per_s / (3 * flops)
 
 
 class _Catalogue(Mapping[str, Model]):
-    """Mapping of all models; listing the names makes none of them."""
+    """Mapping of all models; listing the names does not make them."""
 
     def __getitem__(self, name: str) -> Model:
         if name not in _PUBLISHED:
@@ -99,7 +99,7 @@ MODELS: Mapping[str, Model] = _Catalogue()
 
 
 def find_model(name: str) -> Model:
-    """Return the model of that name; `ConfigError` with the known names if there is none."""
+    """Return the model of this name; raise `ConfigError` with the known names if there is none."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
     return MODELS[name]

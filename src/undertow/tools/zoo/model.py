@@ -1,7 +1,7 @@
-"""What the plan and the simulator need to know of a network: its layers, in order, with their tensors and work.
+"""Models for the plan and the simulator: layers, in order, with their tensors and flops.
 
-In: a description.  Out: `Layer`s, made of `Tensor`s; of a `Model` its profile, as the planner sees it before anything
-was measured: times by each layer's share of the flops.  Never imports a framework.
+In: a description.  Out: `Layer`s, made of `Tensor`s; the profile of a `Model`, as the planner sees it before anything
+has been measured, with times by each layer's share of the flops.  Never imports a framework.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from undertow.tools.zoo.network import Conv, Linear, Network, Shape, walk
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter, by its full name."""
+    """Parameter with its full name."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Tensors that are used together; a convolution's batch norm belongs to the convolution."""
+    """Layer: tensors that are used together, such as those of a convolution and its batch norm."""
 
     name: str
     kind: LayerKind
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A network at its published input size, and how fast one published device trains it."""
+    """Network at its published input size, with the rate at which one published device trains it."""
 
     name: str
     title: str

@@ -1,8 +1,8 @@
-"""Description of a convolutional network, written once and read in several ways, and the shapes that follow from it.
+"""Descriptions of convolutional networks, and the shapes that follow from them.
 
-A description is an expression of these nodes.  `zoo.model` reads it as a list of layers
-with shapes and flops; `lab.real.models` reads it as a torch module that trains.
-What has no tensors and next to no flops (dropout, local response norm, softmax) is not described.
+A description is an expression of these nodes.  `zoo.model` turns it into a list of layers
+with shapes and flops; `lab.real.models` turns it into a torch module that trains.
+Layers without tensors and with hardly any flops (dropout, local response norm, softmax) are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pooling(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Conv:
-    """A convolution, its batch norm if it has one, and the rectifier behind it."""
+    """Convolution, with its batch norm if it has one, and the ReLU after it."""
 
     name: str
     out: int
@@ -44,7 +44,7 @@ class Conv:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A fully connected layer; it flattens what comes in."""
+    """Fully connected layer; it flattens its input."""
 
     name: str
     out: int
@@ -57,31 +57,31 @@ class Pool:
     kernel: int
     stride: int
     padding: int = 0
-    ceil: bool = False  # a window that hangs over the edge counts too
+    ceil: bool = False  # a window that extends beyond the edge counts too
 
 
 @dataclass(frozen=True)
 class GlobalPool:
-    """The average over height and width."""
+    """Average over height and width."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Nodes one after the other."""
+    """Nodes one after another."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Side by side from the same input; the outputs are concatenated by channel."""
+    """Nodes with the same input; their outputs are concatenated by channel."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Body plus shortcut, then the rectifier; without a shortcut the input itself is added."""
+    """Body plus shortcut, then a ReLU; without a shortcut the input itself is added."""
 
     body: Node
     shortcut: Node | None = None
@@ -89,7 +89,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class AuxiliaryHead:
-    """A classifier beside the main path, which goes on with the input unchanged."""
+    """Classifier beside the main path, which continues with the unchanged input."""
 
     body: Node
 
@@ -99,7 +99,7 @@ Node: TypeAlias = Conv | Linear | Pool | GlobalPool | Chain | Branches | Residua
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A whole network and the images that it takes."""
+    """Whole network, and the shape of its images."""
 
     input: Shape
     body: Node
@@ -114,13 +114,13 @@ def branches(*parts: Node) -> Branches:
 
 
 def square_conv(name: str, out: int, kernel: int, **options: Any) -> Conv:
-    """Return a convolution that is padded so that height and width stay, but for its stride."""
+    """Return a convolution with padding that keeps height and width, apart from its stride."""
     return Conv(name=name, out=out, kernel=(kernel, kernel), padding=(kernel // 2, kernel // 2), **options)
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A convolution or linear layer, with the shape that it takes and the shape that it makes."""
+    """Convolution or linear layer, with the shapes of its input and its output."""
 
     node: Conv | Linear
     taken: Shape
@@ -135,7 +135,7 @@ def walk(network: Network) -> tuple[Visit, ...]:
 
 
 def _follow(node: Node, shape: Shape, visits: list[Visit]) -> Shape:
-    """Return the shape behind `node`, and add its layers to `visits`."""
+    """Return the shape after `node`, and add its layers to `visits`."""
     match node:
         case Conv() | Linear():
             visits.append(Visit(node, shape, _made(node, shape)))

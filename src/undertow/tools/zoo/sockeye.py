@@ -1,8 +1,7 @@
-"""A translator like Sockeye's (Hieber et al., 2017) as P3 measured it: two LSTM layers on each side, attention between.
+"""Translator like Sockeye's (Hieber et al., 2017) as measured for P3: two LSTM layers on each side, attention between.
 
 In: its dimensions.  Out: its layers, in the order of the forward pass.
-Its first layer is the source embedding, whose gradient comes last, is wanted first, and has few
-rows that are not zero.
+Its first layer is the source embedding, whose gradient is computed last, needed first, and has few nonzero rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def sockeye_layers(dims: Dimensions) -> tuple[Layer, ...]:
         linear_layer("start.1", units, units),
         linear_layer("attention.key", units, units, bias=False, vectors=tokens),
         _embedding("target", dims.target_words, dims),
-        # The decoder reads the last word and what it attended to then (input feeding).
+        # The decoder reads the last word and its attention vector (input feeding).
         _lstm("decoder.0", 2 * units, dims),
         _lstm("decoder.1", units, dims),
         linear_layer("attention.query", units, units, bias=False, vectors=tokens),

@@ -94,7 +94,7 @@ CASES = [
     (eth0(name="docker0"), THREE, "interface in use", Level.WARNING, "containers or virtual machines"),
     (eth0(name="docker0"), ALONE, "interface in use", Level.OK, "docker0"),
     (eth0(name="wlan0"), THREE, "interface in use", Level.WARNING, "wireless link"),
-    (eth0(speed_mbit=100), THREE, "interface in use", Level.WARNING, "100 Mbit/s only"),
+    (eth0(speed_mbit=100), THREE, "interface in use", Level.WARNING, "only 100 Mbit/s"),
     (eth0(speed_mbit=0), THREE, "interface in use", Level.OK, "eth0 (10.0.0.1, MTU 1500), because"),
     (eth0(mtu=576), THREE, "interface in use", Level.WARNING, "an MTU of 576"),
     (HEALTHY, ALONE, "interfaces", Level.OK, "lo (127.0.0.1, ::1, MTU 65536); eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)"),
@@ -110,7 +110,7 @@ CASES = [
         THREE,
         "ports",
         Level.FAILURE,
-        "port 29500, where the hosts meet, cannot be bound: Address already in use",
+        "port 29500 of the rendezvous cannot be bound: Address already in use",
     ),
     (
         change("network", hostname="a", hostname_addresses=["127.0.1.1"]),

@@ -15,7 +15,7 @@ from undertow.errors import ConfigError, MismatchError, Refused
 from undertow.tools.doctor.cluster import judge_cluster
 from undertow.tools.doctor.facts import AddressChoice, Network
 from undertow.tools.doctor.findings import Finding, Level
-from undertow.tools.doctor.job_check import tell_apart
+from undertow.tools.doctor.job_check import make_names_unique
 from undertow.tools.doctor.link_measurement import (
     ConnectResult,
     LinkMeasurement,
@@ -27,7 +27,7 @@ from undertow.tools.doctor.link_measurement import (
 from undertow.tools.doctor.pairs import Survey, list_pairs
 from undertow.tools.doctor.probe_protocol import Received
 from undertow.tools.doctor.rendezvous import DoctorRendezvous, HostCard, decode, join_rendezvous, lead_rendezvous
-from undertow.tools.doctor.request import DoctorRequest, cannot_meet, check_apart, find_own_rank, split_hosts
+from undertow.tools.doctor.request import DoctorRequest, cannot_join, check_apart, find_own_rank, split_hosts
 
 GIGABIT = 1e9 / 8
 VERSIONS = {"undertow": "0.1.0", "torch": "2.6.0", "python": "3.12.1"}
@@ -81,7 +81,7 @@ CASES = [
         among(2, [], b_a=NO, a_b=ConnectResult.REFUSED),
         "firewall",
         Level.FAILURE,
-        "b has met a but cannot connect to it: no answer",
+        "b cannot connect to a: no answer",
     ),
     ([A, B], among(2, [], b_a=NO), "firewall", Level.FAILURE, "the other direction works"),
     ([A, B], among(2, a_b=NO), "firewall", Level.WARNING, "a cannot connect to b: no answer"),
@@ -153,7 +153,7 @@ CASES = [
         "slower than the median of 9 Gbit/s: a to c (1 Gbit/s)",
     ),
     # Do the hosts fit?
-    ([A, card("b", protocol=2)], among(2), "versions", Level.FAILURE, "different protocols: 1 on a, 2 on b"),
+    ([A, card("b", protocol=2)], among(2), "versions", Level.FAILURE, "different protocol versions: 1 on a, 2 on b"),
     ([A, card("b", versions={**VERSIONS, "undertow": "0.2"})], among(2), "versions", Level.WARNING, "undertow differs"),
     (
         [A, card("b", versions={**VERSIONS, "torch": "2.7"})],
@@ -329,11 +329,11 @@ def rendezvous(rank: int, address: str = "10.0.0.1", *, is_local: bool = False) 
 def test_no_host_waits_for_a_rendezvous_that_is_impossible(
     network: Network, where: DoctorRendezvous, is_impossible: bool
 ) -> None:
-    assert cannot_meet(network, where) is is_impossible
+    assert cannot_join(network, where) is is_impossible
 
 
 def test_hosts_with_the_same_name_are_distinguished() -> None:
-    assert [one.name for one in tell_apart([A, B, A])] == ["a (host 0)", "b", "a (host 2)"]
+    assert [one.name for one in make_names_unique([A, B, A])] == ["a (host 0)", "b", "a (host 2)"]
 
 
 def test_a_card_of_a_newer_version_is_read_and_nonsense_is_not() -> None:

@@ -3,7 +3,7 @@
 In: when the steps of each job ended.  Out: step times, and the gain of an arrangement over one job after another.
 A job's step ends when its last host has ended it.  Jobs are compared only while all train in their usual state, so the
 first steps and the last one of a lap are left out.  In the first steps jobs settle: slices and plans adapt to the new
-load of the link, and a job that trained alone at the end of the last lap has had more than its share, and gives it back.
+load of the link, and a job that trained alone at the end of the last lap has had more than its share and gives it back.
 In the last step a job that waits for the network has nothing more to compute, so the others have the device to
 themselves.  A step that is only partly inside the compared time counts by that fraction.
 """
