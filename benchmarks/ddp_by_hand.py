@@ -1,9 +1,9 @@
-"""The ruler's ruler: torch DDP on a replayed model, written by hand.  It shares only the zoo's table with the bench.
+"""Torch DDP on a replayed model, to check the bench itself: shares only the zoo's tables with it.
 
     sudo undertow lab run --hosts 4 --bandwidth 1gbit --quiet-ranks benchmarks/ddp_by_hand.py --scale 10
 
-Compare with `undertow bench --hosts 4 --bandwidth 10gbit --scale 10 --systems ddp`: nobody scales the lab's links
-here, so the bandwidth is the bench's divided by the scale.
+Compare with `undertow bench --hosts 4 --bandwidth 10gbit --scale 10 --systems ddp`: the lab does not scale its links,
+so the bandwidth here is the bench's divided by the scale.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from undertow.tools.zoo import find_model
 
 
 class Sleep(torch.autograd.Function):
-    """Forward and backward end at a time of the day that was fixed when the step began."""
+    """Layer whose forward and backward end at times that were fixed when the step began."""
 
     @staticmethod
     def forward(ctx, x, layer, *parameters):
@@ -33,7 +33,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Timetable:
-    """Keeps to a plan: lateness of one operation is made up for by the next ones; waiting for others moves the plan."""
+    """Schedule of a step: later operations make up for the lateness of earlier ones; waiting for others shifts it."""
 
     def __init__(self):
         self.due_s = time.perf_counter()
@@ -73,7 +73,7 @@ def main() -> None:
     wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=25 / options.scale)
     ends_s = []
     for _ in range(options.steps):
-        clock.restart()  # the gradients are in: the next forward may start now
+        clock.restart()  # the gradients have arrived: the next forward may start now
         wrapped(torch.zeros(1)).sum().backward()
         wrapped.zero_grad()
         dist.barrier()

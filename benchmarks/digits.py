@@ -1,9 +1,9 @@
-"""Training the digits example: undertow beside torch's own DistributedDataParallel, in one run.
+"""Compares undertow and torch's DistributedDataParallel on the digits example, in one run.
 
     undertow run -n 4 --quiet-ranks benchmarks/digits.py
 
-Both train the very same model on the very same batches and take turns, block by block, so
-that a noisy machine is noisy for both.  After the first block their weights must agree.
+Both train the same model on the same batches and take turns, block by block, so that a noisy
+machine affects both.  After the first block their weights must agree.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def load_example():
 
 
 class Trainer:
-    """One system's model, optimizer and place in the data."""
+    """Model, optimizer and data of one system."""
 
     def __init__(self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, batch: int) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class Trainer:
         self.random = torch.Generator().manual_seed(undertow.rank())
 
     def run(self, steps: int) -> float:
-        """Seconds for this many steps on all ranks."""
+        """Train this many steps on all ranks, and return the seconds."""
         undertow.barrier()
         started = time.perf_counter()
         for _ in range(steps):
@@ -77,13 +77,13 @@ def main() -> None:
     for number in range(options.rounds):
         for name in sorted(trainers, reverse=number % 2 == 0):
             seconds[name].append(trainers[name].run(options.steps))
-        if number == 0:  # later on, differences in the last bit have grown, as they do in any training
+        if number == 0:  # later, differences in the last bit have grown, as in any training
             for mine, other in zip(*(trainer.model.parameters() for trainer in trainers.values()), strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
     if undertow.rank() == 0:
         reference = statistics.median(seconds["torch DDP, gloo"][2:])
         table = rich.table.Table(title=f"digits on {undertow.world_size()} workers, median of {options.rounds - 2}")
-        for column in ("system", "ms per step", "fastest", "slowest", "speed against torch DDP"):
+        for column in ("system", "ms per step", "fastest", "slowest", "speed relative to torch DDP"):
             table.add_column(column, justify="left" if column == "system" else "right")
         for name, values in seconds.items():
             kept = values[2:]

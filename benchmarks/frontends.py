@@ -1,8 +1,8 @@
-"""Scripts as they are, by every frontend, beside torch's own DDP on the same emulated hosts.
+"""Compares unmodified scripts, through every frontend, with torch's DDP on the same emulated hosts.
 
     sudo .venv/bin/python benchmarks/frontends.py --hosts 2 --bandwidth 1gbit
 
-The frontends take turns, round by round, so that a noisy machine is noisy for all of them; each figure is the median
+The frontends take turns, round by round, so that a noisy machine affects all of them; each figure is the median
 of the rounds' medians.  The scripts are in `frontends/`: one for torchrun, one for Horovod, one for a single process.
 """
 
@@ -31,7 +31,7 @@ PEER = next(iter(FRONTENDS))
 
 
 def measure(frontend: str, options: argparse.Namespace) -> float:
-    """Milliseconds of a step."""
+    """Return the milliseconds of a step."""
     script, environment = FRONTENDS[frontend]
     lab = ["lab", "run", "--hosts", options.hosts, "--bandwidth", options.bandwidth, "--quiet-ranks", "--no-check"]
     words = [sys.executable, "-m", "undertow", *lab, SCRIPTS / script, options.hosts]

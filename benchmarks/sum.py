@@ -1,9 +1,9 @@
-"""Summing one large array among the workers: undertow beside torch's Gloo, in one run.
+"""Compares undertow and torch's Gloo at summing one large array over all workers, in one run.
 
     undertow run -n 4 --quiet-ranks benchmarks/sum.py
 
-The systems take turns, round by round, so that a noisy machine is noisy for all of them.
-Gloo is given the array whole and in chunks, and is judged by its best chunk size.
+The systems take turns, round by round, so that a noisy machine affects all of them.
+Gloo sums the array whole and in chunks; undertow is compared with the best chunk size.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> None:
         table = rich.table.Table(
             title=f"{options.mebibytes} MiB among {workers} workers, median of {options.rounds - 2}"
         )
-        for column in ("system", "ms", "fastest", "slowest", "speed against the best gloo"):
+        for column in ("system", "ms", "fastest", "slowest", "speed relative to the best gloo"):
             table.add_column(column, justify="left" if column == "system" else "right")
         for name, median in medians.items():
             kept = seconds[name][2:]

@@ -1,11 +1,11 @@
-"""What a trace costs: the same training with and without, block by block, in one run.
+"""Measures what a trace costs: the same training with and without it, block by block, in one run.
 
     undertow run -n 2 --quiet-ranks --trace /tmp/trace --trace-steps all benchmarks/trace.py
     sudo undertow lab run --hosts 4 --bandwidth 1gbit --trace /tmp/trace --trace-steps all benchmarks/trace.py
 
-The record is turned off and on again between blocks; the hooks stay, as they would in a run that is recorded.  Blocks
-take turns, so that a noisy machine is noisy for both.  With `--without-hooks` nothing was ever on: run it without
---trace, beside the other, to see what the hooks alone cost.
+Recording is switched off and on between blocks; the hooks stay, as in any recorded run.  Blocks alternate, so that a
+noisy machine affects both kinds.  With `--without-hooks`, and without --trace, nothing is ever switched on: compare
+with the other run to see what the hooks alone cost.
 """
 
 import argparse
@@ -53,10 +53,10 @@ def main() -> None:
     inputs, labels = torch.randn(options.batch, width), torch.randint(10, (options.batch,))
 
     def run(is_on: bool) -> tuple[float, float]:
-        """Milliseconds of a step, and of the processor in it: what a busy machine disturbs less."""
+        """Return the milliseconds of a step, and its processor time, which a busy machine disturbs less."""
         undertow.torch.flush(model)
         undertow.barrier()
-        time.sleep(0.6)  # what was noted before is written
+        time.sleep(0.6)  # until earlier events are written
         process_recorder.is_on = is_on
         undertow.barrier()
         started_s, used_s = time.perf_counter(), time.process_time()
@@ -74,7 +74,7 @@ def main() -> None:
     if undertow.rank() == 0:
         for which, what in enumerate(("a step", "its processor time")):
             off = statistics.median(block[False][which] for block in blocks)
-            print(f"{options.model}, {what}: {off:.2f} ms without a record", end="", flush=True)
+            print(f"{options.model}, {what}: {off:.2f} ms without recording", end="", flush=True)
             if not options.without_hooks:
                 on = statistics.median(block[True][which] for block in blocks)
                 ratios = sorted(block[True][which] / block[False][which] - 1 for block in blocks)

@@ -1,6 +1,6 @@
 """Trains a small network on scikit-learn's digits with torch's DistributedDataParallel.
 
-Nothing in here knows of undertow; these two train the same model, the second one over undertow's engine:
+Nothing in this script is specific to undertow.  Both commands train the same model, the second with undertow's engine:
 
 torchrun --nproc-per-node 4 examples/ddp_digits.py
 undertow run -n 4 --quiet-ranks examples/ddp_digits.py
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, rand
 
 
 def load(seed: int) -> list[torch.utils.data.Subset]:
-    """Training and test images, the same on all ranks."""
+    """Return training and test images, the same on all ranks."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     data = TensorDataset(images, torch.tensor(digits.target))
@@ -40,7 +40,7 @@ def make_model() -> nn.Module:
 
 
 def evaluate(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
-    """Loss and accuracy over the test images, of which each rank takes its part."""
+    """Return loss and accuracy on the test images, which are divided among the ranks."""
     model.eval()
     sums = torch.zeros(3)
     with torch.no_grad():

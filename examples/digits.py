@@ -1,4 +1,4 @@
-"""Trains a small network on scikit-learn's digits, on as many workers as there are.
+"""Trains a small network on scikit-learn's digits, on any number of workers.
 
 undertow run -n 4 --quiet-ranks examples/digits.py
 torchrun --nproc-per-node 4 examples/digits.py
@@ -18,7 +18,7 @@ import undertow.torch
 
 
 def load(seed: int) -> tuple[torch.Tensor, ...]:
-    """Training and test images and labels, the same on all ranks."""
+    """Return training and test images and labels, the same on all ranks."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -49,7 +49,7 @@ def main() -> None:
 
     undertow.init()
     rank, workers = undertow.rank(), undertow.world_size()
-    torch.manual_seed(options.seed + rank)  # even different first weights: rank 0's are sent to all
+    torch.manual_seed(options.seed + rank)  # initial weights may differ: rank 0's are sent to all
 
     train_images, train_labels, test_images, test_labels = load(options.seed)
     model = undertow.torch.DistributedDataParallel(make_model())
@@ -62,8 +62,8 @@ def main() -> None:
         for epoch in range(options.epochs):
             order = torch.randperm(len(train_labels), generator=torch.Generator().manual_seed(epoch))
             for step in range(steps_per_epoch):
-                joined = order[step * options.batch * workers : (step + 1) * options.batch * workers]
-                mine = joined[rank::workers]
+                batch = order[step * options.batch * workers : (step + 1) * options.batch * workers]
+                mine = batch[rank::workers]
                 loss = torch.nn.functional.cross_entropy(model(train_images[mine]), train_labels[mine])
                 optimizer.zero_grad()
                 loss.backward()

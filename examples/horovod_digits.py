@@ -1,4 +1,4 @@
-"""A script for Horovod that knows nothing of undertow: scikit-learn's digits, on as many workers as there are.
+"""Trains on scikit-learn's digits with Horovod's API; nothing in this script is specific to undertow.
 
 undertow run -n 4 --quiet-ranks examples/horovod_digits.py
 """
@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """Images to train with and to test with."""
+    """Return training and test images."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -36,7 +36,7 @@ def make_model() -> torch.nn.Module:
 
 
 def count_right(model: torch.nn.Module, loader: DataLoader) -> float:
-    """The share of images that all workers together recognise."""
+    """Return the fraction of images that all workers together recognise."""
     right = torch.zeros(2)
     with torch.no_grad():
         for images, labels in loader:
@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()
-    torch.manual_seed(hvd.rank())  # different first weights: those of rank 0 are sent to all
+    torch.manual_seed(hvd.rank())  # initial weights differ: rank 0's are sent to all
     training, test = load()
     sampler = DistributedSampler(training, num_replicas=hvd.size(), rank=hvd.rank())
     loader = DataLoader(training, batch_size=options.batch, sampler=sampler)

@@ -1,4 +1,4 @@
-"""A script for one machine that knows nothing of undertow: it learns to write Python, from Python's standard library.
+"""Single-process script without undertow's API: trains a model to write Python, on Python's standard library.
 
 python examples/plain_text.py
 undertow run -n 4 --batch split examples/plain_text.py      # the same training, on four workers
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-SEEN = 64  # letters before the one that is guessed
+SEEN = 64  # letters before the one to predict
 
 
 class Texts(Dataset):
-    """Every place in a text: what comes before each letter, and the letter."""
+    """Windows of a text, each with the letter that follows every position."""
 
     def __init__(self, text: bytes) -> None:
         self.letters = torch.tensor(list(text)).clamp(max=127)
@@ -65,7 +65,7 @@ def main() -> None:
             optimizer.step()
         with torch.no_grad():
             losses = [find_loss(model, *batch).item() * len(batch[0]) for batch in test_loader]
-        print(f"epoch {epoch + 1}: loss {sum(losses) / len(test):.4f} on a text that it has not seen")
+        print(f"epoch {epoch + 1}: loss {sum(losses) / len(test):.4f} on unseen text")
         torch.save(model.state_dict(), "plain_text.pt")
 
 

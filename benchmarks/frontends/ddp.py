@@ -1,4 +1,4 @@
-"""For torchrun: torch's DistributedDataParallel.  See ../frontends.py."""
+"""Script for torchrun, with torch's DistributedDataParallel.  See ../frontends.py."""
 
 import torch
 import torch.distributed as dist

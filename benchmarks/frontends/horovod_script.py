@@ -1,4 +1,4 @@
-"""For Horovod.  See ../frontends.py."""
+"""Script for Horovod.  See ../frontends.py."""
 
 import horovod.torch as hvd
 import torch

@@ -1,4 +1,4 @@
-"""For one process.  See ../frontends.py."""
+"""Script for one process.  See ../frontends.py."""
 
 import sys
 

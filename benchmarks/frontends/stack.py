@@ -1,4 +1,4 @@
-"""What the scripts of this folder train: a stack of wide layers, whose gradients are slow on any Ethernet."""
+"""Model that the scripts in this folder train: a stack of wide layers, whose gradients are slow on any Ethernet."""
 
 import itertools
 import statistics
@@ -23,7 +23,7 @@ def make_data(workers: int) -> TensorDataset:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader) -> float:
-    """Milliseconds of a step."""
+    """Train, and return the median milliseconds of a step."""
     ends = []
     for inputs, labels in loader:
         optimizer.zero_grad()
