@@ -210,7 +210,7 @@ def test_a_link_that_is_down_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_tool_that_refuses_is_quoted() -> None:
     def body(network: Network) -> None:
-        with pytest.raises(LabError, match=r"ip says: .*already exists|ip says: .*File exists"), open_network(1):
+        with pytest.raises(LabError, match=r"ip failed: .*already exists|ip failed: .*File exists"), open_network(1):
             pass
 
     in_lab(1, body)

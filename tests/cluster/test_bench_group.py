@@ -23,7 +23,7 @@ from undertow.errors import LabError
 from undertow.launch.cleanup_guard import read_state
 from undertow.tools.lab.bench import worker_group as group_module
 from undertow.tools.lab.bench.messages import Assignment, Ready
-from undertow.tools.lab.bench.worker_group import LAST_WORDS, WorkerGroup
+from undertow.tools.lab.bench.worker_group import MOST_OUTPUT_LINES, WorkerGroup
 from undertow.tools.lab.network import Host, Network, open_loopback
 from undertow.tools.lab.systems import find_system
 
@@ -308,8 +308,8 @@ def test_last_words_are_the_last_and_whatever_they_are(yard: Yard) -> None:
     )
     with group:
         lines = failure(group.wait_until_ready)
-    assert len(lines) == 1 + LAST_WORDS
-    assert lines[1] == f"line {1000 - LAST_WORDS + 1}"
+    assert len(lines) == 1 + MOST_OUTPUT_LINES
+    assert lines[1] == f"line {1000 - MOST_OUTPUT_LINES + 1}"
     assert lines[-1].startswith("caf")
     assert lines[-1].endswith("[/red]")
 
@@ -362,7 +362,7 @@ def test_at_the_end_workers_may_say_good_bye(yard: Yard) -> None:
 
 
 def test_a_worker_that_does_not_leave_is_made_to(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "FAREWELL_S", 0.05)
+    monkeypatch.setattr(group_module, "EXIT_TIMEOUT_S", 0.05)
     with yard.start("ready()\ntime.sleep(600)") as group:
         group.wait_until_ready()
     assert yard.living() == []

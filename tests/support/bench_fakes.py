@@ -1,4 +1,4 @@
-"""A bench without a cluster: groups that answer at once, as fast as a test says."""
+"""Fakes for a bench without a cluster: groups that answer immediately, with the step times of a script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Speed = Callable[[int], float]  # seconds per step in the lap of this number; 0 
 
 
 def make_series(**changes: Any) -> Series:
-    """ResNet-50 under two systems on four hosts; give what is different."""
+    """Return a series of ResNet-50 under two systems on four hosts, with these changes."""
     given: dict[str, Any] = {
         "model": "resnet50",
         "hosts": HOSTS,
@@ -44,7 +44,7 @@ def make_hosts(count: int) -> list[Host]:
 
 @dataclass
 class Net:
-    """A network that counts what the groups say they sent: twice as much for the second host, and so on."""
+    """Network that counts the groups' bytes: once for the first host, twice for the second, and so on."""
 
     hosts: Sequence[Host] = field(default_factory=lambda: make_hosts(HOSTS))
     is_shaped: bool = True
@@ -61,7 +61,7 @@ class Net:
 
 @dataclass
 class FakeProgress(Progress):
-    """Progress that remembers what it is told."""
+    """Progress that records its calls."""
 
     said: list[str] = field(default_factory=list)
     expected: float = 0
@@ -79,7 +79,7 @@ class FakeProgress(Progress):
 
 @dataclass
 class Script:
-    """How fast each system is, and what was asked of it."""
+    """Speeds of all systems, and a record of what was requested of them."""
 
     speeds: Mapping[str, Speed]
     ready: Ready = field(default_factory=lambda: Ready(batch=32, gradient_bytes=100_000, compute_s=COMPUTE_S))
@@ -89,15 +89,15 @@ class Script:
     timeouts_s: list[float] = field(default_factory=list)
     alive: list[str] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
-    failure: tuple[int, BaseException] | None = None  # at which turn, and with what
-    step_bytes: int = 1000  # of the first host; twice as many of the second, and so on
+    failure: tuple[int, BaseException] | None = None  # in which lap, and the error
+    step_bytes: int = 1000  # of the first host; twice as many for the second, and so on
 
     def measure(self, series: Series) -> list[list[Point]]:
-        return [leg.points for leg in measure(series, self.net, environ=ENVIRON, progress=self.progress)]
+        return [result.points for result in measure(series, self.net, environ=ENVIRON, progress=self.progress)]
 
     @property
     def laps(self) -> list[str]:
-        """Whose turn it was, the warm-up left out."""
+        """The system of each lap, without the warm-up."""
         return [name for name, steps in self.turns if steps != WARM_UP_STEPS]
 
 
@@ -137,7 +137,7 @@ class FakeGroup:
 
 
 def start_script(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Script:
-    """From now on every group follows this script, and links are as fast as they claim."""
+    """Let every group follow a script, and all links pass their check."""
     script = Script(**{"speeds": {"ddp": lambda _: 1.0, "undertow": lambda _: 0.8}, **options})
     monkeypatch.setattr(series_module, "WorkerGroup", type("ScriptedGroup", (FakeGroup,), {"script": script}))
     monkeypatch.setattr(link_check, "check_links", lambda network, rate: script.net.checked_bits_per_s.append(rate))

@@ -1,7 +1,8 @@
-"""How these tests call the doctor: quickly, and on several emulated hosts at once."""
+"""Helpers to run the doctor quickly, and on several emulated hosts at the same time."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tests.support.command import Cli
 from undertow.tools.lab.network import Host
 
-# In the child that tries torch: a torch that is there at once.  The real one takes seconds, and a core.
+# A fake torch for the child process that imports it: the real one takes seconds, and a core.
 STAND_IN = """
 import sys, types
 if any(word.endswith("torch_probe.py") for word in sys.orig_argv):
@@ -22,11 +23,11 @@ if any(word.endswith("torch_probe.py") for word in sys.orig_argv):
 
 
 def spare_torch(cli: Cli, code: str = STAND_IN) -> None:
-    """Whatever Python the command starts runs this code first."""
+    """Let every Python that the command starts run this code first."""
     folder = cli.folder / "site"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
-    cli.environment["PYTHONPATH"] = str(folder)
+    cli.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), cli.environment.get("PYTHONPATH")]))
 
 
 def start_doctor(
@@ -37,7 +38,7 @@ def start_doctor(
 
 
 def start_doctors(cli: Cli, hosts: Sequence[Host], *arguments: object) -> list[subprocess.CompletedProcess[str]]:
-    """The same command on each host, the last one first: the order must not matter."""
+    """Run the same command on each host, the last one first: the order must not matter."""
     started = [start_doctor(cli, host, *arguments) for host in reversed(hosts)]
     return finish_all(cli, *reversed(started))
 
@@ -47,6 +48,6 @@ def finish_all(cli: Cli, *processes: subprocess.Popen[str]) -> list[subprocess.C
 
 
 def lines_of(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Level and text of every finding by its subject; the last one of it, which is the worst."""
+    """Return level and text of the last finding about each subject, which is the worst."""
     found = re.findall(r"^(ok|note|warning|failure) +(\S+(?: \S+)*)  +(.*)$", result.stdout, re.MULTILINE)
     return {subject: f"{level} {text}" for level, subject, text in found}

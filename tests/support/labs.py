@@ -1,4 +1,4 @@
-"""How these tests look into a lab, and look for what it left behind."""
+"""Helpers to run code in a lab, and to find what it left behind."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def in_lab(hosts: int, body: Callable[[Network], None]) -> None:
 
 
 def mark_processes(cli: Cli) -> None:
-    """Whatever the command starts, however deep, can be found by `find_marked`."""
+    """Mark every process that the command will start, at any depth, so that `find_marked` finds it."""
     cli.environment[MARK] = str(cli.folder)
 
 
 def find_marked(cli: Cli) -> list[int]:
-    """Living processes that descend from the command, wherever they went."""
+    """Return the living descendants of the command, in whatever namespace."""
     mark = f"{MARK}={cli.folder}".encode()
     return [pid for pid in _list_pids() if is_alive(pid) and mark in _read(f"/proc/{pid}/environ").split(b"\0")]
 
@@ -51,7 +51,7 @@ def count_threads(pid: int) -> int:
 
 
 def find_traces() -> set[str]:
-    """What a lab would leave on the machine if it left anything: links, named namespaces, mounts."""
+    """Return whatever a lab could leave on the machine: links, named namespaces, mounts."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     names = {line.split(": ")[1].partition("@")[0] for line in links.splitlines()}
     named = set(os.listdir("/run/netns")) if Path("/run/netns").is_dir() else set()

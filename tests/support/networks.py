@@ -1,4 +1,4 @@
-"""Small networks of every kind that a gate must hold for, and what they are trained on."""
+"""Small networks of every kind that gates must support, and their training data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """With batch norm, whose buffers follow rank 0."""
+    """Network with batch norm, whose buffers follow rank 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Cnn(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Its embedding is its output layer too, and a parameter belongs to the outermost module."""
+    """Network whose embedding is also its output layer, with a parameter of the outermost module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
 
 
 class Lottery(nn.Module):
-    """Another graph at every step: other layers, in another order, some twice, some not at all."""
+    """Network with another graph at every step: other layers, in another order, some twice, some not at all."""
 
     def __init__(self) -> None:
         super().__init__()

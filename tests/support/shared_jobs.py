@@ -1,4 +1,4 @@
-"""What the tests of `undertow share` have in common: a private socket, and no arbiter left behind."""
+"""Helpers for tests of `undertow share`: a private socket, and no arbiter left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from undertow.crossover.turns import LEASE_S
 
 @contextmanager
 def open_share(cli: Cli) -> Iterator[Path]:
-    """The socket of this test; whatever arbiter was started there is ended."""
+    """Yield the path of a private socket; kill every arbiter that was started there."""
     path = cli.folder / "s.sock"
     cli.environment["UNDERTOW_SHARE_SOCKET"] = str(path)
     try:
@@ -32,7 +32,7 @@ def open_share(cli: Cli) -> Iterator[Path]:
 
 
 class WatchedArbiter(Arbiter):
-    """One in this process that counts how often it is asked."""
+    """Arbiter in this process that counts how often its status is requested."""
 
     asked = 0
 
@@ -51,12 +51,12 @@ def run_arbiter(path: Path, lease_s: float = LEASE_S) -> Iterator[WatchedArbiter
     finally:
         arbiter.stop()
         with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
-            connection.connect(str(path))  # wakes it
+            connection.connect(str(path))  # interrupts its wait
         thread.join()
 
 
 def find_arbiters(path: Path) -> list[int]:
-    """The living ones that were ever started at this socket."""
+    """Return the arbiters started at this socket that are still alive."""
     log = path.with_suffix(".log")
     pids = re.findall(r"process (\d+)", log.read_text()) if log.exists() else []
     return [pid for pid in map(int, pids) if str(path) in _read_command(pid)]

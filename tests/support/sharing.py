@@ -1,4 +1,4 @@
-"""Jobs beside other jobs, for tests: an arbiter that can be killed, a job that does nothing, and some that train."""
+"""Jobs that share a device, for tests: an arbiter that can be killed, an idle job, and jobs that train."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from undertow.crossover.messages import Ask, Give, Grant, JobStatus, NowShared
 from undertow.torch import DistributedDataParallel, flush, parallelize
 from undertow.torch.gradient.device import name_device
 
-LEASE_S = 600.0  # what hangs must not be helped by it
+LEASE_S = 600.0  # so long that it cannot hide a hang
 CPU = name_device(torch.device("cpu"))
 
 
 class Arbiter:
-    """A process of its own, which can be killed."""
+    """Arbiter in a process of its own, which can be killed."""
 
     def __init__(self, path: Path, lease_s: float = LEASE_S) -> None:
         self.path = path
@@ -58,11 +58,11 @@ class Arbiter:
         return {"UNDERTOW_SHARE": "1", "UNDERTOW_SHARE_SOCKET": str(self.path), "UNDERTOW_SHARE_NAME": "job"}
 
     def turns(self) -> list[int]:
-        """How many each job on the device has had."""
+        """Return the number of turns that each job on the device has had."""
         return [job.turns for job in self._jobs()]
 
     def states(self) -> dict[str, str]:
-        """What each job does, by its name."""
+        """Return the state of each job by its name."""
         return {job.name: job.state for job in self._jobs()}
 
     def steps(self) -> dict[str, int]:
@@ -84,7 +84,7 @@ def running_arbiter(lease_s: float = LEASE_S) -> Iterator[Arbiter]:
 
 
 class Other:
-    """A job that does nothing: whoever else is there has to ask."""
+    """Idle job: because of it, other jobs have to request the turn."""
 
     def __init__(self, arbiter: Arbiter) -> None:
         self._caller = Caller(arbiter.path)
@@ -93,7 +93,7 @@ class Other:
         self._listening = in_thread(self._listen)
 
     def can_compute(self) -> bool:
-        """Whether it gets the turn, which it keeps for a moment only."""
+        """Request the turn, give it back, and return whether it was granted."""
         self._granted.clear()
         self._caller.say(Ask())
         is_granted = self._granted.wait(PATIENCE_S)
@@ -135,7 +135,7 @@ def make_optimizer(kind: str, net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Training:
-    """One model; it accumulates gradients, and looks at itself in between."""
+    """Training of one model that accumulates gradients, and is evaluated in between."""
 
     def __init__(self, rank: int, api: str, kind: str) -> None:
         net = make_net()
@@ -173,7 +173,7 @@ class Training:
 
 
 def train_on_demand(rank: int, api: str) -> str:
-    """So many steps as the test says, again and again; says when the first of them is made."""
+    """Train as many steps as the test sends, repeatedly; report when the first ones are done."""
     training = Training(rank, api, "sgd")
     say("ready")
     while steps := hear():
@@ -203,7 +203,7 @@ def values_of(crew: Crew) -> list[Any]:
 
 @functools.cache
 def steps_alone(steps: int) -> list[str]:
-    """What so many steps come to without any sharing, rank by rank."""
+    """Return each rank's digest after this many steps without sharing."""
     crew = start_workers(2, train_on_demand, "plain")
     hear_all([crew])
     tell_all([crew], steps)

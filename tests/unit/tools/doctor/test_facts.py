@@ -1,4 +1,4 @@
-"""How the doctor reads what the system tells: netlink, metadata, control groups, the child that imports torch."""
+"""How the doctor collects facts: netlink, metadata, control groups, the child process that imports torch."""
 
 from __future__ import annotations
 

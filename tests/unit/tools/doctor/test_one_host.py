@@ -1,4 +1,4 @@
-"""What the doctor says of one host: tables of facts, and the finding that each must lead to."""
+"""Findings about one host: tables of facts, and the finding that each must lead to."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def eth0(**fields: Any) -> Host:
 
 
 def find(facts: Host, scope: Scope, subject: str) -> Finding:
-    """The worst of what is said about it."""
+    """Return the worst finding about this subject."""
     order = list(Level)
     found = [finding for finding in judge_host(facts, scope) if finding.subject == subject]
     return max(found, key=lambda finding: order.index(finding.level))

@@ -73,7 +73,7 @@ def test_silent_strangers_keep_no_doctor_out(server: ProbeServer) -> None:
     assert try_connection(server.address, TOKEN) is ConnectResult.REACHED
     assert measure((1, 0), server.address, TOKEN, duration_s=0.02).error == ""
     while strangers[0].recv(64):
-        pass  # the listener's half of the handshake, then the end: the oldest stranger was dropped
+        pass  # the listener's half of the handshake, then the end: the oldest stranger was closed
     for stranger in strangers:
         stranger.close()
 
@@ -107,7 +107,7 @@ def test_bulk_that_does_not_come_is_a_stall(
     one, other = pair
     assert receive(other, 0.1) == Received(0, 0.0, is_stalled=True)
     one.sendall(b"x" * 1000)
-    assert receive(other, 0.1).is_stalled  # a beginning, and then no more
+    assert receive(other, 0.1).is_stalled  # data begins to arrive, and then stops
 
 
 def test_a_pump_stops_when_the_other_end_answers_or_its_time_is_over(
@@ -160,7 +160,7 @@ def test_calls_run_at_the_same_time_and_raise_their_errors() -> None:
     barrier = threading.Barrier(3)
 
     def work(number: int) -> int:
-        barrier.wait(10)  # or none of them would come through
+        barrier.wait(10)  # without which none of them would return
         return 1 // number
 
     results = dict(run_all(work, [0, 1, 2]))

@@ -1,4 +1,4 @@
-"""What the doctor finds about several hosts: names, cards, which reach each other, and the links between them."""
+"""Findings about several hosts: names, cards, which can reach each other, and the links between them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def link(dialer: int, listener: int, **fields: Any) -> LinkMeasurement:
 def among(
     count: int, measured: list[LinkMeasurement] | None = None, error: str = "", **unlike: ConnectResult
 ) -> Survey:
-    """All reach all, unlike `b_a`: b to a."""
+    """Return a survey of hosts that all reach each other, apart from exceptions such as `b_a`, from b to a."""
     reach = [[YES] * count for _ in range(count)]
     for pair, result in unlike.items():
         reach["abc".index(pair[0])]["abc".index(pair[2])] = result
@@ -74,7 +74,7 @@ def find(cards: list[HostCard], survey: Survey, subject: str) -> Finding:
 BULK_HANGS = {"outward": carried(0, is_stalled=True)}
 LATE = card("b", settings={"UNDERTOW_BATCH": "split"}, versions={**VERSIONS, "python": "3.11.2"})
 CASES = [
-    # Can all connect to all?
+    # Can all hosts connect to each other?
     ([A, B], among(2), "firewall", Level.OK, "every host can connect to every other"),
     (
         [A, B],
@@ -96,7 +96,7 @@ CASES = [
         "bulk data hangs from b to a: packets of 1500 by",
     ),
     ([A, B], among(2, [link(1, 0, inward=carried(0, is_stalled=True))]), "MTU", Level.FAILURE, "hangs from a to b"),
-    # Was it finished?
+    # Was the survey finished?
     ([A, B], among(2, error="rank 1 did not arrive"), "pairs", Level.FAILURE, "not finished: rank 1 did not arrive"),
     ([A, B], among(2, [link(1, 0, error="reset")]), "pairs", Level.FAILURE, "measuring between b and a failed: reset"),
     # Latency and clocks.
@@ -152,7 +152,7 @@ CASES = [
         Level.WARNING,
         "slower than the median of 9 Gbit/s: a to c (1 Gbit/s)",
     ),
-    # Do the hosts fit?
+    # Do the hosts' versions and settings agree?
     ([A, card("b", protocol=2)], among(2), "versions", Level.FAILURE, "different protocol versions: 1 on a, 2 on b"),
     ([A, card("b", versions={**VERSIONS, "undertow": "0.2"})], among(2), "versions", Level.WARNING, "undertow differs"),
     (
@@ -261,7 +261,7 @@ RESOLVED = {"a": ["10.0.0.1"], "b": ["10.0.0.2", "fd00::2"], "c": [], "d": ["127
     [
         (["a", "b", "c"], ["10.0.0.2"], 1),
         (["a", "b"], ["192.168.0.1", "fd00::2"], 1),
-        (["b", "d"], ["10.0.0.7"], 1),  # as Debian names a host for itself
+        (["b", "d"], ["10.0.0.7"], 1),  # the address that Debian gives a host's own name
     ],
 )
 def test_a_host_finds_itself(names: list[str], own: list[str], rank: int) -> None:
@@ -323,7 +323,7 @@ def rendezvous(rank: int, address: str = "10.0.0.1", *, is_local: bool = False) 
             Network([], AddressChoice("10.9.9.9", ""), bind_error="not ours"),
             rendezvous(1),
             False,
-        ),  # the other hosts are told of it
+        ),  # the other hosts see it among the findings
     ],
 )
 def test_no_host_waits_for_a_rendezvous_that_is_impossible(

@@ -1,4 +1,4 @@
-"""Names, addresses and the commands that make them."""
+"""Names and addresses of the emulated network, and the commands that create it."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_both_ways_to_ask_find_a_name() -> None:
 @pytest.mark.parametrize(
     ("rate", "burst"),
     [
-        (1e6, 8 << 10),  # never less than some frames
-        (50e6, 25_000),  # 4 ms of it
+        (1e6, 8 << 10),  # never less than a few frames
+        (50e6, 25_000),  # 4 ms at this rate
         (1e9, 500_000),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which links may be trusted: the decision, and the patience before it."""
+"""Which links pass their check, and how often a bad one is measured again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_link_that_is_too_fast_is_a_fault_of_another_kind() -> None:
 
 
 class Links:
-    """Stands in for the measuring: the ratios that each link gives, try by try."""
+    """Fake measurements: the ratio of each link in each try."""
 
     is_shaped = True
 
@@ -94,7 +94,7 @@ def test_next_to_nothing_once_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_slow_link_is_measured_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    links = Links(monkeypatch, [1e-3], [1e-3])  # of the 1 Gbit/s that this stand-in knows
+    links = Links(monkeypatch, [1e-3], [1e-3])  # of the fake's 1 Gbit/s
     check(links, 1e6)
     assert links.durations == [4.0, 4.0]
 

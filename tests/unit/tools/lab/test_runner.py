@@ -1,4 +1,4 @@
-"""What a lab job starts and says; why it may not start; how an error travels."""
+"""What a lab job starts and prints, why it may not start, and how an error reaches the caller."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_impossible_number_of_hosts_is_refused_at_once() -> None:
 
 
 class Wired:
-    """A network with links, as far as the words about it are concerned."""
+    """Network with links, for the texts that describe it."""
 
     is_shaped = True
 

@@ -1,4 +1,4 @@
-"""The systems by name: ours, ours with something off, and other packages'."""
+"""Systems by name: undertow, undertow with mechanisms off, and those of other packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Other:
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package that offers a system."""
+    """Install a package that provides a system."""
     (tmp_path / "others_system.py").write_text(PLUG_IN)
     info = tmp_path / "others_system-1.0.dist-info"
     info.mkdir()

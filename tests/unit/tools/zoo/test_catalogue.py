@@ -1,4 +1,4 @@
-"""The zoo: every published network to the parameter, its flops, and what follows from its shapes."""
+"""Every network of the zoo: its parameters, its flops, and what follows from its shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walking a network: shapes follow torch's rules, and what does not fit is named."""
+"""Walking a network: shapes follow torch's rules, and errors name the node that does not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAST = Linear(name="last", out=5)
 
 
 def taken_by_last(*parts: Node, shape: Shape = (4, 9, 9)) -> Shape:
-    """What the layer behind these parts takes."""
+    """Return the input shape of a layer after these parts."""
     return walk(Network(input=shape, body=chain(*parts, LAST)))[-1].taken
 
 
@@ -61,7 +61,7 @@ def test_a_node_makes_this_shape(node: Node, made: Shape) -> None:
         (10, {"kernel": 3, "stride": 2, "ceil": True}, 5),
         (9, {"kernel": 3, "stride": 2, "ceil": True}, 4),
         (10, {"kernel": 3, "stride": 2, "padding": 1}, 5),
-        # The window that hangs over would start in the padding.
+        # The window beyond the edge would start in the padding.
         (5, {"kernel": 2, "stride": 2, "padding": 1, "ceil": True}, 3),
         (6, {"kernel": 2, "stride": 2, "padding": 1, "ceil": True}, 4),
         (7, {"kernel": 1, "stride": 3, "padding": 0, "ceil": True}, 3),

@@ -1,4 +1,4 @@
-"""From laps to figures: what a step is, how sure its time is, and what it cost."""
+"""Figures from laps: the duration of a step, how certain it is, and what the step cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lap(ends_s: Sequence[float], *, cpu_s: float = 0.0, sent_bytes: int | None =
 
 
 def record(*laps_s: Sequence[float]) -> Record:
-    """Laps of a single host, given by the durations of their steps; the first step of each sets the mark."""
+    """Return a record of laps of one host with these step durations; the first step of each lap is an extra one."""
     made = Record()
     for durations_s in laps_s:
         made.add([lap(list(itertools.accumulate(durations_s, initial=100.0)))], bytes_out=[0])

@@ -94,4 +94,4 @@ def test_a_bandwidth_whose_links_are_off_is_left_out_and_the_rest_goes_on(
     results = broken.value.results
     assert [point.bandwidth_gbit for point in results.points] == [10.0, 10.0, 4.0, 4.0]
     assert results.notes == ["resnet50, 4 hosts, 2 Gbit/s is left out: a link carries 70 %"]
-    assert script.progress.expected == script.progress.done  # what is left out is not waited for
+    assert script.progress.expected == script.progress.done  # progress does not wait for what is left out

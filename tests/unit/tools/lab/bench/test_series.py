@@ -1,4 +1,4 @@
-"""A series: whose turn it is, when it goes on, and how its points are computed."""
+"""A series: the order of its laps, when it adds rounds, and how its points are computed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_noisy_system_gets_extra_rounds_for_all_and_in_the_end_is_called_noisy
 
 
 def test_extra_rounds_end_as_soon_as_the_halves_agree(start: Any) -> None:
-    # The second round was disturbed; with the sixth, two of the three in its half outvote it.
+    # The second round was disturbed; after the sixth, the median of the even rounds ignores it.
     script = start(speeds={"ddp": lambda _: 1.0, "undertow": lambda lap: 1.4 if lap == 2 else 1.0})
     [(_, undertow)] = script.measure(make_series())
     assert len(script.laps) == 2 * 6
@@ -87,7 +87,7 @@ def test_the_warm_up_is_not_measured_and_decides_how_long_a_lap_is(start: Any) -
     [(ddp, undertow)] = script.measure(make_series(lap_s=3.0))
     assert script.turns[:2] == [("ddp", WARM_UP_STEPS), ("undertow", WARM_UP_STEPS)]
     lengths = dict(script.turns[2:])
-    assert lengths == {"ddp": 1 + 12, "undertow": 1 + 3}  # a slow one makes three at least
+    assert lengths == {"ddp": 1 + 12, "undertow": 1 + 3}  # a slow system makes at least three
     assert (ddp.iteration_s, undertow.iteration_s) == pytest.approx((0.5, 1.0))
     assert (ddp.steps, undertow.steps) == (12 * 4, 3 * 4)
 
@@ -101,7 +101,7 @@ def test_a_lap_of_a_fast_system_ends_some_time(start: Any) -> None:
 def test_links_are_held_to_the_scaled_bandwidth_and_checked(start: Any) -> None:
     script = start()
     points = script.measure(make_series(bandwidths_gbit=(10.0, 2.0)))
-    assert script.net.shaped_bits_per_s == [1e9, 1e9, 2e8]  # from the start on, when systems may measure them
+    assert script.net.shaped_bits_per_s == [1e9, 1e9, 2e8]  # shaped before systems start, which may measure them
     assert script.net.checked_bits_per_s == [1e9, 2e8]
     assert [[point.bandwidth_gbit for point in group] for group in points] == [[10.0] * 2, [2.0] * 2]
 
@@ -120,7 +120,7 @@ def test_without_shaping_nothing_is_limited_or_checked(start: Any) -> None:
     assert set(script.net.shaped_bits_per_s) == {None}
     for point in points:
         assert not point.is_shaped
-        assert point.bound_s == COMPUTE_S  # there is no bandwidth to be bound by
+        assert point.bound_s == COMPUTE_S  # no bandwidth bounds it
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
@@ -286,7 +286,7 @@ def test_the_impossible_is_refused_before_anything_is_started(changes: dict[str,
 def test_compute_alone_is_measured_beside_a_real_task() -> None:
     assert make_series(model="gpt", scale=1.0).all_systems == ("local", "ddp", "undertow")
     assert make_series(model="gpt", scale=1.0, systems=("ddp", "local")).all_systems == ("ddp", "local")
-    assert make_series().all_systems == ("ddp", "undertow")  # where its time is nominal there is nothing to measure
+    assert make_series().all_systems == ("ddp", "undertow")  # nominal compute need not be measured
 
 
 def test_laps_are_those_of_all_systems_rounds_and_bandwidths_with_starts_checks_and_warm_ups() -> None:
@@ -313,7 +313,7 @@ def test_presets_are_well_formed(name: str) -> None:
         assert series.bandwidths_gbit
         for bandwidth_gbit in series.bandwidths_gbit:
             assert bandwidth_gbit is not None
-            # As fast as a single machine can carry it for all hosts, and slow enough that it can be checked.
+            # Slow enough for one machine to carry the traffic of all hosts, and fast enough to be checked.
             assert 0.05 <= bandwidth_gbit / series.scale <= 4.0
     points = Counter((s.model, s.hosts, b, name) for s in plan for b in s.bandwidths_gbit for name in s.systems)
     assert set(points.values()) == {1}

@@ -1,4 +1,4 @@
-"""What a worker of the bench trains, and what it says of a lap."""
+"""What a worker of the bench trains, and what it reports about a lap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undertow.tools.zoo import find_model
 
 
 class Regression:
-    """A workload that tells what it was asked for."""
+    """Workload that records the batches that were requested."""
 
     batch = 1
     compute_s = None
@@ -47,7 +47,7 @@ class Wrapper(nn.Module):
 
 
 class Counting:
-    """A system that sends ten bytes whenever it is flushed."""
+    """System that sends ten bytes at every flush."""
 
     name, about = "counting", ""
 
@@ -78,7 +78,7 @@ def test_a_lap_is_so_many_steps_of_this_rank() -> None:
     worker = trainer(workload, system)
     first = worker.run(3)
     second = worker.run(2)
-    assert workload.asked == [(3, 0), (3, 1), (3, 2), (3, 3), (3, 4)]  # steps go on counting
+    assert workload.asked == [(3, 0), (3, 1), (3, 2), (3, 3), (3, 4)]  # steps are counted across laps
     assert (len(first.ends_s), len(second.ends_s)) == (3, 2)
     ends_s = [*first.ends_s, *second.ends_s]
     assert ends_s == sorted(ends_s)

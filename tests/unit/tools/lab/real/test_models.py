@@ -1,4 +1,4 @@
-"""The real models: the same networks as the zoo's, tensor by tensor, shape by shape, flop by flop."""
+"""Models that compute for real have the same tensors, shapes and flops as the zoo's networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_NETWORK = pytest.mark.parametrize("name", list(NETWORKS))
 
 
 def build(name: str, size: Size) -> ConvNet:
-    """On the meta device: shapes without numbers, so a whole VGG19-22K costs nothing."""
+    """Create the model on the meta device: shapes without numbers, so a whole VGG19-22K costs nothing."""
     with torch.device("meta"):
         return ConvNet(NETWORKS[name](size))
 
@@ -110,14 +110,14 @@ def test_the_translator_uses_its_layers_in_the_order_of_the_zoo() -> None:
     logits = model(torch.randint(30, (3, 4)), torch.randint(20, (3, 4)))
     assert logits.shape == (3, 4, 20)
     first_use = sorted(names, key=seen.index)
-    # Each layer's decoder start is made as soon as that layer of the encoder is through.
+    # The decoder's initial state of each layer is computed right after that layer of the encoder.
     assert set(first_use[1:5]) == set(names[1:5])
     assert first_use[:1] + first_use[5:] == names[:1] + names[5:]
 
 
 def test_the_decoder_goes_on_where_it_was() -> None:
     model = Sockeye(Dimensions(source_words=30, target_words=20, units=8, tokens=4))
-    calls: list[tuple[object, object]] = []  # the state that each word begins with, and ends with
+    calls: list[tuple[object, object]] = []  # the state before and after each word
     model.get_submodule("decoder.1").register_forward_hook(lambda _, taken, made: calls.append((taken[1], made[1])))
     model(torch.randint(30, (3, 4)), torch.randint(20, (3, 4)))
     assert len(calls) == 4

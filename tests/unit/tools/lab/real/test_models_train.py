@@ -1,4 +1,4 @@
-"""The real tasks: the same numbers in every run, other numbers on every rank, and every model learns."""
+"""Tasks that compute for real: numbers equal in every run and different on every rank, and every model learns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from undertow.tools.lab.real import REAL_NAMES
 from undertow.tools.lab.real.tasks import PATTERNS, WORDS, Task, draw_images, draw_sentences, make_generator, make_task
 
 EVERY_TASK = pytest.mark.parametrize("name", REAL_NAMES)
-# Of each sort of task the one that is cheapest to make.
+# The cheapest task of each kind.
 SORTS = pytest.mark.parametrize("name", ["googlenet-cifar", "sockeye-reversal", "gpt"])
 
 
 def train(task: Task, model: torch.nn.Module, batches: list[tuple[torch.Tensor, ...]]) -> list[float]:
-    """A plain SGD step on each batch; the losses before the steps."""
+    """Take a plain SGD step on each batch, and return the losses before the steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=task.learning_rate)
     losses = []
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The text: the standard library's own source, the same every time, never more than wanted."""
+"""The text: the standard library's source, the same every time, never longer than requested."""
 
 from __future__ import annotations
 

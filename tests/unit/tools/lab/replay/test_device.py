@@ -11,7 +11,7 @@ from undertow.tools.lab.replay.device import QUEUE_S, BusyClock, Device, sharpen
 
 
 class Machine:
-    """Two clocks that move only when a test says so, and a sleep that may end late."""
+    """Machine with two clocks that only the test moves, and a sleep that may end late."""
 
     def __init__(self, *, lateness_s: Iterable[float] = ()) -> None:
         self.now_s = 1000.0
@@ -27,12 +27,12 @@ class Machine:
         self.now_s += seconds + next(self._lateness_s, 0.0)
 
     def use_cpu(self, seconds: float) -> None:
-        """The thread computes: both clocks move."""
+        """Let the thread compute: both clocks move."""
         self.now_s += seconds
         self.cpu_s += seconds
 
     def wait(self, seconds: float) -> None:
-        """The thread waits, for the network say: only time passes."""
+        """Let the thread wait, for example for the network: only time passes."""
         self.now_s += seconds
 
     @property
@@ -51,7 +51,7 @@ def test_back_to_back_operations_take_their_sum_although_each_wakes_up_late() ->
     for _ in range(99):
         machine.device.compute(0.004)
     machine.device.compute(0.004)
-    assert machine.passed_s == pytest.approx(100 * 0.004 + 0.002)  # the last wake-up has nothing after it
+    assert machine.passed_s == pytest.approx(100 * 0.004 + 0.002)  # no operation follows the last wake-up
 
 
 def test_lateness_beyond_one_operation_is_made_up_by_the_next_ones() -> None:
@@ -59,7 +59,7 @@ def test_lateness_beyond_one_operation_is_made_up_by_the_next_ones() -> None:
     for _ in range(6):
         machine.device.compute(0.01)
     assert machine.passed_s == pytest.approx(0.06)
-    assert machine.slept_s == pytest.approx([0.01, 0.01, 0.01])  # three of them returned at once
+    assert machine.slept_s == pytest.approx([0.01, 0.01, 0.01])  # three of them returned immediately
 
 
 def test_an_operation_shorter_than_the_debt_returns_at_once_and_the_rest_is_kept() -> None:
@@ -86,7 +86,7 @@ def test_computing_is_hidden_only_as_far_as_the_queue_reaches() -> None:
     machine.use_cpu(QUEUE_S + 0.04)
     machine.device.compute(0.1)
     assert machine.passed_s == pytest.approx(0.2 + 0.04)
-    machine.device.compute(0.1)  # nothing of the 40 ms comes back later
+    machine.device.compute(0.1)  # the 40 ms are not made up for later
     assert machine.passed_s == pytest.approx(0.3 + 0.04)
 
 
@@ -112,7 +112,7 @@ def test_many_short_operations_do_not_stretch_the_queue() -> None:
         machine.use_cpu(0.02)
         machine.device.compute(0.001)
     machine.device.compute(0.1)
-    # The queue was full at the last of the short operations; only that one and the long one came after.
+    # The queue was full at the last of the short operations; only that one and the long one remain.
     assert machine.passed_s == pytest.approx(0.1 + 10 * 0.02 - QUEUE_S + 0.001 + 0.1)
 
 
@@ -129,7 +129,7 @@ def test_waiting_is_never_hidden(waited_s: float) -> None:
 def test_whoever_waits_has_caught_up_with_its_lateness() -> None:
     machine = Machine(lateness_s=[0.005])
     machine.device.compute(0.02)
-    machine.wait(0.003)  # what was waited for came when it came: two of the five milliseconds are still owed
+    machine.wait(0.003)  # waiting made up for three of the five milliseconds
     machine.device.compute(0.02)
     assert machine.passed_s == pytest.approx(0.02 + 0.005 + 0.003 + 0.02 - 0.002)
 

@@ -1,4 +1,4 @@
-"""Replayed layers: real modules to everybody who looks, with gradients that appear in their time."""
+"""Replayed layers: ordinary modules to autograd and wrappers, with gradients that appear after their time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 6
 
 
 class Stopwatch:
-    """A device that only writes down what it was asked for."""
+    """Device that only records its operations."""
 
     gradient = FIRST_VALUE
 
@@ -87,7 +87,7 @@ def test_every_parameter_gets_a_gradient_of_its_own_shape(layer_and_call: Any) -
 
 
 def test_the_lent_memory_itself_becomes_the_gradient(layer_and_call: Any) -> None:
-    """A copy would cost CPU time: then what is written into the gradient would not be there the next time."""
+    """A copy would cost CPU time: without one, what is written into the gradient is still there the next time."""
     layer, call = layer_and_call
     for step in range(3):
         layer.zero_grad()

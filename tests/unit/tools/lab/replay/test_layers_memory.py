@@ -1,4 +1,4 @@
-"""Memory for gradients: nobody else holds what is lent, and what was lent comes back as it was left."""
+"""Memory for gradients: only the borrower holds a block, and a returned block keeps its contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_nobody_shares_what_is_lent() -> None:
         lent = memory.lend()
         assert count_storage_uses(lent) == 1
         view = lent[1:]
-        assert count_storage_uses(lent) > 1  # the check sees it if somebody does
+        assert count_storage_uses(lent) > 1  # the check detects another holder
         del lent, view
 
 

@@ -20,7 +20,7 @@ TINY = 1e5
 
 
 class Stopwatch:
-    """A device that only writes down what it was asked for, among whatever else happens."""
+    """Device that only records its operations, in a list with other events."""
 
     gradient = 0.25
 
@@ -65,7 +65,7 @@ def test_one_step_takes_the_published_time_and_forward_a_third_of_it(name: str) 
 
 
 def test_each_layers_gradients_come_when_its_own_time_has_passed(name: str) -> None:
-    """From the last layer to the first, each after its backward time and before that of the next one."""
+    """Gradients appear from the last layer to the first, each after its own backward time and before the next one's."""
     model, device = make(name)
     published = find_model(name)
     for layer_name, layer in model.layers.items():
@@ -293,11 +293,11 @@ def make_layer(kind: LayerKind, *shapes: tuple[int, ...], vectors: int = 1) -> L
 def test_a_matrix_shrinks_by_the_scale(model: str, layer: Layer, scale: float) -> None:
     rows, columns = layer.tensors[0].shape
     scaled_rows, scaled_columns = scale_shape(layer, layer.tensors[0], scale)
-    if min(rows, columns) == 1:  # there is no half of one: such a vector only loses what its other side loses
+    if min(rows, columns) == 1:  # 1 cannot be halved: only the other side shrinks
         assert sorted((scaled_rows, scaled_columns)) == [1, pytest.approx(max(rows, columns) / math.sqrt(scale), abs=1)]
         return
     assert scaled_rows * scaled_columns == pytest.approx(rows * columns / scale, rel=0.03)
-    assert scaled_rows / scaled_columns == pytest.approx(rows / columns, rel=0.03)  # it stays the same kind of matrix
+    assert scaled_rows / scaled_columns == pytest.approx(rows / columns, rel=0.03)  # the proportions stay
 
 
 @pytest.mark.parametrize(("model", "layer"), LINEAR)
@@ -307,7 +307,7 @@ def test_factors_shrink_by_the_scale(model: str, layer: Layer, scale: float) -> 
     samples = batch * layer.vectors
     scaled_samples = scale_rows(layer, batch=batch, scale=scale)
     scaled_sizes = sum(scale_shape(layer, layer.tensors[0], scale))
-    # A row is a row: half of one is what rounding may cost, and the lengths cost what they cost above.
+    # Rounding may change half a row, and the lengths as much as above.
     rounding = 0.5 / (samples / math.sqrt(scale)) + 0.015
     assert scaled_samples * scaled_sizes == pytest.approx(
         samples * sum(layer.tensors[0].shape) / scale, rel=min(rounding, 0.07)

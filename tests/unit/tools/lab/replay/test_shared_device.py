@@ -1,4 +1,4 @@
-"""A replayed device that several jobs share: who waits for whom, and what stays as it was for one who is alone."""
+"""A replayed device that several jobs share: who waits for whom, and that nothing changes for a job alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from undertow.tools.lab.replay.device import QUEUE_S, Device, Occupancy, SharedO
 
 
 class Worker:
-    """One with clocks of its own, which move only when a test says so; its sleeps may end late."""
+    """Worker with clocks of its own, which only the test moves; its sleeps may end late."""
 
     def __init__(self, occupancy: Occupancy | None, *, lateness_s: Iterable[float] = ()) -> None:
         self.now_s = 1000.0
@@ -103,7 +103,7 @@ def test_hidden_time_begins_an_operation_earlier_while_the_device_was_free(folde
 def test_hidden_time_never_begins_an_operation_before_the_device_was_free(folder: Path) -> None:
     first, second = Worker(open_device(folder)), Worker(open_device(folder))
     first.device.compute(0.1)
-    second.device.compute(0.005)  # from 1000.1 on
+    second.device.compute(0.005)  # begins at 1000.1
     first.use_cpu(0.02)  # hidden: it would have begun at 1000.1
     first.device.compute(0.1)
     assert first.now_s == pytest.approx(1000.205)
@@ -112,7 +112,7 @@ def test_hidden_time_never_begins_an_operation_before_the_device_was_free(folder
 def test_lateness_after_standing_in_line_is_made_up(folder: Path) -> None:
     first, second = Worker(open_device(folder)), Worker(open_device(folder), lateness_s=[0.01])
     first.device.compute(0.1)
-    second.device.compute(0.05)  # 1000.1 to 1000.15, and it wakes up 10 ms later
+    second.device.compute(0.05)  # from 1000.1 to 1000.15; the wake-up is 10 ms late
     second.device.compute(0.05)
     assert second.now_s == pytest.approx(1000.2)
 
@@ -134,7 +134,7 @@ def test_a_lock_that_takes_long_does_not_make_the_operation_longer() -> None:
     worker = Worker(Slow())
     worker.device.compute(0.1)
     assert worker.slept_s == pytest.approx([0.08])
-    worker.device.compute(0.01)  # the lock alone takes longer: the next one makes up for that
+    worker.device.compute(0.01)  # taking the lock takes longer: the next operation makes up for it
     worker.device.compute(0.1)
     assert worker.now_s == pytest.approx(1000.21)
 
@@ -157,7 +157,7 @@ def test_what_is_hidden_is_limited_by_the_queue(folder: Path) -> None:
 def test_nobody_gets_time_that_somebody_else_takes_at_the_same_moment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever holds the lock goes first; what it takes is seen by the one who had to wait for the lock."""
+    """The holder of the lock goes first, and the worker that waited for the lock sees its reservation."""
     with closing(open_device(folder)) as first, closing(open_device(folder)) as second:
         held: list[int] = []
 

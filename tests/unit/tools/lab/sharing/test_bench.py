@@ -1,4 +1,4 @@
-"""A whole share bench without a cluster: who is started, who trains with whom, and what comes of it."""
+"""A whole share bench without a cluster: which groups start, which train together, and the results."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WARM_UP_STEPS = 16
 
 @dataclass
 class World:
-    """Worker groups that train on one clock: alone as fast as the links allow, in company as a test says."""
+    """Worker groups that train on one clock: alone as fast as the links allow, together as the test specifies."""
 
-    company: Mapping[str, float]  # how many times longer a step takes beside others: "off" or "on", as sharing is
-    turns: float = 1.0  # the same for one that takes turns alone
+    company: Mapping[str, float]  # factor of a step's time beside other jobs, with sharing "off" or "on"
+    turns: float = 1.0  # the same for a job that takes turns alone
     sent_bytes: int = 0  # per step, by the host that sends most: the last
     net: Net = field(default_factory=lambda: Net(hosts=make_hosts(4)))
     progress: FakeProgress = field(default_factory=FakeProgress)
@@ -44,10 +44,10 @@ class World:
     started: list[tuple[Assignment, Mapping[str, str], Sequence[Mapping[str, str]]]] = field(default_factory=list)
     alive: int = 0
     arbiters: int = 0
-    checked: list[tuple[str, int]] = field(default_factory=list)  # arbiters, and how many jobs were looked for
+    checked: list[tuple[str, int]] = field(default_factory=list)  # arbiters, and the number of jobs expected
     training: list[Fake] = field(default_factory=list)
-    laps: list[tuple[str, ...]] = field(default_factory=list)  # who trained at the same time
-    failure: tuple[int, BaseException] | None = None  # at which lap, and with what
+    laps: list[tuple[str, ...]] = field(default_factory=list)  # the groups that trained at the same time
+    failure: tuple[int, BaseException] | None = None  # in which lap, and the error
 
     @contextmanager
     def open_arbiters(self, hosts: int, environ: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
@@ -77,7 +77,7 @@ class World:
 
 
 class Fake:
-    """One group."""
+    """Group of workers in this world."""
 
     world: World
 
@@ -109,7 +109,7 @@ class Fake:
         return Ready(batch=32, gradient_bytes=GRADIENT_BYTES, compute_s=COMPUTE_S[self.model])
 
     def run(self, steps: int, *, timeout_s: float) -> list[Lap]:
-        """To warm up."""
+        """Warm up."""
         assert self.world.training == []
         self.world.now_s += 10.0
         return self._make_laps(steps, 1.0, timeout_s)
@@ -134,7 +134,7 @@ class Fake:
     def _make_laps(self, steps: int, slow_down: float, timeout_s: float) -> list[Lap]:
         rate = self.world.net.shaped_bits_per_s[-1]
         assert rate is not None
-        step_s = slow_down * (COMPUTE_S[self.model] + 1.25 * STEP_BITS / rate)  # links never carry what they promise
+        step_s = slow_down * (COMPUTE_S[self.model] + 1.25 * STEP_BITS / rate)  # links never reach their nominal rate
         assert timeout_s > 60 + steps * step_s
         ends_s = [self.world.now_s + step_s * (step + 1) for step in range(steps)]
         self.world.net.sent_bytes += self.world.sent_bytes // len(self.world.net.hosts) * steps
@@ -251,8 +251,8 @@ def test_a_ratio_finds_its_bandwidth(world: World) -> None:
     cases = world.run(ratios=(0.5, 1.0), bandwidths_gbit=()).cases
     assert [case.ratio for case in cases] == [0.5, 1.0]
     assert [case.jobs[0].exposed_over_compute for case in cases] == pytest.approx([0.5, 1.0], rel=0.04)
-    assert len(world.started) == 1 + 6  # one more, to find them
-    assert world.progress.expected == world.progress.done  # whether that took all tries or not
+    assert len(world.started) == 1 + 6  # one more, to find the bandwidths
+    assert world.progress.expected == world.progress.done  # whether or not that took all tries
     assert world.net.checked_bits_per_s == [case.bandwidth_gbit * 1e9 for case in cases if case.bandwidth_gbit]
 
 

@@ -1,4 +1,4 @@
-"""From laps in company to figures: the common time, parts of steps, gains and what the best could be."""
+"""Figures from laps of several jobs: the common interval, fractions of steps, gains, and loads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lap(*ends_s: float, cpu_s: float = 0.0) -> Lap:
 
 
 def settled(*ends_s: float) -> list[float]:
-    """The same after some steps that settle."""
+    """Return these ends after some steps in which jobs settle."""
     return [ends_s[0] - 0.01 * number for number in range(SETTLE, 0, -1)] + list(ends_s)
 
 
@@ -83,7 +83,7 @@ def test_in_company_only_the_common_time_counts() -> None:
 
 def test_the_pace_in_company_is_that_of_the_common_time() -> None:
     quick = [lap(0.5, 1.0, 1.5, 2.0)]
-    slow = [lap(0.5, 3.5, 3.6, 3.7, 3.8)]  # in the middle of its first step when it is left alone
+    slow = [lap(0.5, 3.5, 3.6, 3.7, 3.8)]  # still in its first step when the other job ends
     assert find_paces([quick, slow]) == pytest.approx([0.5, 3.0])
     assert find_paces([quick, [lap(2.5, 3.5, 4.5)]]) == pytest.approx([0.5, 1.0])  # they never met
 
@@ -98,10 +98,10 @@ def test_the_gain_is_work_over_time() -> None:
     ("compute_s", "alone_s", "ideal"),
     [
         ([1.0, 1.0], [1.5, 1.5], 1.5),  # the device is the limit
-        ([1.0, 1.0], [2.0, 2.0], 2.0),  # all fits
+        ([1.0, 1.0], [2.0, 2.0], 2.0),  # neither device nor network is a limit
         ([1.0, 1.0], [3.0, 3.0], 1.5),  # the network is the limit
         ([1.0, 1.0], [1.0, 1.0], 1.0),  # nothing to hide
-        ([1.0, 1.0], [0.9, 0.9], 1.0),  # noise makes no negative waits
+        ([1.0, 1.0], [0.9, 0.9], 1.0),  # noise does not make waits negative
     ],
 )
 def test_the_ideal_is_the_predicted_one(compute_s: list[float], alone_s: list[float], ideal: float) -> None:

@@ -1,4 +1,4 @@
-"""What a share bench is asked for: refused at once if it cannot be, and how it is read from the command line."""
+"""Plans of a share bench: impossible ones are refused, and how the command line is read."""
 
 from __future__ import annotations
 
