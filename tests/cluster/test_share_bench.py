@@ -17,7 +17,7 @@ import pytest
 from tests.support.bench_fakes import FakeProgress
 from tests.support.command import is_alive
 from undertow.crossover.contact import ask_status
-from undertow.errors import LabError
+from undertow.errors import LabError, UndertowError
 from undertow.tools.lab.network import open_loopback
 from undertow.tools.lab.replay.device import place_device
 from undertow.tools.lab.sharing import bench as bench_module
@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 def open_few_groups(plan: SharePlan, site: BenchContext, told: dict[str, Any]) -> Iterator[WorkerGroups]:
     """Workers that take turns, in all arrangements: every one more imports torch."""
     with ExitStack() as stack:
-        arbiters = stack.enter_context(open_arbiters(plan.hosts, site.environ))
+        arbiters = stack.enter_context(open_arbiters(plan.hosts))
         groups = [
             stack.enter_context(site.open_group(plan, job, plan.mode.value, list_share_variables(job, label, arbiters)))
             for job, label in zip(plan.jobs, plan.labels, strict=True)
@@ -129,18 +129,21 @@ def test_nobody_is_left(seen: Mapping[str, Any]) -> None:
 
 def test_workers_that_do_not_take_turns_are_found_out() -> None:
     with (
-        open_arbiters(1, environment()) as environments,
+        open_arbiters(1) as environments,
         pytest.raises(LabError, match="the arbiter of host 0 knows 0 jobs of 2"),
     ):
         check_arbiters(environments, 2)
     assert not Path(environments[0]["UNDERTOW_SHARE_SOCKET"]).parent.exists()
 
 
-def test_an_arbiter_that_does_not_start_is_an_error_with_its_words(tmp_path: Path) -> None:
+def test_an_arbiter_that_does_not_start_is_an_error_with_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "undertow").mkdir()
     (tmp_path / "undertow" / "__init__.py").write_text("raise ImportError('not this one')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (
-        pytest.raises(LabError, match=r"an arbiter did not start: .*not this one"),
-        open_arbiters(1, {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}),
+        pytest.raises(UndertowError, match=r"the arbiter could not be started: .*not this one"),
+        open_arbiters(1),
     ):
         raise AssertionError("it has started")

@@ -8,19 +8,16 @@ even while the others are idle.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from undertow.crossover.contact import ask_status
 from undertow.crossover.turns import LEASE_S
 from undertow.errors import LabError
+from undertow.launch.arbiter_process import start_arbiter
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.progress import Progress
 from undertow.settings import read_settings
@@ -31,40 +28,21 @@ from undertow.tools.lab.network import Network
 from undertow.tools.lab.sharing.plan import Job, SharePlan
 from undertow.tools.lab.systems import find_system
 
-START_TIMEOUT_S = 30.0
-POLL_S = 0.02
-EXIT_TIMEOUT_S = 5.0
-
 Environments = Sequence[Mapping[str, str]]
 
 
 @contextmanager
-def open_arbiters(hosts: int, environ: Mapping[str, str]) -> Iterator[Environments]:
-    """Start one arbiter per host for the time of the block."""
+def open_arbiters(hosts: int) -> Iterator[Environments]:
+    """Run one arbiter per host inside the block, and yield the variables with which workers find it."""
     with ExitStack() as stack:
         # Not in TMPDIR, whose path may be too long for a socket; private by its mode.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="undertow-", dir="/tmp")))
         paths = [folder / f"{host}.sock" for host in range(hosts)]
-        started = [(stack.enter_context(_open_arbiter(path, environ)), path) for path in paths]
-        for process, path in started:
-            _wait_for(process, path)
+        for path in paths:
+            process = start_arbiter(path, LEASE_S).process
+            stack.callback(process.wait)
+            stack.callback(process.kill)
         yield [{"UNDERTOW_SHARE_SOCKET": str(path)} for path in paths]
-
-
-@contextmanager
-def _open_arbiter(path: Path, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "undertow.crossover.arbiter", str(path), str(LEASE_S)]
-    with path.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def check_arbiters(environments: Environments, jobs: int) -> None:
@@ -77,18 +55,6 @@ def check_arbiters(environments: Environments, jobs: int) -> None:
                 f"the arbiter of host {host} knows {found} jobs of {jobs} on one device: the others did not take "
                 "turns, so these figures are meaningless"
             )
-
-
-def _wait_for(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Wait until the arbiter listens."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.connect(str(path))
-            return
-        time.sleep(POLL_S)
-    lines = path.with_suffix(".log").read_text(errors="replace").splitlines()
-    raise LabError(f"an arbiter did not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +99,7 @@ def open_groups(plan: SharePlan, context: BenchContext) -> Iterator[WorkerGroups
             return group, ready
 
         plain = [start(job) for job in plan.jobs]
-        *own, common = (stack.enter_context(open_arbiters(plan.hosts, context.environ)) for _ in (*plan.jobs, None))
+        *own, common = (stack.enter_context(open_arbiters(plan.hosts)) for _ in (*plan.jobs, None))
         turns, shared = (
             [
                 start(job, by_host=list_share_variables(job, label, at))

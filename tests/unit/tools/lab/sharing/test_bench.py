@@ -50,7 +50,7 @@ class World:
     failure: tuple[int, BaseException] | None = None  # in which lap, and the error
 
     @contextmanager
-    def open_arbiters(self, hosts: int, environ: Mapping[str, str]) -> Iterator[list[dict[str, str]]]:
+    def open_arbiters(self, hosts: int) -> Iterator[list[dict[str, str]]]:
         self.arbiters += 1
         yield [{"UNDERTOW_SHARE_SOCKET": f"{self.arbiters}-{host}"} for host in range(hosts)]
 
