@@ -29,7 +29,6 @@ class Summary:
     disagreement: float  # likely difference between two such benches, as a fraction
     cpu_s: float  # per step, all hosts together
     bytes_out: float  # per step and host, by the kernel's count
-    sent_bytes: float | None  # the same by the system's own count
 
 
 @dataclass
@@ -40,7 +39,6 @@ class Record:
     steps: int = 0
     cpu_s: float = 0.0
     bytes_out: float = 0.0
-    sent_bytes: float | None = 0.0
 
     def add(self, laps: Sequence[Lap], *, bytes_out: Sequence[int]) -> None:
         """Add one lap of all hosts, and the bytes that each sent meanwhile by the kernel's count."""
@@ -48,10 +46,6 @@ class Record:
         self.steps += len(laps[0].ends_s)
         self.cpu_s += sum(lap.cpu_s for lap in laps)
         self.bytes_out += statistics.fmean(bytes_out)
-        counts = [lap.sent_bytes for lap in laps]
-        known = [count for count in counts if count is not None]
-        complete = self.sent_bytes is not None and len(known) == len(counts)
-        self.sent_bytes = (self.sent_bytes or 0.0) + statistics.fmean(known) if complete else None
 
     def summarise(self) -> Summary:
         low_s, middle_s, high_s = self._quartiles_s
@@ -63,7 +57,6 @@ class Record:
             disagreement=self.disagreement,
             cpu_s=self.cpu_s / self.steps,
             bytes_out=self.bytes_out / self.steps,
-            sent_bytes=None if self.sent_bytes is None else self.sent_bytes / self.steps,
         )
 
     @property

@@ -11,8 +11,8 @@ from undertow.tools.lab.bench.laps import Record, find_durations, find_ends
 from undertow.tools.lab.bench.messages import Lap
 
 
-def lap(ends_s: Sequence[float], *, cpu_s: float = 0.0, sent_bytes: int | None = 0) -> Lap:
-    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=sent_bytes, digest=1)
+def lap(ends_s: Sequence[float], *, cpu_s: float = 0.0) -> Lap:
+    return Lap(ends_s=list(ends_s), cpu_s=cpu_s, sent_bytes=None, digest=1)
 
 
 def record(*laps_s: Sequence[float]) -> Record:
@@ -104,28 +104,3 @@ def test_cpu_time_is_per_step_of_all_hosts_together() -> None:
     made = Record()
     made.add([lap([1, 2, 3], cpu_s=0.6), lap([1, 2, 3], cpu_s=0.9)], bytes_out=[0, 0])
     assert made.summarise().cpu_s == pytest.approx(0.5)
-
-
-def test_the_systems_own_count_is_per_step_and_host() -> None:
-    made = Record()
-    for _ in range(2):
-        made.add([lap([1, 2], sent_bytes=30), lap([1, 2], sent_bytes=50)], bytes_out=[0, 0])
-    assert made.summarise().sent_bytes == 20.0
-
-
-@pytest.mark.parametrize("counts", [[None, None], [30, None], [None, 30]])
-def test_there_is_no_count_when_one_host_does_not_count(counts: list[int | None]) -> None:
-    made = Record()
-    made.add([lap([1, 2], sent_bytes=count) for count in counts], bytes_out=[0, 0])
-    assert made.summarise().sent_bytes is None
-
-
-def test_a_count_that_was_missing_once_stays_missing() -> None:
-    made = Record()
-    for count in (10, None, 10):
-        made.add([lap([1, 2], sent_bytes=count)], bytes_out=[0])
-    assert made.summarise().sent_bytes is None
-
-
-def test_who_sends_nothing_counts_nothing() -> None:
-    assert record([1.0, 1.0]).summarise().sent_bytes == 0.0
