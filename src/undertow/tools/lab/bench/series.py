@@ -43,8 +43,13 @@ class BenchPlan:
     rounds: int = 4
     lap_s: float = 3.0
 
-    def check(self) -> None:
-        """Raise `ConfigError` if this cannot be measured."""
+    def check(self, *models: str) -> None:
+        """Raise `ConfigError` if these models cannot be measured so."""
+        real = [model for model in models if model in REAL_NAMES]
+        if real and (self.scale, self.slowdown) != (1, 1):
+            raise ConfigError(
+                f"{real[0]} computes for real and cannot be scaled or slowed down: leave --scale and --slowdown out"
+            )
         if self.hosts < 2:
             raise ConfigError(f"--hosts {self.hosts}: at least two hosts are needed for communication")
         check_size(self.hosts)
@@ -90,16 +95,12 @@ class Series(BenchPlan):
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        if self.model in REAL_NAMES and self.scale != 1:
-            raise ConfigError(f"{self.model} computes for real and cannot be scaled: leave --scale out")
-        if self.model in REAL_NAMES and self.slowdown != 1:
-            raise ConfigError(f"{self.model} computes for real and cannot be slowed down: leave --slowdown out")
         bounds.SLOWDOWN.check("--slowdown", self.slowdown)
         if not self.systems:
             raise ConfigError("--systems is empty: name at least one, such as undertow")
         for system in self.systems:
             find_system(system)
-        self.check()
+        self.check(self.model)
         if self.batch is not None:
             bounds.BATCH.check("--batch", self.batch)
 

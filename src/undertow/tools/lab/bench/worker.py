@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from undertow.decoding import Decoder, Format
-from undertow.errors import ConfigError
 from undertow.tools.lab.bench.messages import Assignment, Lap, Order, Ready
 from undertow.tools.lab.real import REAL_NAMES
 from undertow.tools.lab.real.tasks import Batch, make_task
@@ -57,7 +56,7 @@ def make_workload(
     occupancy: Occupancy | None = None,
 ) -> Workload:
     if name in REAL_NAMES:
-        return _make_real(name, scale=scale, batch=batch)
+        return _make_real(name, batch=batch)
     sharpen_sleep()
     published = find_model(name)
     device = Device(rank=rank, occupancy=occupancy)
@@ -72,9 +71,7 @@ def make_workload(
     )
 
 
-def _make_real(name: str, *, scale: float, batch: int | None) -> Workload:
-    if scale != 1:
-        raise ConfigError(f"{name} computes for real and cannot be scaled: leave --scale out")
+def _make_real(name: str, *, batch: int | None) -> Workload:
     task = make_task(name, batch=batch)
     model = task.make_model()
     return Workload(

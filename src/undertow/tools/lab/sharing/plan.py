@@ -55,8 +55,8 @@ class SharePlan(BenchPlan):
 
     def __post_init__(self) -> None:
         bounds.SCALE.check("--slowdown", self.slowdown)
-        self.check()
         self._check_jobs()
+        self.check(*(job.model for job in self.jobs))
         self._check_links()
 
     def _check_jobs(self) -> None:
@@ -66,8 +66,6 @@ class SharePlan(BenchPlan):
             return
         if not all(job.is_real for job in self.jobs):
             raise ConfigError("--jobs: models that compute for real cannot share a device with replayed models")
-        if self.scale != 1 or self.slowdown != 1:
-            raise ConfigError(f"{self.jobs[0].model} computes for real: leave --scale and --slowdown out")
         cores = len(os.sched_getaffinity(0))
         if self.hosts > cores:
             raise ConfigError(

@@ -273,7 +273,7 @@ def test_a_link_is_refused_only_if_it_is_slow_every_time(
         ({"lap_s": -1.0}, "--lap -1 is not possible"),
         ({"lap_s": float("nan")}, "--lap nan is not possible"),
         ({"lap_s": float("inf")}, "--lap inf is not possible"),
-        ({"model": "gpt", "scale": 10.0}, "gpt computes for real and cannot be scaled: leave --scale out"),
+        ({"model": "gpt", "scale": 10.0}, "gpt computes for real and cannot be scaled or slowed down"),
     ],
 )
 def test_the_impossible_is_refused_before_anything_is_started(changes: dict[str, Any], words: str) -> None:

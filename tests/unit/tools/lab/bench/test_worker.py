@@ -184,11 +184,6 @@ def test_a_real_workload_has_to_be_measured() -> None:
     assert all(parameter.grad is not None for parameter in workload.model.parameters())
 
 
-def test_real_compute_cannot_be_scaled() -> None:
-    with pytest.raises(ConfigError, match="gpt computes for real and cannot be scaled: leave --scale out"):
-        make_workload("gpt", rank=0, scale=2.0, batch=None)
-
-
 def test_an_unknown_workload_is_refused() -> None:
     assert "nonsense" not in REAL_NAMES
     with pytest.raises(ConfigError, match="unknown model 'nonsense'"):
