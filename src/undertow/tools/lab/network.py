@@ -69,6 +69,11 @@ class Counters:
         return self.bytes_in - HEADER_BYTES * self.packets_in
 
 
+def count_sent(before: Sequence[Counters], after: Sequence[Counters]) -> list[int]:
+    """Return the bytes without headers that each host sent between two readings."""
+    return [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
+
+
 @dataclass(frozen=True)
 class Host:
     index: int

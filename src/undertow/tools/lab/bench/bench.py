@@ -8,8 +8,8 @@ single machine can emulate it: their models, hosts and bandwidths, compared with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from undertow.errors import ConfigError, UndertowError
@@ -39,6 +39,16 @@ class BenchAborted(Exception):
         self.results = results
 
 
+@contextmanager
+def keep_results(make_results: Callable[[str], Any]) -> Iterator[None]:
+    """Turn an error inside the block into `BenchAborted`, with the results of `make_results` and a note."""
+    try:
+        yield
+    except (UndertowError, OSError, KeyboardInterrupt) as error:
+        reason = str(error) or "interrupted"
+        raise BenchAborted(make_results(f"Aborted: {reason.splitlines()[0]}"), reason) from error
+
+
 def run_bench(
     plan: Sequence[Series], *, environ: Mapping[str, str], open_network: OpenNetwork, progress: Progress, command: str
 ) -> Results:
@@ -51,15 +61,12 @@ def run_bench(
         unshaped = [UNSHAPED] if any(not point.is_shaped for point in points) else []
         return Results(**describe_run(command), points=points, notes=[*unshaped, *refusals, *notes])
 
-    try:
+    with keep_results(results):
         for series in plan:
             with open_network(series.hosts) as network:
                 for result in measure(series, network, environ=environ, progress=progress):
                     points += result.points
                     refusals += filter(None, [result.refusal])
-    except (UndertowError, OSError, KeyboardInterrupt) as error:
-        reason = str(error) or "interrupted"
-        raise BenchAborted(results(f"Aborted: {reason.splitlines()[0]}"), reason) from error
     if refusals:
         raise BenchAborted(results(), "not everything could be measured: " + "; ".join(refusals))
     return results()

@@ -18,9 +18,9 @@ from undertow.observe.report.points import NOISE, Point
 from undertow.progress import Progress
 from undertow.tools.lab.bench.laps import Record, Summary
 from undertow.tools.lab.bench.messages import Assignment, Ready
-from undertow.tools.lab.bench.worker_group import WorkerGroup
+from undertow.tools.lab.bench.worker_group import REAL_STEP_S, WorkerGroup, find_timeout_s
 from undertow.tools.lab.link_check import shape_links
-from undertow.tools.lab.network import Network, check_size
+from undertow.tools.lab.network import Network, check_size, count_sent
 from undertow.tools.lab.real import REAL_NAMES
 from undertow.tools.lab.systems import find_system
 from undertow.tools.zoo import MODELS
@@ -216,11 +216,9 @@ class _Bench:
     def _run(self, group: WorkerGroup, steps: int, record: Record) -> None:
         before = self.network.counters()
         whole_bytes = 2 * self.ready.gradient_bytes * (self.series.hosts - 1) / self.series.hosts
-        timeout_s = 60.0 + 20.0 * steps * (self._find_transfer_s(whole_bytes) + (self.ready.compute_s or 3.0))
-        laps = group.run(steps, timeout_s=timeout_s)
-        after = self.network.counters()
-        sent = [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
-        record.add(laps, bytes_out=sent)
+        step_s = self._find_transfer_s(whole_bytes) + (self.ready.compute_s or REAL_STEP_S)
+        laps = group.run(steps, timeout_s=find_timeout_s(steps * step_s))
+        record.add(laps, bytes_out=count_sent(before, self.network.counters()))
         self.progress.advance()
 
     def _find_transfer_s(self, size_bytes: float) -> float:

@@ -33,10 +33,17 @@ CHUNK_BYTES = 1 << 16
 MOST_LINE_BYTES = 1 << 20
 # How long a worker may take to exit after a run without errors.
 EXIT_TIMEOUT_S = 10.0
+# A rough step time with real compute, used for timeouts only.
+REAL_STEP_S = 3.0
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+def find_timeout_s(expected_s: float) -> float:
+    """Return how long to wait for a lap that should take this long: a loaded machine may be far slower."""
+    return 60.0 + 20.0 * expected_s
 
 
 @contextmanager

@@ -14,12 +14,10 @@ from undertow.errors import LabError
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.tools.lab.bench.laps import find_ends
 from undertow.tools.lab.bench.messages import Lap
-from undertow.tools.lab.bench.worker_group import WorkerGroup
-from undertow.tools.lab.network import Network
+from undertow.tools.lab.bench.worker_group import WorkerGroup, find_timeout_s
+from undertow.tools.lab.network import Network, count_sent
 from undertow.tools.lab.sharing.figures import MeasuredLap, choose_steps, find_paces, measure_laps
 
-LEAST_TIMEOUT_S = 60.0
-TIMEOUT_FACTOR = 20.0
 REHEARSALS = 2
 TRIES = 3
 
@@ -61,20 +59,17 @@ class ArrangementRun:
     def _run(self, lap_s: float) -> tuple[list[list[Lap]], list[int]]:
         """Run a lap, and return it for each job, with the bytes that each host sent."""
         steps = choose_steps(self.paces_s, lap_s)
-        timeout_s = LEAST_TIMEOUT_S + TIMEOUT_FACTOR * sum(
-            n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True)
-        )
+        timeout_s = find_timeout_s(sum(n * pace_s for n, pace_s in zip(steps, self.paces_s, strict=True)))
         before = self.network.counters()
         for group, count in zip(self.groups, steps, strict=True):
             group.begin_lap(count)
         laps = [group.end_lap(timeout_s=timeout_s) for group in self.groups]
-        after = self.network.counters()
-        return laps, [now.payload_out - then.payload_out for then, now in zip(before, after, strict=True)]
+        return laps, count_sent(before, self.network.counters())
 
 
 def warm_up(group: WorkerGroup, expected_s: float) -> float:
     """Train alone until the step time has settled, and return it."""
-    laps = group.run(group.warm_up_steps, timeout_s=LEAST_TIMEOUT_S + TIMEOUT_FACTOR * group.warm_up_steps * expected_s)
+    laps = group.run(group.warm_up_steps, timeout_s=find_timeout_s(group.warm_up_steps * expected_s))
     ends_s = find_ends(laps)
     half = ends_s[len(ends_s) // 2 :]
     return (half[-1] - half[0]) / max(1, len(half) - 1)

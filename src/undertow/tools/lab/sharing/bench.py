@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from undertow.crossover.gain import predict_gain
-from undertow.errors import UndertowError
 from undertow.observe.report.machine import describe_run
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.progress import Progress
-from undertow.tools.lab.bench.bench import UNSHAPED, BenchAborted, OpenNetwork
+from undertow.tools.lab.bench.bench import UNSHAPED, OpenNetwork, keep_results
 from undertow.tools.lab.bench.messages import Ready
+from undertow.tools.lab.bench.worker_group import REAL_STEP_S
 from undertow.tools.lab.link_check import shape_links
 from undertow.tools.lab.replay.device import make_devices
 from undertow.tools.lab.sharing.arrangement_run import REHEARSALS, ArrangementRun, warm_up
@@ -30,8 +30,6 @@ from undertow.tools.lab.sharing.results import Case, JobFigures, Row, ShareResul
 from undertow.tools.lab.sharing.worker_groups import BenchContext, WorkerGroups, open_groups
 from undertow.units import GIGA, format_bandwidth
 
-# A rough step time with real compute, used for timeouts only.
-REAL_STEP_S = 3.0
 CLOSE = 0.03
 TRIES = 3
 
@@ -46,14 +44,14 @@ def run_share_bench(
         unshaped = [UNSHAPED] if any(case.bandwidth_gbit is None for case in cases) else []
         return ShareResults(**describe_run(command), cases=cases, notes=[*unshaped, *notes])
 
-    try:
-        with open_network(plan.hosts) as network, tempfile.TemporaryDirectory(prefix="undertow-") as folder:
-            make_devices(Path(folder), plan.hosts)
-            context = BenchContext(network=network, environ=environ, devices=folder, progress=progress)
-            cases.extend(_measure(plan, context))
-    except (UndertowError, OSError, KeyboardInterrupt) as error:
-        reason = str(error) or "interrupted"
-        raise BenchAborted(results(f"Aborted: {reason.splitlines()[0]}"), reason) from error
+    with (
+        keep_results(results),
+        open_network(plan.hosts) as network,
+        tempfile.TemporaryDirectory(prefix="undertow-") as folder,
+    ):
+        make_devices(Path(folder), plan.hosts)
+        context = BenchContext(network=network, environ=environ, devices=folder, progress=progress)
+        cases.extend(_measure(plan, context))
     return results()
 
 
