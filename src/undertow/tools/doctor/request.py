@@ -64,7 +64,7 @@ def examine(request: DoctorRequest, environ: Mapping[str, str], progress: Progre
     names = split_hosts(request.hosts)
     progress.say("looking up the names of the hosts")
     rendezvous = _make_rendezvous(request, names, sources)
-    examination = _prepare_together(request, environ, rendezvous)
+    examination = _prepare_together(request, environ, sources, rendezvous)
     return examine_host(examination, progress) if len(names) == 1 else _examine(examination, rendezvous, progress)
 
 
@@ -105,12 +105,14 @@ def _make_rendezvous(request: DoctorRequest, names: Sequence[str], sources: Mapp
     )
 
 
-def _prepare_together(request: DoctorRequest, environ: Mapping[str, str], rendezvous: DoctorRendezvous) -> Examination:
+def _prepare_together(
+    request: DoctorRequest, environ: Mapping[str, str], sources: Mapping[str, Source], rendezvous: DoctorRendezvous
+) -> Examination:
     first, rank = rendezvous.names[0], rendezvous.rank
     context = JobContext(
         environ=environ,
         outer=environ,
-        address={source.name: source.value for source in list_sources(environ)}["address"],
+        address=sources["address"].value,
         target=rendezvous.address,
         target_origin="the first of --hosts" if first == rendezvous.address else f"{first}, the first of --hosts",
         master=(rendezvous.address, rendezvous.port) if rank == 0 else None,
