@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from undertow.tools.lab.replay.device import QUEUE_S, Device, Occupancy, SharedOccupancy, make_devices, place_device
-
-
-class Worker:
-    """Worker with clocks of its own, which only the test moves; its sleeps may end late."""
-
-    def __init__(self, occupancy: Occupancy | None, *, lateness_s: Iterable[float] = ()) -> None:
-        self.now_s = 1000.0
-        self.cpu_s = 5.0
-        self.slept_s: list[float] = []
-        self._lateness_s: Iterator[float] = iter(lateness_s)
-        self.device = Device(
-            occupancy=occupancy, clock=lambda: self.now_s, thread_clock=lambda: self.cpu_s, sleep=self._sleep
-        )
-
-    def _sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.slept_s.append(seconds)
-        self.now_s += seconds + next(self._lateness_s, 0.0)
-
-    def use_cpu(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.cpu_s += seconds
-
-    def wait_until(self, now_s: float) -> None:
-        assert now_s >= self.now_s
-        self.now_s = now_s
+from tests.support.replayed_devices import ClockedWorker
+from undertow.tools.lab.replay.device import QUEUE_S, SharedOccupancy, make_devices, place_device
 
 
 @pytest.fixture
@@ -50,7 +24,7 @@ def open_device(folder: Path, host: int = 0) -> SharedOccupancy:
 
 def test_who_is_alone_notices_nothing(folder: Path) -> None:
     lateness_s = [0.0003, 0.03, 0.0, 0.07, 0.002]
-    own, shared = Worker(None, lateness_s=lateness_s), Worker(open_device(folder), lateness_s=lateness_s)
+    own, shared = ClockedWorker(None, lateness_s=lateness_s), ClockedWorker(open_device(folder), lateness_s=lateness_s)
     for worker in (own, shared):
         for number in range(40):
             worker.device.compute(0.01 * (number % 4))
@@ -61,7 +35,7 @@ def test_who_is_alone_notices_nothing(folder: Path) -> None:
 
 
 def test_an_operation_waits_until_the_device_is_free(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder))
     first.device.compute(0.1)
     second.wait_until(1000.02)
     second.device.compute(0.05)
@@ -69,14 +43,14 @@ def test_an_operation_waits_until_the_device_is_free(folder: Path) -> None:
 
 
 def test_the_devices_of_two_hosts_have_nothing_to_do_with_each_other(folder: Path) -> None:
-    first, second = Worker(open_device(folder, 0)), Worker(open_device(folder, 1))
+    first, second = ClockedWorker(open_device(folder, 0)), ClockedWorker(open_device(folder, 1))
     first.device.compute(0.1)
     second.device.compute(0.05)
     assert second.now_s == pytest.approx(1000.05)
 
 
 def test_two_that_never_stop_get_every_other_operation(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder))
     for _ in range(10):
         first.device.compute(0.01)
         second.device.compute(0.03)
@@ -85,7 +59,7 @@ def test_two_that_never_stop_get_every_other_operation(folder: Path) -> None:
 
 
 def test_a_gap_that_nobody_used_is_lost(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder))
     first.device.compute(0.1)
     second.wait_until(1000.5)
     second.device.compute(0.05)
@@ -93,7 +67,7 @@ def test_a_gap_that_nobody_used_is_lost(folder: Path) -> None:
 
 
 def test_hidden_time_begins_an_operation_earlier_while_the_device_was_free(folder: Path) -> None:
-    worker = Worker(open_device(folder))
+    worker = ClockedWorker(open_device(folder))
     worker.device.compute(0.1)
     worker.use_cpu(0.02)
     worker.device.compute(0.1)
@@ -101,7 +75,7 @@ def test_hidden_time_begins_an_operation_earlier_while_the_device_was_free(folde
 
 
 def test_hidden_time_never_begins_an_operation_before_the_device_was_free(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder))
     first.device.compute(0.1)
     second.device.compute(0.005)  # begins at 1000.1
     first.use_cpu(0.02)  # hidden: it would have begun at 1000.1
@@ -110,7 +84,7 @@ def test_hidden_time_never_begins_an_operation_before_the_device_was_free(folder
 
 
 def test_lateness_after_standing_in_line_is_made_up(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder), lateness_s=[0.01])
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder), lateness_s=[0.01])
     first.device.compute(0.1)
     second.device.compute(0.05)  # from 1000.1 to 1000.15; the wake-up is 10 ms late
     second.device.compute(0.05)
@@ -118,7 +92,7 @@ def test_lateness_after_standing_in_line_is_made_up(folder: Path) -> None:
 
 
 def test_waiting_for_something_else_is_not_hidden(folder: Path) -> None:
-    worker = Worker(open_device(folder))
+    worker = ClockedWorker(open_device(folder))
     worker.device.compute(0.1)
     worker.wait_until(1000.3)
     worker.device.compute(0.1)
@@ -131,7 +105,7 @@ def test_a_lock_that_takes_long_does_not_make_the_operation_longer() -> None:
             worker.wait_until(worker.now_s + 0.02)
             return begin_s + seconds
 
-    worker = Worker(Slow())
+    worker = ClockedWorker(Slow())
     worker.device.compute(0.1)
     assert worker.slept_s == pytest.approx([0.08])
     worker.device.compute(0.01)  # taking the lock takes longer: the next operation makes up for it
@@ -140,14 +114,14 @@ def test_a_lock_that_takes_long_does_not_make_the_operation_longer() -> None:
 
 
 def test_an_operation_of_no_time_needs_no_device(folder: Path) -> None:
-    first, second = Worker(open_device(folder)), Worker(open_device(folder))
+    first, second = ClockedWorker(open_device(folder)), ClockedWorker(open_device(folder))
     first.device.compute(0.1)
     second.device.compute(0.0)
     assert second.slept_s == []
 
 
 def test_what_is_hidden_is_limited_by_the_queue(folder: Path) -> None:
-    worker = Worker(open_device(folder))
+    worker = ClockedWorker(open_device(folder))
     worker.device.compute(0.1)
     worker.use_cpu(QUEUE_S + 0.04)
     worker.device.compute(0.1)
