@@ -71,7 +71,7 @@ def _judge_settings(cards: Sequence[HostCard]) -> Iterator[Finding]:
 def _judge_machines(cards: Sequence[HostCard]) -> Iterator[Finding]:
     for one, other in itertools.combinations(cards, 2):
         if one.mark == other.mark:
-            text = f"{one.name} and {other.name} are the same machine: what is measured between them is no network link"
+            text = f"{one.name} and {other.name} are the same machine: no network is measured between them"
             yield note("hosts", text)
 
 

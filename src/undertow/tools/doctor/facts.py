@@ -43,7 +43,7 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 class AddressChoice(msgspec.Struct, frozen=True):
-    """The address of this host that workers would use, and why."""
+    """Address of this host that workers would use, and why."""
 
     address: str
     because: str

@@ -54,7 +54,7 @@ class DoctorRequest:
         if self.port is not None:
             bounds.PORT.check("--port", self.port)
         if self.hosts is None and self.node_rank is not None:
-            raise ConfigError("--node-rank says which of --hosts this host is: give --hosts as well")
+            raise ConfigError("--node-rank is this host's number in --hosts: give --hosts as well")
 
 
 def examine(request: DoctorRequest, environ: Mapping[str, str], progress: Progress) -> Report:

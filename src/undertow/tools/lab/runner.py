@@ -73,27 +73,27 @@ def run_in_lab(job: LabJob, environ: Mapping[str, str], open_progress: OpenProgr
     """Run the job and return its exit code.  Progress is shown until its workers start."""
     print_log_records()
     if job.is_unshaped:
-        with open_view(job.title, environ, live=job.live, port=job.live_port) as (show, own):
-            return _run(job, own, open_loopback(job.hosts), open_progress, show=show)
+        with open_view(job.title, environ, live=job.live, port=job.live_port) as (view, environ):
+            return _run(job, environ, open_loopback(job.hosts), open_progress, view=view)
     if obstacle := find_obstacle():
         raise ConfigError(f"{obstacle}; or use --unshaped: no emulated hosts, everything over loopback")
     # Opened outside the lab's network, where a browser can reach it.
-    with open_view(job.title, environ, live=job.live, port=job.live_port) as (show, own):
-        return run_isolated(lambda: _run(job, own, open_network(job.hosts), open_progress, show=show))
+    with open_view(job.title, environ, live=job.live, port=job.live_port) as (view, environ):
+        return run_isolated(lambda: _run(job, environ, open_network(job.hosts), open_progress, view=view))
 
 
 def _run(
     job: LabJob,
     environ: Mapping[str, str],
-    opening: AbstractContextManager[Network],
+    open_hosts: AbstractContextManager[Network],
     open_progress: OpenProgress,
     *,
-    show: LiveView | None,
+    view: LiveView | None,
 ) -> int:
     settings = read_job_settings(environ)
     clear_traces(settings)
     try:
-        with opening as network:
+        with open_hosts as network:
             with open_progress() as progress:
                 links = _prepare(network, job, progress)
             notify(links)
@@ -105,7 +105,7 @@ def _run(
                 conclude_traces(settings, notify)
 
             workers = _open_workers(network, job, environ)
-            return supervise(workers, quiet_ranks=job.quiet_ranks, conclude=conclude, view=show)
+            return supervise(workers, quiet_ranks=job.quiet_ranks, conclude=conclude, view=view)
     except KeyboardInterrupt:
         verdict = make_exit_report([], interrupted_by=signal.SIGINT)
         say(*verdict.lines)

@@ -1,6 +1,6 @@
 """Models by name, with their published rates.
 
-In: a name.  Out: its description (`NETWORKS`), or the whole `Model` (`MODELS`, made when first asked for).
+In: a name.  Out: its description (`NETWORKS`), or the whole `Model` (`MODELS`, made on first use).
 """
 
 from __future__ import annotations

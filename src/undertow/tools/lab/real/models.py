@@ -163,7 +163,7 @@ class AdditiveAttention(nn.Module):
 
 
 class Sockeye(nn.Module):
-    """The translator, with LSTMs, attention and input feeding.
+    """Translator with LSTMs, attention and input feeding.
 
     In: tokens of the source, and of the target up to the word before.  Out: logits of the target's words.
     """
@@ -258,7 +258,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A decoder-only transformer: bytes in, logits of the next byte out.
+    """Decoder-only transformer: bytes in, logits of the next byte out.
 
     The head is not tied to the embedding, so one gradient has rows and the other factors.
     """

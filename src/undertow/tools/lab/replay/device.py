@@ -70,7 +70,7 @@ class Device:
         hidden_s = min(QUEUE_S, max(0.0, self._late_s - waited_s) + worked_s)
         end_s = now_s - hidden_s + seconds
         if self._occupancy is not None and seconds > 0:
-            # The operation was queued earlier by what is hidden, so it may begin in the past, if the device was free.
+            # Hidden time passed while the operation was queued: it may begin in the past, if the device was free.
             end_s = self._occupancy.occupy(now_s - hidden_s, seconds)
             now_s = self._clock()
         if end_s > now_s:

@@ -115,7 +115,7 @@ class ReplayedLayer(nn.Module):
 
 
 class ReplayedLinear(nn.Linear):
-    """A fully connected layer; its input and its output have the (scaled) shapes of the real one.
+    """Fully connected layer; its input and its output have the (scaled) shapes of the real one.
 
     While `take_factors` is set, backward calls it with the activations (K x N) and the deltas
     (K x M); if it takes them, the time of the weight's gradient is skipped and that gradient None.
@@ -170,7 +170,7 @@ class ReplayedLinear(nn.Linear):
 
 
 class ReplayedEmbedding(nn.Embedding):
-    """An embedding; its gradient is dense, as in torch.
+    """Embedding; its gradient is dense, as in torch.
 
     While `take_rows` is set, backward calls it with the tokens and one row of delta per token;
     if it takes them, the gradient is None.  `chain` ties a layer in mid-model to those before.

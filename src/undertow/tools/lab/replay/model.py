@@ -1,4 +1,4 @@
-"""A replayed model: the zoo's layers in the order of the forward pass, on one device.
+"""Replayed model: the zoo's layers in the order of the forward pass, on one device.
 
 In: a model of the zoo, a scale, a slowdown of all times.  Out: an `nn.Module` that a wrapper cannot tell from a
 real one, and that takes the published time for a forward and a backward pass; its optimizer.
@@ -104,7 +104,7 @@ class ReplayedModel(nn.Module):
 
 
 class _Reshape(torch.autograd.Function):
-    """Operation that gives the chain another shape; what is between two layers takes no time."""
+    """Operation that gives the chain another shape, and takes no time."""
 
     @classmethod
     def to(cls, chain: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

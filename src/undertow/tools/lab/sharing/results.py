@@ -49,7 +49,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     hosts: int
     bandwidth_gbit: float | None  # nominal, before scaling; None: not shaped
-    ratio: float | None  # m / c of the first job in plain mode, as asked for
+    ratio: float | None  # m / c of the first job in plain mode, as requested
     scale: float
     slowdown: float
     jobs: list[JobFigures]
