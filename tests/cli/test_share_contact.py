@@ -66,8 +66,8 @@ def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, listener: so
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "no arbiter"),
-        (b"", "hung up"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not an arbiter"),
+        (b"", "has closed the connection"),
         (b'{"type":"Welcome","lease_s":1}\n', "answered with a Welcome"),
     ],
 )
@@ -98,7 +98,7 @@ def test_one_that_stays_although_it_was_told_is_named(path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        with pytest.raises(UndertowError, match=f"told to stop and does not: end it with kill -9 {process.pid}"):
+        with pytest.raises(UndertowError, match=f"asked to stop and still runs: end it with kill -9 {process.pid}"):
             stop(path, timeout_s=1.0)
 
 

@@ -147,7 +147,7 @@ def tell_nobody_who_is_left(patch: Patch) -> None:
 
 
 def grant_only_the_first_of_a_job(patch: Patch) -> None:
-    wrap(patch, Turns, "_let_in", lambda real: lambda self, *rest: list(real(self, *rest))[:1])
+    wrap(patch, Turns, "_grant_all", lambda real: lambda self, *rest: list(real(self, *rest))[:1])
 
 
 def decide_nothing_after_a_give(patch: Patch) -> None:
@@ -163,7 +163,7 @@ def never_give_back(patch: Patch) -> None:
 
 
 def wait_for_an_arbiter_that_is_gone(patch: Patch) -> None:
-    patch.setattr(TurnState, "lose", lambda self, now: None)
+    patch.setattr(TurnState, "detach", lambda self, now: None)
 
 
 def stay_alone_for_ever(patch: Patch) -> None:

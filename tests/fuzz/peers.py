@@ -168,7 +168,7 @@ def _check_outgoing(outgoing: Any) -> None:
 
 def run_worker_of_arbiter(data: bytes) -> None:
     state = TurnState()
-    state.meet()
+    state.attach()
     state.take(0.0)
     for number, line in enumerate(turns.make_lines().feed(data.rstrip(b"\n") + b"\n")):
         for said in [*state.handle(turns.from_arbiter.decode(line), float(number)), *state.end_step(number + 0.5)]:

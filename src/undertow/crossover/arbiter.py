@@ -1,10 +1,11 @@
-"""Process of the arbiter: a Unix socket that only its user may talk to, one per host.
+"""Arbiter process of one host: it serves a Unix socket that only its own user can reach.
 
     python -m undertow.crossover.arbiter SOCKET LEASE_S
 
-In: connections of workers and of `undertow share`.  Out: what the `ArbiterState` says, in order.
-A connection that ends has left; one that sends nonsense, or does not read, is closed.  No job
-depends on it: workers whose arbiter is gone compute without turns until there is one again.
+In: connections of workers and of `undertow share`.  Out: the messages of `ArbiterState`, in order.
+A worker whose connection closes has left; a connection that sends nonsense, or does not read, is
+closed.  No job depends on the arbiter: workers that lose it compute without turns until there is
+one again.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class ArbiterConnection:
         self.has_sent = False
 
     def send(self, message: FromArbiter) -> None:
-        """Send now, or when there is room.  Raises OSError if the other end has not read for long."""
+        """Send as soon as the socket has room.  Raises OSError if the other end leaves too much unread."""
         self.unsent += messages.encode(message)
         self.flush()
         if len(self.unsent) > MOST_UNREAD_BYTES:
-            raise OSError("it does not read what it is sent")
+            raise OSError("its other end does not read")
 
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -60,7 +61,7 @@ class ArbiterConnection:
 
 
 class Arbiter:
-    """Server at one socket; `run` returns when it was told to stop."""
+    """Server at one socket.  `run` returns after a `Stop`."""
 
     def __init__(self, path: Path, lease_s: float = LEASE_S) -> None:
         self._state = ArbiterState(lease_s)
@@ -74,7 +75,7 @@ class Arbiter:
         prepare_folder(path)
         self._lock = _claim(path)
         self._listener = _listen(path)
-        self._spare = os.open(os.devnull, os.O_RDONLY)  # closed to refuse a connection when there is no other
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # gives up its descriptor when there is no other: see `_refuse`
         self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def run(self) -> None:
@@ -82,7 +83,7 @@ class Arbiter:
             while self._is_running:
                 for key, events in self._selector.select(self._find_timeout_s()):
                     if key.data is None:
-                        self._admit()
+                        self._accept()
                     else:
                         self._serve(key.data, events)
                 self._deliver(self._state.tick(time.monotonic()))
@@ -93,8 +94,8 @@ class Arbiter:
         self._is_running = False
 
     def close(self) -> None:
-        """Close all connections; workers notice, and go on without turns."""
-        # First the name: a worker that looks for an arbiter now finds none rather than one that is leaving.
+        """Close all connections.  Workers notice, and go on without turns."""
+        # Remove the path first: a worker that looks for an arbiter now must not find one that is about to exit.
         self._path.unlink(missing_ok=True)
         for connection in list(self._connections.values()):
             connection.socket.close()
@@ -107,15 +108,15 @@ class Arbiter:
         deadline_s = self._state.deadline_s
         return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
-    def _admit(self) -> None:
+    def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._refuse()
-            return  # else it has gone again
+            return  # otherwise the client has disconnected already
         peer = find_peer(accepted)
-        # Where the kernel does not name the peer, the folder's permissions must do.
+        # If the kernel does not identify the peer, the folder's permissions have to suffice.
         if (peer is not None and peer.user != os.getuid()) or not self._make_room():
             accepted.close()
             return
@@ -125,7 +126,7 @@ class Arbiter:
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _make_room(self) -> bool:
-        """Return whether one more fits; if need be, close the oldest connection that has sent nothing yet."""
+        """Return whether one more fits.  If necessary, close the oldest connection that has sent nothing yet."""
         if len(self._connections) < MOST_CONNECTIONS:
             return True
         idle = find_surplus([each for each in self._connections.values() if not each.has_sent], most=1)
@@ -134,7 +135,7 @@ class Arbiter:
         return idle is not None
 
     def _refuse(self) -> None:
-        """Close a connection that cannot be accepted: left alone it would wake the selector all the time."""
+        """Close a connection for which there is no descriptor: while it is pending, the selector returns at once."""
         os.close(self._spare)
         with contextlib.suppress(OSError):
             self._listener.accept()[0].close()
@@ -161,26 +162,26 @@ class Arbiter:
         connection.has_sent = True
         for line in connection.lines.feed(data):
             if connection.number not in self._connections:
-                return  # dropped for what came before: a Hello now would be of an unknown member
+                return  # dropped because of an earlier line: a Hello now would add it again
             message = messages.to_arbiter.decode(line)
             now = time.monotonic()
             if isinstance(message, messages.Query):
                 self._deliver([(connection.number, self._describe(now))])
             elif isinstance(message, messages.Stop):
-                log.info("told to stop")
+                log.info("asked to stop")
                 self.stop()
             else:
                 self._deliver(self._state.handle(connection.number, message, now))
 
     def _deliver(self, outgoing: Outgoing) -> None:
-        """Send in this order; then drop the connections that cannot be reached, with what follows from that."""
+        """Send in this order; then drop the connections that failed, and send what follows from that."""
         failed: list[tuple[ArbiterConnection, str]] = []
         for number, message in outgoing:
             connection = self._connections.get(number)
             if connection is None:
                 continue
             if isinstance(message, messages.Notice) and message.text != self._logged:
-                self._logged = message.text  # it goes to several
+                self._logged = message.text  # several workers get the same notice
                 log.warning("%s", message.text)
             try:
                 connection.send(message)
@@ -215,19 +216,19 @@ class Arbiter:
 
 
 def _claim(path: Path) -> IO[bytes]:
-    """Lock this socket's path for as long as the result is open."""
+    """Lock this socket's path until the returned file is closed."""
     lock = path.with_name(f"{path.name}.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise ConfigError(f"there is an arbiter at {path} already: see undertow share status") from None
+        raise ConfigError(f"an arbiter is already up at {path}: see undertow share status") from None
     return lock
 
 
 def _listen(path: Path) -> socket.socket:
     if path.is_socket():
-        path.unlink()  # of an arbiter that was killed: the lock shows that it is gone
+        path.unlink()  # left by an arbiter that was killed: a running one would hold the lock
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
@@ -243,7 +244,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     arbiter = Arbiter(Path(arguments[0]), float(arguments[1]))
     log.info("the arbiter is up, process %d", os.getpid())
-    # At once: nothing that it does needs to be finished.
+    # Exit at once: nothing that the arbiter does needs to be finished.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     arbiter.run()
 

@@ -1,6 +1,6 @@
-"""State of the arbiter of one host: its devices, the workers on them, and what is known of their steps.
+"""State of one host's arbiter: its devices, the workers on them, and the measurements of their steps.
 
-In: messages of workers, the time.  Out: messages to workers.  No sockets, no clock.
+In: messages from workers, the time.  Out: messages to workers.  Uses no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from undertow.crossover.turns import Account, Instructions, JobPosition, JobTerm
 from undertow.errors import Garbled
 from undertow.units import GIGA
 
-# A job's load is the median of its latest steps, once there are enough of them.
+# A job's load is a median over its last WINDOW steps, known once there are ENOUGH of them.
 WINDOW, ENOUGH = 32, 8
 NOTICES = 20
 MOST_JOBS = 8
 
-Outgoing = list[tuple[int, FromArbiter]]  # with the member that each is for
+Outgoing = list[tuple[int, FromArbiter]]  # each with the member that receives it
 
 
 @dataclass(eq=False)
 class Member:
-    """Worker that was welcomed, and what it has reported."""
+    """Worker that was accepted, and what it has reported."""
 
     hello: Hello
     since_s: float
@@ -40,19 +40,19 @@ class Member:
 
 
 class ArbiterState:
-    """State of the arbiter of one host.  The caller numbers the members, and uses no number twice."""
+    """State of one host's arbiter.  The caller numbers the members and never reuses a number."""
 
     def __init__(self, lease_s: float = turns.LEASE_S) -> None:
         self.lease_s = lease_s
         self.notices: deque[str] = deque(maxlen=NOTICES)
         self.devices: dict[str, Turns] = {}
         self._members: dict[int, Member] = {}
-        self._judged: set[frozenset[str]] = set()  # pairs of jobs of which it is known whether they gain
+        self._judged: set[frozenset[str]] = set()  # pairs of jobs whose gain has been predicted
 
-    # What comes in
+    # Input
 
     def handle(self, number: int, message: ToArbiter, now: float) -> Outgoing:
-        """Return the answers.  Raises `Garbled` if a worker says what it must not."""
+        """Return the messages to send.  Raises `Garbled` if a worker breaks the protocol."""
         if isinstance(message, Hello):
             return self._welcome(number, message, now)
         member = self._members.get(number)
@@ -83,27 +83,28 @@ class ArbiterState:
         return outgoing
 
     def tick(self, now: float) -> Outgoing:
-        """Pass on the turns that are longer than the lease."""
+        """Pass on the turns that exceed the lease."""
         return [item for device in self.devices.values() for item in self._carry_out(device.tick(now), device)]
 
     @property
     def deadline_s(self) -> float | None:
-        """The time at which `tick` is due."""
+        """Time at which `tick` is due."""
         return min((d.deadline_s for d in self.devices.values() if d.deadline_s is not None), default=None)
 
-    # What there is to tell
+    # Status
 
     def describe(self, now: float) -> list[DeviceStatus]:
         return [self._describe_device(name, device, now) for name, device in sorted(self.devices.items())]
 
     def find_load(self, device: Turns, job: str) -> Load | None:
-        """Return what a step of this job takes when it is alone, as far as that can be seen."""
+        """Return the load of a step of this job as if it were alone; None before enough steps are known."""
         members = [self._members[number] for number in device.accounts[job].members]
         compute = [seconds for member in members for seconds in member.compute]
         exposed = sorted(seconds for member in members for seconds in member.exposed)
         if len(compute) < ENOUGH:
             return None
-        # Beside others a job may wait for its other workers, which wait for their turns: the short waits tell.
+        # A job that shares may also wait for its workers on other hosts, which wait for their turns.  So only its short
+        # waits tell how long the network takes.
         return Load(statistics.median(compute), exposed[len(exposed) // 4])
 
     # Inside
@@ -123,11 +124,13 @@ class ArbiterState:
 
     def _find_refusal(self, device: Turns, hello: Hello) -> str | None:
         if hello.version != messages.VERSION:
-            return f"the arbiter speaks version {messages.VERSION}, this worker version {hello.version}: restart it"
+            return (
+                f"the arbiter has version {messages.VERSION}, this worker version {hello.version}: restart the arbiter"
+            )
         if not WEIGHT.least <= hello.weight <= WEIGHT.most:
             return f"a weight of {hello.weight:g} is not possible: give {WEIGHT.describe()}"
         if hello.job not in device.accounts and len(device.accounts) >= MOST_JOBS:
-            return f"{MOST_JOBS} jobs share {hello.device} already: start this one later, or without sharing"
+            return f"{MOST_JOBS} jobs already share {hello.device}: start this one later, or without sharing"
         others = [
             member.hello.growth_bytes if member.steps < 2 else 0
             for member in self._members.values()
@@ -138,7 +141,7 @@ class ArbiterState:
     def _end_step(self, number: int, member: Member, message: messages.EndStep, now: float) -> Outgoing:
         device = self.devices[member.hello.device]
         if message.steps < 1:
-            raise Garbled(f"{message.steps} steps have ended")
+            raise Garbled(f"an EndStep after {message.steps} steps")
         member.steps += message.steps
         member.network_s += message.network_s
         member.compute.append(message.compute_s / message.steps)
@@ -149,9 +152,9 @@ class ArbiterState:
             device.mark_step(number, now)
             return []
         outgoing = self._carry_out(device.end_step(number, message.step, now, steps=message.steps), device)
-        return outgoing + self._name_jobs_that_cannot_gain(device, member.hello.job)
+        return outgoing + self._report_pairs_without_gain(device, member.hello.job)
 
-    def _name_jobs_that_cannot_gain(self, device: Turns, job: str) -> Outgoing:
+    def _report_pairs_without_gain(self, device: Turns, job: str) -> Outgoing:
         outgoing: Outgoing = []
         for other in device.accounts:
             pair = frozenset((job, other))
@@ -166,27 +169,27 @@ class ArbiterState:
         return outgoing
 
     def _carry_out(self, instructions: Instructions, device: Turns) -> Outgoing:
-        """Return the instructions as they are, but a notice to all for a worker that is overdue."""
+        """Return the instructions as messages: an `Overdue` becomes a notice to all jobs."""
         outgoing: Outgoing = []
         for number, instruction in instructions:
             if isinstance(instruction, Overdue):
-                outgoing += self._name_overdue(number, instruction.held_s, device)
+                outgoing += self._report_overdue(number, instruction.held_s, device)
             else:
                 outgoing.append((number, instruction))
         return outgoing
 
-    def _name_overdue(self, number: int, held_s: float, device: Turns) -> Outgoing:
+    def _report_overdue(self, number: int, held_s: float, device: Turns) -> Outgoing:
         member = self._members[number]
         member.overdue += 1
         hello = member.hello
         text = (
             f"rank {hello.rank} of {hello.name} (pid {hello.pid}) has computed on {hello.device} for {held_s:.0f} s "
-            "without giving back, or is stopped: the turn passes on"
+            "without giving the turn back, or is stopped: the turn passes to another job"
         )
         return self._notify(text, list(device.accounts.values()))
 
     def _notify(self, text: str, accounts: Sequence[Account]) -> Outgoing:
-        """Tell one worker of each job, and keep the text for the status."""
+        """Send a notice to one worker of each job, and keep its text for the status."""
         self.notices.append(text)
         return [(min(account.members), messages.Notice(text)) for account in accounts]
 
@@ -231,18 +234,18 @@ class ArbiterState:
 
 
 def find_memory_obstacle(growth_bytes: int, free_bytes: int, *, others_bytes: Sequence[int] = ()) -> str | None:
-    """Return why a job that takes `growth_bytes` more does not fit; None if it may.
+    """Return why a job that will allocate `growth_bytes` more does not fit; None if it may fit.
 
-    Other jobs that have just begun take theirs first.  Activations are not known in advance: this refuses what cannot
-    work, and does not promise that the rest does.
+    Other jobs that have just started allocate `others_bytes` first.  Activations are not known in advance, so a job
+    that passes this check may still run out of memory.
     """
     reserved = sum(others_bytes)
     if not others_bytes or growth_bytes + reserved <= free_bytes:
         return None
-    spoken_for = f", of which the others are about to take {reserved / GIGA:.1f}" if reserved else ""
+    reservation = f", of which other jobs are about to allocate {reserved / GIGA:.1f} GB" if reserved else ""
     return (
-        f"the device has not enough memory for one more job: its gradients and its optimizer need "
-        f"{growth_bytes / GIGA:.1f} GB, and {free_bytes / GIGA:.1f} GB are free{spoken_for}. Start it when another "
+        f"the device does not have enough memory for another job: its gradients and its optimizer need "
+        f"{growth_bytes / GIGA:.1f} GB, and {free_bytes / GIGA:.1f} GB are free{reservation}. Start it after another "
         "job has ended, or without sharing"
     )
 

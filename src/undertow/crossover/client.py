@@ -1,9 +1,9 @@
 """Client of the arbiter in a training process: `take` returns when the worker may compute.
 
-In: calls of training threads before they compute and wait; messages of the arbiter.
+In: calls of training threads before they compute and wait; messages from the arbiter.
 Out: messages of the worker's `TurnState` to the arbiter.
-Never fails and never hangs because of an arbiter: without one, or when it goes away, the worker
-computes at any time, and looks for a new one every second.
+It never fails or hangs because of an arbiter: without one, the worker computes at any time, and
+looks for a new one every second.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LOOK_EVERY_S = 1.0
 # An arbiter that does not answer for this long counts as gone.
 ANSWER_S = 10.0
 ASK_EVERY_S = 5.0
-# A worker that gets the turn sooner has not waited for it.
+# Shorter waits for the turn are not recorded.
 RECORDED_S = 0.00005
 
 
 class TurnClient(TurnTaker):
-    """Turns of one worker on one device.  Any thread may call it; the worker holds the turn as a whole.
+    """Turns of one worker on one device.  Any thread may call it; all threads of the worker share the turn.
 
-    `relay` is called with what this worker learns from the arbiter and other workers of its job must know.
+    `relay` is called with messages from the arbiter that other workers of the job need.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class TurnClient(TurnTaker):
         self._connection: socket.socket | None = None
         self._closing = threading.Event()
         self._is_silent = not is_verbose
-        self._taken_s = 0.0  # since when this worker computes
-        self._heard_s = 0.0  # when the arbiter last said something
+        self._taken_s = 0.0  # when this worker last began to compute
+        self._received_s = 0.0  # when the arbiter's last message came
 
     def read_clock(self) -> float:
-        """Seconds that pass while this worker does not wait for the turn: how long its own work takes."""
+        """Return a clock that stands still while this worker waits for the turn, to time its own work."""
         return time.perf_counter() - self.state.waited_s
 
     # For training threads
 
     def start(self) -> None:
-        """Look for the arbiter.  Raises `ConfigError` if it does not want this job."""
+        """Look for the arbiter.  Raises `ConfigError` if it refuses this job."""
         lines = make_lines()
         try:
-            self._meet(lines)
+            self._connect(lines)
         except OSError:
-            self._warn_that_it_is_loose("no arbiter is up on this host; undertow share up starts one")
+            self._warn_of_no_turns("no arbiter is up on this host; undertow share up starts one")
         threading.Thread(target=self._listen, args=(lines,), name="undertow-turn", daemon=True).start()
 
     def take(self) -> None:
@@ -82,7 +82,7 @@ class TurnClient(TurnTaker):
             was_computing, began_s = self.state.is_computing, time.monotonic()
             try:
                 while True:
-                    # Again each time: another thread may have given back what this one waited for.
+                    # Ask again each time: another thread may have given the turn back.
                     self._send(self.state.take(time.monotonic()))
                     if self.state.is_computing:
                         if not was_computing:
@@ -92,7 +92,7 @@ class TurnClient(TurnTaker):
                         self._check_arbiter(began_s)
             except BaseException:  # interrupted: this thread will not use the turn
                 self._send(self.state.give(time.monotonic()))
-                self._changed.notify_all()  # other threads ask for themselves
+                self._changed.notify_all()  # the other threads ask again
                 raise
 
     def give(self) -> None:
@@ -108,7 +108,7 @@ class TurnClient(TurnTaker):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Give the turn back for as long as the block lasts: the worker waits for the network."""
+        """Give the turn back while the block runs: the worker waits for the network."""
         wait = self.begin_wait()
         yield
         self.end_wait(wait)
@@ -118,22 +118,22 @@ class TurnClient(TurnTaker):
             super().handle_relayed(message)
 
     def close(self) -> None:
-        """Leave.  What is computed from now on needs no turn."""
+        """Leave the arbiter.  What is computed afterwards needs no turn."""
         self._closing.set()
         with self._changed:
-            self._lose_arbiter()
+            self._detach()
 
     def abandon(self) -> None:
-        """Leave in a forked child: the connection is the parent's."""
+        """Leave in a forked child: the connection belongs to the parent."""
         self._changed = threading.Condition()
         self._closing.set()
-        self.state.lose(time.monotonic())
+        self.state.detach(time.monotonic())
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _finish(self) -> None:
-        """Wait until the device has done what it was given, if the turn matters to another job."""
+        """Wait until the device has finished its queued work, if another job may be waiting for the turn."""
         if self.state.is_granted:
             self._synchronise()
         if process_recorder.is_on and self.state.is_computing:
@@ -147,50 +147,51 @@ class TurnClient(TurnTaker):
     # Inside, with the lock
 
     def _check_arbiter(self, began_s: float) -> None:
-        """Ask an arbiter that has been silent for a while whether it is there; give it up after a longer while."""
-        if time.monotonic() - max(began_s, self._heard_s) > ANSWER_S:
-            self._lose_arbiter()
+        """Send an arbiter that is silent a `Query`; count it as gone after `ANSWER_S`."""
+        if time.monotonic() - max(began_s, self._received_s) > ANSWER_S:
+            self._detach()
         else:
             self._send([messages.Query()])
 
-    def _send(self, said: list[ToArbiter]) -> None:
-        if self._connection is None or not said:
+    def _send(self, outgoing: list[ToArbiter]) -> None:
+        if self._connection is None or not outgoing:
             return
-        data = b"".join(map(messages.encode, said))
+        data = b"".join(map(messages.encode, outgoing))
         try:
-            # Never wait for one that does not read: some kilobytes unread are minutes of silence.
+            # Never wait for an arbiter that does not read: a full buffer means that it has not read for minutes.
             is_sent = self._connection.send(data, socket.MSG_DONTWAIT) == len(data)
         except OSError:
             is_sent = False
         if not is_sent:
-            self._lose_arbiter()
+            self._detach()
 
-    def _lose_arbiter(self) -> None:
+    def _detach(self) -> None:
+        """Go on without turns; the listening thread closes the connection."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
-        self.state.lose(time.monotonic())
+                self._connection.shutdown(socket.SHUT_RDWR)  # ends the listening thread's `recv`
+        self.state.detach(time.monotonic())
         self._changed.notify_all()
 
     # The listening thread
 
     def _listen(self, lines: Lines) -> None:
-        """Handle what the arbiter says, and find the next one when it is gone."""
+        """Handle the arbiter's messages; when it is gone, look for the next one."""
         while not self._closing.is_set():
             if self._connection is not None:
                 self._handle_all(self._connection, lines)
-                self._leave_arbiter()
+                self._disconnect()
             if self._closing.wait(LOOK_EVERY_S):
                 return
             lines = make_lines()
             try:
-                self._meet(lines)
+                self._connect(lines)
             except OSError:
                 continue
             except ConfigError as error:
-                self._warn_that_it_is_loose(str(error))
+                self._warn_of_no_turns(str(error))
                 return
-        self._leave_arbiter()  # one that was met when this had just been closed
+        self._disconnect()  # in case it connected while it was being closed
 
     def _handle_all(self, connection: socket.socket, lines: Lines) -> None:
         with contextlib.suppress(OSError, Garbled):
@@ -200,25 +201,25 @@ class TurnClient(TurnTaker):
 
     def _handle(self, message: FromArbiter) -> None:
         with self._changed:
-            self._heard_s = time.monotonic()
-            self._send(self.state.handle(message, self._heard_s))
+            self._received_s = time.monotonic()
+            self._send(self.state.handle(message, self._received_s))
             self._changed.notify_all()
         if (relayed := find_relayed(message)) is not None:
             self._relay(relayed)
         elif isinstance(message, messages.Notice):
             log.warning("%s", message.text)
 
-    def _leave_arbiter(self) -> None:
+    def _disconnect(self) -> None:
         with self._changed:
-            self._lose_arbiter()
+            self._detach()
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
         if not self._closing.is_set():
-            self._warn_that_it_is_loose("the arbiter of this host is gone")
+            self._warn_of_no_turns("the arbiter of this host is gone")
 
-    def _meet(self, lines: Lines) -> None:
-        """Introduce this worker.  Raises OSError if there is no arbiter, `ConfigError` if it does not want the job."""
+    def _connect(self, lines: Lines) -> None:
+        """Connect to the arbiter.  Raises OSError if there is none, `ConfigError` if it refuses the job."""
         check_folder(self._path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -229,7 +230,7 @@ class TurnClient(TurnTaker):
             connection.settimeout(None)
         except Garbled as error:
             connection.close()
-            raise OSError(f"what listens there is no arbiter: {error}") from None
+            raise OSError(f"the process that listens there is not an arbiter: {error}") from None
         except BaseException:
             connection.close()
             raise
@@ -238,12 +239,12 @@ class TurnClient(TurnTaker):
             raise ConfigError(f"this job cannot share {self._hello.device}: {answers[0].reason}")
         with self._changed:
             self._connection = connection
-            self.state.meet()
+            self.state.attach()
         for message in answers:
             self._handle(message)
 
-    def _warn_that_it_is_loose(self, why: str) -> None:
-        """Log this once, and on one worker of the host."""
+    def _warn_of_no_turns(self, why: str) -> None:
+        """Log once, and on one worker of the host, that this job takes no turns."""
         if not self._is_silent:
             log.warning("this job does not take turns with others: %s", why)
         self._is_silent = True

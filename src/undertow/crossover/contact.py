@@ -1,7 +1,7 @@
-"""Requests of commands to the arbiter: its status, and to stop.
+"""Requests that commands send to the arbiter: for its status, and to stop.
 
-In: the socket's path.  Out: its `Status`, or None where there is no arbiter; after `stop` it is gone.
-An arbiter that does not answer, and one that belongs to another user, are errors.
+In: the socket's path.  Out: the arbiter's `Status`, or None if there is no arbiter; after `stop` it has exited.
+It is an error if the arbiter does not answer, or belongs to another user.
 Imports no torch, starts no thread.
 """
 
@@ -28,39 +28,39 @@ class _HungUp(UndertowError):
 
 def ask_status(path: Path, timeout_s: float = ANSWER_S) -> Status | None:
     """Return the status; None if there is no arbiter.  Raises `UndertowError` if it cannot be reached."""
-    return _talk(path, timeout_s, _ask)
+    return _request(path, timeout_s, _ask)
 
 
 def stop(path: Path, timeout_s: float = ANSWER_S) -> Status | None:
-    """End the arbiter, wait until it is gone, and return its last status; None if there was no arbiter."""
-    return _talk(path, timeout_s, _stop)
+    """Stop the arbiter, wait until it has exited, and return its last status; None if there was no arbiter."""
+    return _request(path, timeout_s, _stop)
 
 
-def _talk(path: Path, timeout_s: float, ask: Callable[[socket.socket], Status]) -> Status | None:
+def _request(path: Path, timeout_s: float, request: Callable[[socket.socket], Status]) -> Status | None:
     for is_last in (False, True):
         try:
-            with _call(path, timeout_s) as connection:
-                return None if connection is None else ask(connection)
+            with _connect(path, timeout_s) as connection:
+                return None if connection is None else request(connection)
         except _HungUp:
-            # One that ends removes its socket before it hangs up: a second call finds none.
+            # An arbiter that exits removes its socket before it closes connections: a second attempt finds none.
             if is_last:
                 raise
     raise AssertionError("the last one returns or raises")
 
 
 @contextlib.contextmanager
-def _call(path: Path, timeout_s: float) -> Iterator[socket.socket | None]:
+def _connect(path: Path, timeout_s: float) -> Iterator[socket.socket | None]:
     """Connect to the arbiter; yields None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             check_folder(path)
             connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):  # the latter: it was killed, and its socket is left
+        except (FileNotFoundError, ConnectionRefusedError):  # the latter: it was killed and has left its socket behind
             yield None
             return
         except PermissionError:
-            raise ConfigError(f"{path} belongs to another user, who alone may talk to the arbiter there") from None
+            raise ConfigError(f"{path} belongs to another user: no one else can reach the arbiter there") from None
         except OSError as error:
             raise UndertowError(f"the arbiter at {path} cannot be reached: {error}") from None
         try:
@@ -68,7 +68,7 @@ def _call(path: Path, timeout_s: float) -> Iterator[socket.socket | None]:
         except TimeoutError:
             pid = _pid_of(connection)
             raise UndertowError(
-                f"the arbiter at {path} (pid {pid}) has not answered for {timeout_s:g} s: if it is stopped, wake it "
+                f"the arbiter at {path} (pid {pid}) has not answered for {timeout_s:g} s: if it is stopped, resume it "
                 f"with kill -CONT {pid}, or end it with kill -9 {pid}"
             ) from None
 
@@ -78,11 +78,13 @@ def _ask(connection: socket.socket) -> Status:
     try:
         answer = messages.receive(connection, make_lines())[0]
     except ConnectionError:
-        raise _HungUp("the arbiter has hung up: it has too many connections, or does not want this user's") from None
+        raise _HungUp(
+            "the arbiter has closed the connection: it has too many of them, or belongs to another user"
+        ) from None
     except Garbled:
-        raise UndertowError("what listens there is no arbiter: choose another path for the socket") from None
+        raise UndertowError("the process that listens there is not an arbiter: choose another socket path") from None
     if not isinstance(answer, Status):
-        raise UndertowError(f"the arbiter answered with a {type(answer).__name__}: is it of another version?")
+        raise UndertowError(f"the arbiter answered with a {type(answer).__name__}: does it have another version?")
     return answer
 
 
@@ -92,25 +94,25 @@ def _stop(connection: socket.socket) -> Status:
     with _watch(pid) as ended:
         _send(connection, messages.Stop())
         if ended is not None and not select.select([ended], [], [], connection.gettimeout())[0]:
-            raise UndertowError(f"the arbiter has been told to stop and does not: end it with kill -9 {pid}")
+            raise UndertowError(f"the arbiter was asked to stop and still runs: end it with kill -9 {pid}")
     return status
 
 
 def _send(connection: socket.socket, message: ToArbiter) -> None:
-    # If it is gone by now, that is seen when its answer, or its end, is waited for.
+    # An arbiter that is gone by now is noticed by the wait for its answer or its exit.
     with contextlib.suppress(ConnectionError):
         connection.sendall(messages.encode(message))
 
 
 def _pid_of(connection: socket.socket) -> int:
-    """Return the arbiter's process, 0 if it is not known."""
+    """Return the arbiter's process id, 0 if it is not known."""
     peer = find_peer(connection)
     return 0 if peer is None else peer.pid
 
 
 @contextlib.contextmanager
 def _watch(pid: int) -> Iterator[int | None]:
-    """Yield a file that is readable once the process has ended; None if it is gone already."""
+    """Yield a descriptor that is readable once the process has exited; None if it has already."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

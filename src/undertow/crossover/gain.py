@@ -1,11 +1,11 @@
-"""Predicted gain of sharing a device: steps of several jobs together against one after the other.
+"""Predicted gain of sharing a device: several jobs together, compared with one after the other.
 
 In: for each job alone, how long a step computes and how long it then waits for the network.
 Out: a prediction, and an explanation for two jobs that cannot gain.
 With computing times c and exposed communication m, all jobs make one step each in
 max(sum c, max(c + m), sum m): the device, the longest job or the network is the limit.
-Where it is known for how long a step's bytes fill a link, that counts for the network if it is more
-than m: what a job hides from itself is sent all the same.
+The time for which a step's bytes fill a link, if known, replaces m in the network's sum if it is
+longer: communication that a job hides behind its own computation still occupies the link.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Less than this is not worth the words.
+# A smaller gain counts as none.
 WORTH = 1.02
-# Under tables of arrangements, measured or simulated.
+# Printed below tables of arrangements, measured or simulated.
 EXPLAIN_GAIN = (
-    "gain: work done in the same time, over one job after the other\n"
-    "ideal: a step of each in max(sum c, max(c + m), sum n); n is m, or how long its bytes fill a link if that is more"
+    "gain: work done in the same time, relative to one job after the other\n"
+    "ideal: one step of each in max(sum c, max(c + m), sum n); n is m or, if longer, how long its bytes fill a link"
 )
 
 
@@ -43,7 +43,7 @@ class Load:
 
 
 def predict_step_s(loads: Sequence[Load]) -> float:
-    """Return how long one step of each takes when they share."""
+    """Return how long one step of each job takes when they share."""
     return max(
         sum(load.compute_s for load in loads),
         max(load.step_s for load in loads),
@@ -52,9 +52,9 @@ def predict_step_s(loads: Sequence[Load]) -> float:
 
 
 def predict_gain(loads: Sequence[Load], mix: Sequence[float] = ()) -> float:
-    """Return how much more they do together than one after the other; 1 means no more.
+    """Return the time that the steps take one job after the other, divided by the time together.
 
-    With `mix` they make that many steps of each, else one of each.
+    `mix` has the number of steps of each job; without it, each makes one.
     """
     if mix:
         loads = [load.times(steps) for load, steps in zip(loads, mix, strict=True)]
@@ -63,14 +63,14 @@ def predict_gain(loads: Sequence[Load], mix: Sequence[float] = ()) -> float:
 
 
 def explain_no_gain(names: Sequence[str], loads: Sequence[Load]) -> str | None:
-    """Return why these jobs had better run one after the other, in words; None if sharing helps."""
+    """Return in words why these jobs should run one after the other; None if sharing helps."""
     gain = predict_gain(loads)
     if len(loads) < 2 or gain >= WORTH:
         return None
     who = " and ".join(names)
     exposed_s, compute_s = sum(load.exposed_s for load in loads), sum(load.compute_s for load in loads)
     if exposed_s > compute_s:
-        why = f"the network is busy all the time (it is waited for {exposed_s * 1e3:.0f} ms in a step of each)"
+        why = f"the network is always busy (they wait {exposed_s * 1e3:.0f} ms for it in one step of each)"
     else:
         why = f"they hardly wait for the network ({exposed_s * 1e3:.0f} ms in steps of {compute_s * 1e3:.0f} ms)"
-    return f"{who} gain nothing from sharing a device: {why}. They would be done as soon one after the other"
+    return f"{who} gain nothing from sharing a device: {why}. They would finish as soon one after the other"

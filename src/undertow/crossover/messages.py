@@ -1,8 +1,9 @@
 """Messages between workers, the arbiter and `undertow share`: one JSON object per line.
 
-A worker says `Hello` once and is answered with `Welcome` or `Refusal`.  Then it asks, gives back and ends steps; the
-arbiter grants, recalls, and says whether there are other jobs.  `Query` is answered with `Status`; `Stop` ends the
-arbiter.  `DeviceTime` and `Lift` also travel between the workers of a job, as control messages of its group.
+A worker sends `Hello` once and receives `Welcome` or `Refusal`.  Then it sends `Ask`, `Give` and `EndStep`; the arbiter
+sends `Grant` and `Recall`, and `NowShared` or `NowAlone` when other jobs come or go.  The answer to a `Query` is a
+`Status`; `Stop` ends the arbiter.  `DeviceTime` and `Lift` also travel between the workers of a job, as control
+messages of its group.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ VERSION = 2
 MOST_BYTES = 1 << 20  # of one line
 CHUNK_BYTES = 1 << 16
 
-# Values are limited when they are decoded: one worker's nonsense must not spoil the others' turns.
-Text = Annotated[str, msgspec.Meta(max_length=4096)]  # all cores of a large host have a long name
+# Decoding limits all values: one worker's nonsense must not disturb the turns of others.
+Text = Annotated[str, msgspec.Meta(max_length=4096)]  # the name of a CPU lists its cores, which may be many
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message of a worker, which wants to take part."""
+    """First message of a worker: a request to take turns."""
 
     version: int
     job: Text
@@ -38,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     device: Text
     weight: float = 1.0
     is_urgent: bool = False
-    growth_bytes: Count = 0  # memory that the job will still take
+    growth_bytes: Count = 0  # memory that the job has yet to allocate
     free_bytes: Count = 0  # free memory of the device
 
 
@@ -50,17 +51,17 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Give(msgspec.Struct, frozen=True, tag=True):
-    """The worker does not compute any more."""
+    """Notice that the worker no longer computes, nor waits for the turn."""
 
 
 class EndStep(msgspec.Struct, frozen=True, tag=True):
-    """Report of the steps since the last one, with what they took by the worker's own clock."""
+    """Report of the steps since the last report, with their times by the worker's own clock."""
 
     step: Count  # the last of them
     steps: Count
     compute_s: Seconds
-    network_s: Seconds  # that it waited for the network
-    is_alone: bool = False  # the arbiter has not counted their device time
+    network_s: Seconds  # spent waiting for the network
+    is_alone: bool = False  # the arbiter has not counted the device time of these steps
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +69,7 @@ class Query(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Order to end.  The workers go on without turns."""
+    """Request to the arbiter to exit.  Its workers go on without turns."""
 
 
 Relayed = DeviceTime | Lift  # between the workers of a job
@@ -76,7 +77,7 @@ ToArbiter = Hello | Ask | Give | EndStep | Lift | Query | Stop
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Answer to a `Hello`: the worker takes part."""
+    """Answer to a `Hello`: the worker takes turns from now on."""
 
     lease_s: float
 
@@ -88,23 +89,26 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """Permission to compute.
 
-    A `lift_s` above 0 says that the job is far behind the others' counts: its first worker should learn that it counts
-    as having had at least this much.
+    A `lift_s` above 0 means that the job's count is far behind those of the others: its first worker has to raise the
+    count to at least `lift_s`.
     """
 
     lift_s: float = 0.0
 
 
 class Recall(msgspec.Struct, frozen=True, tag=True):
-    """Another job goes first: give back between two layers, and ask again."""
+    """Request for the turn, because another job goes first: give it back between two layers, and ask again."""
 
 
 class NowShared(msgspec.Struct, frozen=True, tag=True):
-    """Another job has come.  From now on ask; a worker that computes now holds the turn, any other gives back."""
+    """Notice that another job has come: workers have to ask for the turn.
+
+    A worker that is computing holds the turn; any other sends `Give`.
+    """
 
 
 class NowAlone(msgspec.Struct, frozen=True, tag=True):
-    """There is no other job here: no need to ask."""
+    """Notice that there is no other job on the device: no need to ask."""
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
@@ -124,13 +128,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # computes, waits for its turn, waits for the network
     steps: int
     turns: int
-    device_s: float  # device time that it has had
+    device_s: float  # device time used
     waited_s: float  # for its turn
     network_s: float  # for the network
-    compute_s: float | None  # of one step, as it would be alone; None before that is known
+    compute_s: float | None  # of one step as if the job were alone; None until it is known
     exposed_s: float | None
-    since_s: float  # how long it has been here
-    overdue: int = 0  # how often it lost its turn to the lease
+    since_s: float  # how long the job has been here
+    overdue: int = 0  # how often it exceeded the lease and lost the turn
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +144,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     holder: str | None  # a job's identity
     held_s: float
     jobs: list[JobStatus]
-    gain: float | None  # predicted, of all jobs together over one after the other
+    gain: float | None  # predicted, for all jobs together over one job after the other
 
 
 class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -167,7 +171,7 @@ def encode(message: ToArbiter | FromArbiter) -> bytes:
 
 
 def receive(connection: socket.socket, lines: Lines) -> list[FromArbiter]:
-    """Return the next messages.  Raises `Garbled` if they make no sense, OSError if none comes."""
+    """Return the next messages, at least one.  Raises `Garbled` if they make no sense, OSError if none comes."""
     while data := connection.recv(CHUNK_BYTES):
         if complete := lines.feed(data):
             return [from_arbiter.decode(line) for line in complete]
@@ -175,7 +179,7 @@ def receive(connection: socket.socket, lines: Lines) -> list[FromArbiter]:
 
 
 def find_relayed(message: FromArbiter) -> Relayed | None:
-    """Return what a worker passes on to other workers of its job: a count to all of them, a lift to the first."""
+    """Return what a worker relays to other workers of its job: a device time to all of them, a lift to the first."""
     match message:
         case DeviceTime():
             return message

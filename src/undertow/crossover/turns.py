@@ -1,13 +1,13 @@
 """Crossover's policy: which job may compute on one device.
 
 In: workers that join, ask, give back and leave; the time, as an argument.
-Out: messages to workers: who may compute, who is called back; and who has overstayed the lease.
-No sockets, no clock: the arbiter, the simulator and the fault driver run the same code.
+Out: messages to workers, such as grants and recalls; and the workers that have exceeded the lease.
+It uses no sockets and no clock: the arbiter, the simulator and the fault driver run the same code.
 
-A turn belongs to a job; all its workers on the device compute in it.  A job that waits for the network hands the turn
-over.  Of the jobs that want it, the one with the least device time per weight goes first.  That count is the same on
-all hosts (see `DeviceTimes`), so all hosts run the jobs in the same order.  A job that should have gone first but
-asked a moment too late, or that has far less than its share, takes the turn over between two layers: the holder is
+A turn belongs to a job, and all its workers on the device compute in it.  A job gives the turn back while it waits for
+the network.  Of the jobs that ask for it, the one with the least device time per weight goes first.  That count is the
+same on all hosts (see `DeviceTimes`), so all hosts run the jobs in the same order.  A job that should have gone first
+but asked a moment too late, or that is far behind its share, takes the turn over between two layers: the holder is
 recalled.
 """
 
@@ -19,20 +19,22 @@ from dataclasses import dataclass, field
 from undertow.crossover.messages import DeviceTime, Grant, NowAlone, NowShared, Recall
 
 LEASE_S = 30.0
-# A step of which less than this fraction is computed is as good as not begun.  Where two jobs came to a free device in
-# different orders on two hosts, this sets it right: else one would compute A while the other computes B for ever.
+# A step counts as young, and may be interrupted, while less than this fraction of it is computed.  This corrects the
+# order if two jobs came to a free device in different orders on two hosts, which would otherwise always compute
+# different jobs.
 YOUNG = 0.1
-# A job is far behind if it has had less than the holder by this fraction of a step.  Else it can wait until the holder
-# waits for the network, which happens once in a step.  It can also wait if the holder has begun and is nearer to its
-# end: the job whose communication can begin first goes first, and then device and network are both busy.
+# A job is far behind if its count is lower than the holder's by more than this fraction of a step.  Otherwise it can
+# wait until the holder waits for the network, which happens once in a step.  It also waits if the holder has begun its
+# step and is nearer to the end of it: the job that can communicate first goes first, so that device and network are
+# both busy.
 FAR = 0.5
-# The most that a job saves up by not computing, in seconds of device time per weight.
+# The largest credit that a job gains by not computing, in seconds of device time per weight.
 CREDIT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTerms:
-    """Terms that a job has asked for, the same on all its hosts."""
+    """Terms that a job requests, the same on all its hosts."""
 
     job: str  # its identity
     weight: float = 1.0
@@ -43,34 +45,36 @@ class JobTerms:
 class JobPosition:
     """Position of a job in the order of all jobs, for one step."""
 
-    virtual_s: float  # device time per weight that it has had
+    virtual_s: float  # device time per weight so far
     cost_s: float  # device time per weight of one step
 
 
 @dataclass(frozen=True)
 class Overdue:
-    """A worker has held the turn for longer than the lease, and has lost it."""
+    """Loss of the turn by a worker that has held it for longer than the lease."""
 
     held_s: float
 
 
 Instruction = Grant | Recall | NowShared | NowAlone | DeviceTime | Overdue
-Instructions = list[tuple[int, Instruction]]  # with the member that each is about
+Instructions = list[tuple[int, Instruction]]  # each with its member
 
 
 @dataclass(eq=False)
 class Account:
+    """Account of one job on one device: its members, the device time that it has used, the turns that it has had."""
+
     terms: JobTerms
-    virtual_s: float  # by this arbiter's own count
-    position: JobPosition | None = None  # by the count of all hosts, once there is one
+    virtual_s: float  # device time per weight, as counted by this arbiter
+    position: JobPosition | None = None  # as counted for all hosts, once it is known
     members: set[int] = field(default_factory=set)
     waiting: dict[int, float] = field(default_factory=dict)  # members that have asked, and when
     used_s: float = 0.0
     waited_s: float = 0.0
     turns: int = 0
     cost_s: float = 0.0  # of the last step, per weight
-    step_virtual_s: float = 0.0  # `virtual_s` when that ended
-    step_used_s: float = 0.0  # `used_s` when a step last ended here
+    step_virtual_s: float = 0.0  # `virtual_s` at the end of that step
+    step_used_s: float = 0.0  # `used_s` at the last end of a step here
 
     @property
     def key_s(self) -> float:
@@ -83,12 +87,12 @@ class Account:
 
     @property
     def begun_s(self) -> float:
-        """Device time that the current step has had."""
+        """Device time that the current step has used."""
         return self.used_s - self.step_used_s
 
     @property
     def rest_s(self) -> float:
-        """Device time that the current step still needs, if it costs what a step costs."""
+        """Device time that the current step still needs, if it costs as much as the last one."""
         return self.step_s * self.terms.weight - self.begun_s
 
     @property
@@ -97,7 +101,7 @@ class Account:
         return not self.terms.is_urgent, self.key_s, self.terms.job
 
     def raise_to(self, virtual_s: float) -> None:
-        """Count the job as having had at least this much, which is no cost of a step."""
+        """Raise the count to at least this much, without adding to the cost of a step."""
         missing_s = max(0.0, virtual_s - self.virtual_s)
         self.virtual_s += missing_s
         self.step_virtual_s += missing_s
@@ -105,28 +109,28 @@ class Account:
 
 @dataclass
 class CurrentTurn:
-    """Turn in progress.  It ends when none of its workers computes any more."""
+    """Turn in progress.  It ends when none of its workers computes."""
 
     account: Account
     since_s: float
     computing: set[int]
-    is_race: bool = False  # it began because its job came first, not because its job goes first
+    is_race: bool = False  # its job was the first to ask for a free device, not the first of several that wait
     is_recalled: bool = False
 
 
 class Turns:
-    """Turns of one device.  The caller numbers the members; naming an unknown one is the caller's error."""
+    """Turns of one device.  The caller numbers the members, and must not pass the number of an unknown one."""
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
         self.accounts: dict[str, Account] = {}
         self.turn: CurrentTurn | None = None
         self._jobs: dict[int, str] = {}
-        self._unsettled: set[int] = set()  # members that were told `NowShared` and have not given back since
-        self._charged_s = 0.0  # up to when the turn's time is on its account
-        self._virtual_s = 0.0  # the count of the job that was served last: newcomers begin here
+        self._unsettled: set[int] = set()  # members that have not given back since `NowShared` was sent to them
+        self._charged_s = 0.0  # the turn's time is on its account up to here
+        self._virtual_s = 0.0  # the count of the job that was served last: new jobs start with it
 
-    # What workers do
+    # Actions of workers
 
     def join(self, member: int, terms: JobTerms, now: float) -> Instructions:
         """Add a worker, which does not compute yet."""
@@ -139,14 +143,14 @@ class Turns:
             return [(member, NowAlone())]
         if before == [account] or len(before) != 1:
             return []
-        # Until now the other job computed without asking: perhaps it does at this moment.
+        # So far the other job did not have to ask: it may be computing.
         self.turn = CurrentTurn(before[0], now, set(before[0].members))
         self._unsettled = set(before[0].members)
         self._charged_s = now
-        return _tell(NowShared(), before[0].members)
+        return _address(NowShared(), before[0].members)
 
     def leave(self, member: int, now: float) -> Instructions:
-        """Remove a worker that has gone, in order or not."""
+        """Remove a worker that has left or died."""
         self._charge(now)
         account = self._account_of(member)
         self._drop(member, now)
@@ -159,13 +163,13 @@ class Turns:
         return self._decide(now)
 
     def ask(self, member: int, now: float, position: JobPosition | None = None) -> Instructions:
-        """Let a worker compute as soon as it may.  One that has not given back does so with this."""
+        """Let a worker compute as soon as it may.  A worker that still has a turn gives it back by asking."""
         self._charge(now)
         account = self._account_of(member)
         if self.is_alone:
             return [(member, Grant())]
         if member in self._unsettled:
-            return []  # asked before it was alone: by now it may compute, and gives back before it asks again
+            return []  # sent before it was alone: it may be computing by now, and gives back before it asks again
         was_free = self.turn is None
         self._drop(member, now)
         account.position = position if position is not None else account.position
@@ -173,7 +177,7 @@ class Turns:
         return self._decide(now, was_free=was_free)
 
     def give(self, member: int, now: float) -> Instructions:
-        """Note that a worker does not compute any more; its turn may have passed on already."""
+        """Note that a worker no longer computes; its turn may have passed on already."""
         self._charge(now)
         self._drop(member, now)
         return self._decide(now)
@@ -185,34 +189,37 @@ class Turns:
         account.step_used_s = account.used_s
 
     def end_step(self, member: int, step: int, now: float, *, steps: int = 1) -> Instructions:
-        """Note that a job's first worker has ended a step, or several since it last said so."""
+        """Note that a job's first worker has ended this many steps since its last report."""
         self.mark_step(member, now)
         account = self._account_of(member)
-        # A job that waits for the network more than for the device has a low count for good.  That must not become a
-        # debt that the others would have to pay for minutes.
+        # The count of a job that mostly waits for the network stays low.  It must not become a credit that keeps the
+        # others waiting for minutes.
         account.raise_to(self._virtual_s - CREDIT_S)
         account.cost_s = max(0.0, account.virtual_s - account.step_virtual_s) / steps
         account.step_virtual_s = account.virtual_s
         return [(member, DeviceTime(step, account.virtual_s, account.cost_s))]
 
     def lift(self, member: int, to_s: float) -> None:
-        """Raise a job that is behind on another host, where longer jobs are: it must not make up for their past."""
-        # To where, not by how much: every host says it, in every turn, until the new count has come round.
+        """Raise the count of a job that is far behind the jobs of another host, which have been running for longer.
+
+        It must not make up for their past.
+        """
+        # An absolute count, not a difference: every host repeats it in every turn until it has the new count.
         self._account_of(member).raise_to(to_s)
 
     def report(self, member: int, used_s: float) -> None:
-        """Count what a worker has computed while it was alone."""
+        """Add the device time that a worker has used while it was alone."""
         account = self._account_of(member)
         account.used_s += used_s / len(account.members)
         account.virtual_s += used_s / len(account.members) / account.terms.weight
         self._virtual_s = max(self._virtual_s, account.virtual_s)
 
     def tick(self, now: float) -> Instructions:
-        """Pass on a turn that is longer than the lease, if another job waits for it."""
+        """Pass on a turn that exceeds the lease, if another job waits for it."""
         self._charge(now)
         if self.turn is None or self.deadline_s is None or now < self.deadline_s:
             return []
-        overdue = _tell(Overdue(now - self.turn.since_s), self.turn.computing)
+        overdue = _address(Overdue(now - self.turn.since_s), self.turn.computing)
         self.turn = None
         return overdue + self._decide(now)
 
@@ -233,7 +240,7 @@ class Turns:
         return self.accounts[self._jobs[member]]
 
     def _drop(self, member: int, now: float) -> None:
-        """Note that a member neither waits nor computes any more."""
+        """Note that a member no longer waits or computes."""
         account = self._account_of(member)
         self._unsettled.discard(member)
         since_s = account.waiting.pop(member, None)
@@ -245,7 +252,7 @@ class Turns:
                 self.turn = None
 
     def _charge(self, now: float) -> None:
-        """Put the turn's time on its account."""
+        """Charge the turn's time to its account."""
         if self.turn is not None:
             used_s = max(0.0, now - max(self._charged_s, self.turn.since_s))
             self.turn.account.used_s += used_s
@@ -260,13 +267,13 @@ class Turns:
             self.turn = CurrentTurn(first, now, set(), is_race=was_free)
             first.turns += 1
         if first is self.turn.account:
-            return [] if self.turn.is_recalled else list(self._let_in(self.turn, now))
+            return [] if self.turn.is_recalled else list(self._grant_all(self.turn, now))
         if not self.turn.is_recalled and _goes_before(first, self.turn):
             self.turn.is_recalled = True
-            return _tell(Recall(), self.turn.computing)
+            return _address(Recall(), self.turn.computing)
         return []
 
-    def _let_in(self, turn: CurrentTurn, now: float) -> Iterator[tuple[int, Grant]]:
+    def _grant_all(self, turn: CurrentTurn, now: float) -> Iterator[tuple[int, Grant]]:
         account = turn.account
         least_s = self._virtual_s - CREDIT_S
         lift_s = least_s if account.key_s < least_s else 0.0
@@ -282,18 +289,18 @@ class Turns:
         for account in self.accounts.values():
             for member in list(account.waiting):
                 self._drop(member, now)
-            account.position = None  # it is not counted on other hosts any more
+            account.position = None  # the counts of other hosts no longer matter
         self.turn = None
         self._unsettled.clear()
-        return [item for account in self.accounts.values() for item in _tell(NowAlone(), account.members)]
+        return [item for account in self.accounts.values() for item in _address(NowAlone(), account.members)]
 
 
-def _tell(instruction: Instruction, members: Iterable[int]) -> Instructions:
+def _address(instruction: Instruction, members: Iterable[int]) -> Instructions:
     return [(member, instruction) for member in sorted(members)]
 
 
 def _goes_before(first: Account, turn: CurrentTurn) -> bool:
-    """Return whether this job takes the turn over before its holder ends it."""
+    """Return whether this job takes the turn over before its holder gives it back."""
     holder = turn.account
     if first.order_key > holder.order_key:
         return False

@@ -216,7 +216,7 @@ def test_a_holder_that_is_silent_for_longer_than_the_lease_loses_the_turn_and_is
         caller.hear_a(Grant)
         second.take()
         words = caller.hear_a(Notice).text
-        assert "rank 3 of a.py (pid 4) has computed on cpu for 0 s without giving back, or is stopped" in words
+        assert "rank 3 of a.py (pid 4) has computed on cpu for 0 s without giving the turn back, or is stopped" in words
         assert status_at(path).notices == [words]
         assert {job.job: job.overdue for job in status_at(path).devices[0].jobs} == {"a": 1, "b": 0}
         caller.say(Give(), Ask())  # it wakes up, and is one of many again
@@ -291,7 +291,7 @@ def test_whoever_is_not_this_user_is_not_heard(path: Path, monkeypatch: pytest.M
 
 def test_a_second_arbiter_at_one_socket_is_refused(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
-        with pytest.raises(ConfigError, match=f"there is an arbiter at {path} already: see undertow share status"):
+        with pytest.raises(ConfigError, match=f"an arbiter is already up at {path}: see undertow share status"):
             Arbiter(path)
         take_turns(first, second)
 
@@ -372,7 +372,7 @@ def make_for_others(folder: Path) -> None:
 def test_a_place_that_others_could_change_is_refused(path: Path, make: object) -> None:
     folder = path.parent / "folder"
     make(folder)  # type: ignore[operator]
-    with pytest.raises(ConfigError, match=r"is not a folder of this user alone.*UNDERTOW_SHARE_SOCKET"):
+    with pytest.raises(ConfigError, match=r"it is not a folder of this user alone.*UNDERTOW_SHARE_SOCKET"):
         Arbiter(folder / "s")
 
 
@@ -385,7 +385,7 @@ def test_a_folder_of_somebody_else_is_refused(path: Path, monkeypatch: pytest.Mo
 
 def test_a_place_that_cannot_be_made_is_refused(path: Path) -> None:
     (path.parent / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be made.*UNDERTOW_SHARE_SOCKET"):
+    with pytest.raises(ConfigError, match=r"cannot be created.*UNDERTOW_SHARE_SOCKET"):
         Arbiter(path.parent / "file" / "folder" / "s")
 
 

@@ -79,12 +79,12 @@ def test_devices_have_nothing_to_do_with_each_other() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"version": VERSION + 1}, f"the arbiter speaks version {VERSION}, this worker version {VERSION + 1}"),
+        ({"version": VERSION + 1}, f"the arbiter has version {VERSION}, this worker version {VERSION + 1}"),
         ({"weight": 0.0}, "a weight of 0 is not possible"),
         ({"weight": -1.0}, "a weight of -1 is not possible"),
         ({"weight": float("inf")}, "a weight of inf is not possible"),
         ({"weight": float("nan")}, "a weight of nan is not possible"),
-        ({"growth_bytes": 2 * GIGA, "free_bytes": GIGA}, "the device has not enough memory"),
+        ({"growth_bytes": 2 * GIGA, "free_bytes": GIGA}, "the device does not have enough memory"),
     ],
 )
 def test_who_is_refused_hears_why_and_leaves_no_trace(options: dict[str, Any], reason: str) -> None:
@@ -117,7 +117,7 @@ def test_eight_jobs_share_a_device_at_most() -> None:
     assert MOST_JOBS == 8
     ((_, refusal),) = state.handle(20, hello_of("one more"), now=0.0)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "8 jobs share gpu0 already: start this one later, or without sharing"
+    assert refusal.reason == "8 jobs already share gpu0: start this one later, or without sharing"
     assert isinstance(state.handle(21, hello_of("job 0", rank=1), now=0.0)[0][1], Welcome)  # a worker, not a job
     state.remove(3, now=0.0)
     assert isinstance(state.handle(22, hello_of("one more"), now=0.0)[0][1], Welcome)
@@ -130,8 +130,8 @@ def test_eight_jobs_share_a_device_at_most() -> None:
     ("message", "words"),
     [
         (hello_of("a"), "a second Hello"),
-        (EndStep(1, 0, 0.0, 0.0), "0 steps have ended"),
-        (EndStep(1, -3, 0.0, 0.0), "-3 steps have ended"),
+        (EndStep(1, 0, 0.0, 0.0), "an EndStep after 0 steps"),
+        (EndStep(1, -3, 0.0, 0.0), "an EndStep after -3 steps"),
         (messages.Query(), "a Query from a worker"),
     ],
 )
@@ -191,7 +191,8 @@ def test_who_overstays_is_named_to_one_worker_of_each_job() -> None:
     assert state.deadline_s == 10.0
     assert state.tick(now=9.0) == []
     words = (
-        "rank 0 of job a (pid 100) has computed on gpu0 for 10 s without giving back, or is stopped: the turn passes on"
+        "rank 0 of job a (pid 100) has computed on gpu0 for 10 s without giving the turn back, or is stopped: the turn "
+        "passes to another job"
     )
     assert state.tick(now=10.0) == [(1, Notice(words)), (2, Notice(words)), (2, Grant())]
     assert list(state.notices) == [words]
@@ -301,10 +302,11 @@ def test_what_fits_is_admitted_to_the_byte() -> None:
 def test_others_that_have_just_begun_take_theirs_first() -> None:
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 1 * GIGA]) is None
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 2 * GIGA]) == (
-        "the device has not enough memory for one more job: its gradients and its optimizer need 2.0 GB, and 4.0 GB "
-        "are free, of which the others are about to take 3.0. Start it when another job has ended, or without sharing"
+        "the device does not have enough memory for another job: its gradients and its optimizer need 2.0 GB, and "
+        "4.0 GB are free, of which other jobs are about to allocate 3.0 GB. Start it after another job has ended, or "
+        "without sharing"
     )
 
 
 def test_without_such_others_nothing_is_said_of_them() -> None:
-    assert "about to take" not in str(find_memory_obstacle(5 * GIGA, 4 * GIGA, others_bytes=[0, 0]))
+    assert "about to allocate" not in str(find_memory_obstacle(5 * GIGA, 4 * GIGA, others_bytes=[0, 0]))

@@ -37,12 +37,12 @@ def test_jobs_that_gain_are_told_nothing() -> None:
 def test_jobs_that_hardly_wait_are_told_so() -> None:
     assert explain_no_gain(["a", "b"], [Load(0.1, 0.001), Load(0.2, 0.0)]) == (
         "a and b gain nothing from sharing a device: they hardly wait for the network (1 ms in steps of 300 ms). "
-        "They would be done as soon one after the other"
+        "They would finish as soon one after the other"
     )
 
 
 def test_jobs_that_only_wait_are_told_that_the_network_is_full() -> None:
     assert explain_no_gain(["a", "b"], [Load(0.001, 0.1), Load(0.001, 0.2)]) == (
-        "a and b gain nothing from sharing a device: the network is busy all the time (it is waited for 300 ms in a "
-        "step of each). They would be done as soon one after the other"
+        "a and b gain nothing from sharing a device: the network is always busy (they wait 300 ms for it in one step "
+        "of each). They would finish as soon one after the other"
     )

@@ -23,8 +23,8 @@ from undertow.crossover.turns import JobPosition
 
 def make_state(mode: TurnMode) -> TurnState:
     state = TurnState()
-    if mode is not TurnMode.LOOSE:
-        state.meet()
+    if mode is not TurnMode.NO_ARBITER:
+        state.attach()
     if mode is TurnMode.ALONE:
         state.handle(NowAlone(), now=0.0)
     assert state.mode is mode
@@ -42,7 +42,7 @@ def computing_state() -> TurnState:
 # Without turns
 
 
-@pytest.mark.parametrize("mode", [TurnMode.LOOSE, TurnMode.ALONE])
+@pytest.mark.parametrize("mode", [TurnMode.NO_ARBITER, TurnMode.ALONE])
 def test_nobody_asks_if_there_is_nobody_else(mode: TurnMode) -> None:
     state = make_state(mode)
     assert state.take(now=1.0) == []
@@ -185,16 +185,16 @@ def test_who_computes_when_the_others_leave_need_not_give_back() -> None:
 def test_without_its_arbiter_whoever_waits_goes_on() -> None:
     state = make_state(TurnMode.SHARED)
     state.take(now=0.0)
-    state.lose(now=1.0)
-    assert state.mode is TurnMode.LOOSE
+    state.detach(now=1.0)
+    assert state.mode is TurnMode.NO_ARBITER
     assert state.is_computing
     assert state.give(now=2.0) == []
 
 
 def test_at_a_new_arbiter_it_goes_on_computing_once_and_then_asks() -> None:
-    state = make_state(TurnMode.LOOSE)
+    state = make_state(TurnMode.NO_ARBITER)
     state.take(now=0.0)
-    state.meet()
+    state.attach()
     state.handle(Recall(), now=0.5)  # it has no turn that could be recalled
     assert not state.is_recalled
     assert state.give(now=1.0) == []
@@ -208,8 +208,8 @@ def test_a_count_of_before_is_forgotten(how: str) -> None:
         state.handle(DeviceTime(step, 10.0 * step, 1.0), now=1.0)
         state.end_step(now=1.0)
     if how == "lose":
-        state.lose(now=2.0)
-        state.meet()
+        state.detach(now=2.0)
+        state.attach()
     else:
         state.handle(NowAlone(), now=2.0)
         state.handle(NowShared(), now=2.0)
@@ -271,7 +271,7 @@ class Taker(TurnTaker):
         super().__init__(lambda: self.now_s)
         self.now_s = 0.0
         self.sent: list[ToArbiter] = []
-        self.state.meet()
+        self.state.attach()
 
     def take(self) -> None:
         self._send(self.state.take(self.now_s))

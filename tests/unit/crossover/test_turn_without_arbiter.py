@@ -60,7 +60,7 @@ def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
 
 def test_without_an_arbiter_it_computes_and_says_so_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with turn_at(path, "a") as turn:
-        assert turn.state.mode is TurnMode.LOOSE
+        assert turn.state.mode is TurnMode.NO_ARBITER
         for _ in range(3):
             turn.take()
             turn.make_way()
@@ -84,7 +84,7 @@ def test_an_arbiter_that_goes_lets_all_go_on_and_is_found_again(path: Path, capl
             taking = in_thread(second.take)
             eventually(lambda: states_at(path)["b"] == WAITS)
         assert ends(taking)
-        eventually(lambda: first.state.mode is second.state.mode is TurnMode.LOOSE)
+        eventually(lambda: first.state.mode is second.state.mode is TurnMode.NO_ARBITER)
         first.end_step()
         second.end_step()
         with arbiter_at(path):
@@ -94,7 +94,7 @@ def test_an_arbiter_that_goes_lets_all_go_on_and_is_found_again(path: Path, capl
             eventually(lambda: states_at(path) == {"a": "computes", "b": WAITS})
             first.give()
             assert ends(taking)
-        eventually(lambda: first.state.mode is second.state.mode is TurnMode.LOOSE)
+        eventually(lambda: first.state.mode is second.state.mode is TurnMode.NO_ARBITER)
     assert words_in(caplog, "the arbiter of this host is gone") == 2  # one of each job
 
 
@@ -105,7 +105,7 @@ def test_an_arbiter_that_does_not_answer_is_as_good_as_gone(path: Path, caplog: 
         with turn_at(path, "a") as turn:
             assert ends(welcoming)
             turn.take()  # after a while
-            assert turn.state.mode is TurnMode.LOOSE
+            assert turn.state.mode is TurnMode.NO_ARBITER
             said = arbiter.hear_all()
             eventually(lambda: words_in(caplog, "is gone"))
     assert said[0] == Ask()
@@ -134,7 +134,7 @@ def test_an_arbiter_that_answers_may_take_its_time(path: Path) -> None:
 def test_whoever_listens_and_says_nothing_is_no_arbiter(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Puppet(path), turn_at(path, "a") as turn:
         turn.take()
-        assert turn.state.mode is TurnMode.LOOSE
+        assert turn.state.mode is TurnMode.NO_ARBITER
         assert words_in(caplog, "no arbiter is up") == 1
 
 
@@ -149,7 +149,7 @@ def test_nonsense_is_no_arbiter(path: Path, words: bytes) -> None:
 
         answering = in_thread(answer)
         with turn_at(path, "a") as turn:
-            assert turn.state.mode is TurnMode.LOOSE
+            assert turn.state.mode is TurnMode.NO_ARBITER
             turn.take()
             assert ends(answering)
 
@@ -168,7 +168,7 @@ def test_one_that_does_not_read_holds_nobody_up(path: Path, monkeypatch: pytest.
                     turn.end_step()
 
             assert ends(in_thread(train))
-            assert turn.state.mode is TurnMode.LOOSE
+            assert turn.state.mode is TurnMode.NO_ARBITER
 
 
 # The end
@@ -198,7 +198,7 @@ def test_who_closes_while_it_meets_an_arbiter_leaves_that_too(path: Path, monkey
         arbiter.say(messages.Welcome(30.0))
         assert arbiter.hear_all() == []
         assert ends(in_thread(turn.take))
-        assert turn.state.mode is TurnMode.LOOSE
+        assert turn.state.mode is TurnMode.NO_ARBITER
 
 
 def test_a_process_that_ends_frees_the_device_before_it_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,9 @@ def test_a_forked_child_neither_takes_part_nor_keeps_its_parent_in(path: Path) -
 def test_a_job_of_another_version_is_refused(path: Path) -> None:
     with (
         arbiter_at(path),
-        pytest.raises(ConfigError, match=r"cannot share cpu: the arbiter speaks version 2.*version 7: restart it"),
+        pytest.raises(
+            ConfigError, match=r"cannot share cpu: the arbiter has version 2.*version 7: restart the arbiter"
+        ),
         turn_at(path, "a", version=7),
     ):
         pass
@@ -274,7 +276,7 @@ def test_a_job_that_does_not_fit_into_memory_is_refused(path: Path) -> None:
     with (
         arbiter_at(path),
         turn_at(path, "a"),
-        pytest.raises(ConfigError, match=r"not enough memory.*need 9.0 GB, and 2.0 GB are free"),
+        pytest.raises(ConfigError, match=r"not have enough memory.*need 9.0 GB, and 2.0 GB are free"),
         turn_at(path, "b", growth_bytes=9 * 10**9, free_bytes=2 * 10**9),
     ):
         pass
@@ -284,7 +286,7 @@ def test_there_is_an_end_to_the_number_of_jobs(path: Path) -> None:
     with arbiter_at(path), contextlib.ExitStack() as stack:
         for job in range(8):
             stack.enter_context(turn_at(path, str(job)))
-        with pytest.raises(ConfigError, match="8 jobs share cpu already: start this one later"):
+        with pytest.raises(ConfigError, match="8 jobs already share cpu: start this one later"):
             stack.enter_context(turn_at(path, "ninth"))
         stack.enter_context(turn_at(path, "7", rank=1))  # a job that is there may grow
         assert len(states_at(path)) == 8
@@ -293,7 +295,7 @@ def test_there_is_an_end_to_the_number_of_jobs(path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_whom_a_new_arbiter_does_not_want_goes_on_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with turn_at(path, "a", version=7) as turn, arbiter_at(path):
-        assert turn.state.mode is TurnMode.LOOSE
+        assert turn.state.mode is TurnMode.NO_ARBITER
         eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "undertow-turn"])
         turn.take()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]

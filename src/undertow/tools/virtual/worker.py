@@ -118,7 +118,7 @@ class VirtualWorker(TurnTaker, Process):
     def close(self) -> None:
         """Leave the arbiter for good: the process ends."""
         self.is_done = True
-        self.state.lose(self.world.now_s)
+        self.state.detach(self.world.now_s)
         self.state.give(self.world.now_s)
         self._hang_up()
 
@@ -142,7 +142,7 @@ class VirtualWorker(TurnTaker, Process):
         if connection is self.connection:
             self.world.note(f"{self.name} has lost its arbiter")
             self._hang_up()
-            self.state.lose(self.world.now_s)
+            self.state.detach(self.world.now_s)
             self._look_later()
             self.wake()
 
