@@ -1,10 +1,10 @@
-"""Virtual job that shares its devices, and hosts with what claims must know of arbiters and connections.
+"""Virtual job that shares its devices; arbiters, connections and hosts that record what the claims need.
 
 In: the job's traits, the hosts of its workers.  Out: messages to the arbiters, and when each step ended.
-Its workers train in step, each with the real `TurnTaker`.
-A step: load data, take the turn, compute layers, end the step; then wait for the network, which is done when all
-workers have ended the step; then take a short turn for the optimizer.  Behind gates a layer waits for the results that
-it reads.
+The workers train in lockstep, each with the real `TurnTaker`.
+A step: load data, take the turn, compute the layers, end the step; then wait for the network, whose results come after
+all workers have ended the step; then take a short turn for the optimizer.  With gates, a layer waits for the results
+that it reads.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DEVICE = "gpu0"
 
 
 class WatchedConnection(Connection):
-    """Connection that knows whether its two ends have misunderstood each other."""
+    """Connection that records whether messages have crossed so that its two ends disagree."""
 
     arbiter: WatchedArbiter
     worker: Worker
 
-    # Two jobs have come and gone while a message was on its way: the arbiter takes a word from before for a new one,
-    # and the worker computes beside another job once.
+    # Two jobs have come and gone while a message was in flight: the arbiter takes an old message for a new one, and the
+    # worker computes beside another job once.
     is_crossed = False
-    _releases = 0  # messages of being alone on the way to the worker
+    _releases = 0  # `NowAlone` messages in flight to the worker
 
-    def say(self, message: ToArbiter) -> None:
+    def send(self, message: ToArbiter) -> None:
         is_old = self._releases > 0 and isinstance(message, messages.Give)
         self._to_arbiter.carry(self._reach_arbiter, message, is_old)
 
@@ -45,33 +45,33 @@ class WatchedConnection(Connection):
     def _reach_arbiter(self, message: ToArbiter, is_old: bool) -> None:
         turns = self.arbiter.turns
         self.is_crossed |= is_old and turns is not None and not turns.is_alone
-        self.arbiter.hear(self, message)
+        self.arbiter.receive(self, message)
 
     def _reach_worker(self, message: FromArbiter) -> None:
         self._releases -= isinstance(message, messages.NowAlone)
-        self.worker.hear(self, message)
+        self.worker.receive(self, message)
 
 
 class WatchedArbiter(Arbiter):
-    """Arbiter that knows who has lost its turn."""
+    """Arbiter that records which workers have exceeded the lease."""
 
     def __init__(self, world: World, home: Host) -> None:
         super().__init__(world, home)
         self.overdue: set[int] = set()  # members that lost their turn and have not given back since
-        self.lapses = 0  # turns that were longer than the lease
+        self.lapses = 0  # turns that exceeded the lease
 
     @property
     def turns(self) -> Turns | None:
         return self.state.devices.get(DEVICE)
 
-    def hear(self, connection: Connection, message: ToArbiter) -> None:
+    def receive(self, connection: Connection, message: ToArbiter) -> None:
         if isinstance(message, messages.Give):
             self.overdue.discard(connection.member)
-        super().hear(connection, message)
+        super().receive(connection, message)
 
-    def dismiss(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self.overdue.discard(connection.member)
-        super().dismiss(connection)
+        super().remove(connection)
 
     def _connect(self, worker: VirtualWorker, member: int) -> Connection:
         return WatchedConnection(self, worker, member)
@@ -85,26 +85,26 @@ class WatchedArbiter(Arbiter):
 
 
 class SlowHost(Host):
-    """Host whose layers and messages take their time."""
+    """Host with its own speed and its own delay of messages."""
 
     arbiter: WatchedArbiter | None
 
     def __init__(self, world: CheckedWorld, number: int, *, slowness: float, delay_s: float, lease_s: float) -> None:
         super().__init__(world, number, lambda: world.dice.uniform(0.1, 1.0) * delay_s, lease_s=lease_s)
         self.slowness = slowness  # how many times as long a layer takes
-        self.delay_s = delay_s  # the most that a message takes
+        self.delay_s = delay_s  # the longest delay of a message
         self.start_arbiter()
 
     def start_arbiter(self) -> None:
         self.arbiter = WatchedArbiter(self.world, self)
 
 
-Script = Generator[float | Callable[[], bool], None, None]  # for how long, or for what, it waits
+Script = Generator[float | Callable[[], bool], None, None]  # yields waits: seconds, or a condition
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTraits:
-    """Traits of a job, as it is alone on hosts of the usual speed."""
+    """Traits of a job; times are those of the job alone on hosts with a slowness of 1."""
 
     name: str
     steps: int
@@ -116,9 +116,9 @@ class JobTraits:
     weight: float = 1.0
     is_urgent: bool = False
     is_gated: bool = False
-    jitter: float = 0.0  # by which fraction any of these varies
-    delay_s: float = 0.0  # the most that a message from one worker to another takes
-    spread_s: float = 0.0  # how far apart its workers start
+    jitter: float = 0.0  # the fraction by which any of these varies
+    delay_s: float = 0.0  # the longest delay of a message from one worker to another
+    spread_s: float = 0.0  # its workers start within this time
 
     @property
     def layer_s(self) -> float:
@@ -136,14 +136,16 @@ class JobTraits:
 
 
 class Job:
+    """Virtual job: its workers, and when each of its steps ended."""
+
     def __init__(self, world: CheckedWorld, traits: JobTraits, hosts: list[SlowHost]) -> None:
         self.world, self.traits = world, traits
         self.job_workers = JobWorkers(world, lambda: self.draw_s(traits.delay_s))
         self.workers = [Worker(self, rank, host, len(hosts)) for rank, host in enumerate(hosts)]
         self.ended_s: float | None = None
         self.steps_s: list[float] = []  # when its last worker had ended each step
-        self.positions: dict[int, set[Ask]] = {}  # with which its workers have asked, by step
-        self._ended: list[int] = [0] * len(self.workers)  # steps of each worker
+        self.positions: dict[int, set[Ask]] = {}  # for each step, the requests of its workers that had a position
+        self._ended: list[int] = [0] * len(self.workers)  # how many steps each worker has ended
 
     @property
     def is_done(self) -> bool:
@@ -157,12 +159,12 @@ class Job:
         for worker in self.workers:
             self.world.later(worker, self.world.dice.random() * self.traits.spread_s, worker.start)
 
-    def draw_s(self, usual_s: float) -> float:
+    def draw_s(self, mean_s: float) -> float:
         jitter = self.traits.jitter
-        return usual_s * (1.0 + self.world.dice.uniform(-jitter, jitter)) if jitter else usual_s
+        return mean_s * (1.0 + self.world.dice.uniform(-jitter, jitter)) if jitter else mean_s
 
     def end_step(self, rank: int) -> None:
-        """End a worker's step; a while after the last worker, all get the results."""
+        """End a worker's step.  All workers receive the results some time after the last one has ended it."""
         self._ended[rank] += 1
         step = self._ended[rank]
         if min(self._ended) < step:
@@ -172,12 +174,12 @@ class Job:
         for worker in self.workers:
             for part in range(1, parts + 1):
                 delay_s = self.draw_s(self.traits.network_s * part / parts)
-                self.world.later(worker, delay_s, worker.receive, step, part / parts)
+                self.world.later(worker, delay_s, worker.receive_results, step, part / parts)
 
-    def note_positions(self, rank: int, said: list[ToArbiter]) -> None:
-        for ask in said:
-            if isinstance(ask, Ask) and ask.virtual_s is not None:
-                self.positions.setdefault(self._ended[rank] + 1, set()).add(ask)
+    def note_positions(self, rank: int, outgoing: list[ToArbiter]) -> None:
+        for message in outgoing:
+            if isinstance(message, Ask) and message.virtual_s is not None:
+                self.positions.setdefault(self._ended[rank] + 1, set()).add(message)
 
     def kill(self, rank: int, noticed_after_s: float) -> None:
         """Kill one worker; the others end when they notice."""
@@ -210,19 +212,19 @@ class Worker(VirtualWorker):
         self.job = job
         self.most_delayed_s = 0.0  # longest wait for one turn
         self.computed_s = 0.0
-        self._came: tuple[int, float] = (0, 0.0)  # the last step of which results have come, and how many of them
+        self._results: tuple[int, float] = (0, 0.0)  # the last step with results, and the fraction that has come
         self._script = self._train()
 
-    # What happens to it
+    # Events from outside
 
     def start(self) -> None:
-        self.meet()
-        self._go_on()
+        self.connect()
+        self._continue()
 
-    def receive(self, step: int, part: float) -> None:
-        """Take results of a step, up to this fraction of them."""
-        self._came = max(self._came, (step, part))
-        self.wake()
+    def receive_results(self, step: int, fraction: float) -> None:
+        """Receive results of a step, up to this fraction of them."""
+        self._results = max(self._results, (step, fraction))
+        self.check_condition()
 
     def die(self, how: str) -> None:
         if not self.is_done and not self.is_dead:
@@ -230,7 +232,7 @@ class Worker(VirtualWorker):
             self.is_dead = True
             self.close()
 
-    # What it does
+    # The script
 
     def _train(self) -> Script:
         traits = self.job.traits
@@ -251,17 +253,17 @@ class Worker(VirtualWorker):
         self._finish()
 
     def _await_turn(self, ask: Callable[[], None]) -> Script:
-        """Do what may ask for the turn, and wait until it is there."""
+        """Call what may ask for the turn, and wait for the turn."""
         asked_s = self.world.now_s
         ask()
         yield self.has_turn
         self.most_delayed_s = max(self.most_delayed_s, self.world.now_s - asked_s)
 
     def _pause(self, until: tuple[int, float]) -> Script:
-        """Wait for results, which may be here already."""
-        if self._came < until:
+        """Wait for results unless they have come already."""
+        if self._results < until:
             self.begin_pause()
-            yield lambda: self._came >= until
+            yield lambda: self._results >= until
             yield from self._await_turn(self.end_pause)
 
     def _optimize(self) -> Script:
@@ -270,8 +272,9 @@ class Worker(VirtualWorker):
             yield self._compute(self.job.traits.optimizer_s)
             self.end_update()
 
-    def _compute(self, usual_s: float) -> float:
-        seconds = self.job.draw_s(usual_s) * self.home.slowness
+    def _compute(self, mean_s: float) -> float:
+        """Return how long the layers compute on this host."""
+        seconds = self.job.draw_s(mean_s) * self.home.slowness
         self.computed_s += seconds
         return seconds
 
@@ -283,13 +286,13 @@ class Worker(VirtualWorker):
 
     # Inside
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         wait = next(self._script, None)
         if isinstance(wait, float):
-            self.world.later(self, wait, self._go_on)
+            self.world.later(self, wait, self._continue)
         elif wait is not None:
-            self.when(wait, self._go_on)
+            self.when(wait, self._continue)
 
-    def _send(self, said: list[ToArbiter]) -> None:
-        self.job.note_positions(self.rank, said)
-        super()._send(said)
+    def _send(self, outgoing: list[ToArbiter]) -> None:
+        self.job.note_positions(self.rank, outgoing)
+        super()._send(outgoing)

@@ -1,10 +1,10 @@
-"""Random hosts and jobs that share them, how long they may take at most, and the claims checked after every event.
+"""Random hosts and jobs that share them, a bound on their time, and claims that are checked after every event.
 
-In: dice.  Out: a `SharedSetup`: hosts, jobs that start at any time, and these claims:
-- no two jobs compute on a device, unless one of them has overstayed its lease or does not know of the arbiter yet;
-- the arbiter and a worker with no message between them agree on whether it waits, computes, or is alone;
+In: a case with its dice.  Out: a `SharedSetup`: hosts, jobs that start at any time, and these claims:
+- no two jobs compute on a device, unless one of them has exceeded its lease or does not know of the arbiter yet;
+- an arbiter and a worker without messages in flight agree on whether the worker waits, computes, or is alone;
 - no worker waits for a turn that no job has;
-- no job counts as having had far more device time than there was.
+- no job's count of device time is far above the time that has passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.tools.faults.world import CheckedWorld
 
 # Steps of all workers together: a run takes some milliseconds.
 MOST_WORKER_STEPS = 70
-MESSAGES = 12  # most messages of one worker's step one after the other, besides those for its layers
+MESSAGES = 12  # most messages, one after another, of a worker's step, besides those for its layers
 
 
 class Claims:
@@ -59,8 +59,9 @@ class Claims:
             self._world.fail(f"a free turn: {arbiter.name} counts it as taken")
 
     def _check_counts(self, turns: Turns, arbiter: WatchedArbiter) -> None:
-        """Check the counts per weight, over all hosts: jobs are lifted to what others have had elsewhere."""
-        # Twice, because positions run ahead by a step, and both sides may count the time of a job that was just alone.
+        """Check the counts against the time of all hosts: a job may be lifted to the counts of another host."""
+        # Twice, because positions run ahead by a step, and arbiter and worker may both count the time of a job that was
+        # alone a moment ago.
         most_s = 2 * self._world.now_s / self._least_weight + 1.0
         for name, account in turns.accounts.items():
             if account.virtual_s > most_s:
@@ -69,7 +70,7 @@ class Claims:
     def _check_agreement(self, worker: Worker, turns: Turns, arbiter: WatchedArbiter) -> None:
         """Check that worker and arbiter agree once all messages have arrived."""
         connection, state = worker.connection, worker.state
-        if connection is None or connection.arbiter is not arbiter or connection.on_the_way:
+        if connection is None or connection.arbiter is not arbiter or connection.in_flight:
             return
         if connection.is_crossed and (state.is_computing or state.is_waiting):
             return
@@ -86,7 +87,7 @@ class Claims:
 
 
 def _computes_by_right(worker: Worker, arbiter: WatchedArbiter) -> bool:
-    """Return whether it has a turn of this arbiter, or need not ask."""
+    """Return whether the worker computes in a turn of this arbiter, or need not ask it."""
     state, connection = worker.state, worker.connection
     if not state.is_computing or worker.is_done or connection is None or connection.arbiter is not arbiter:
         return False
@@ -110,11 +111,11 @@ class SharedSetup:
 
     @property
     def bound_s(self) -> float:
-        """Length of all layers, data, networks and messages one after the other: something is under way at any time."""
+        """Bound on the length of the run: all layers, loading, communication and messages, one after the other."""
         return max(self.starts_s) + sum(self._bound_job_s(job) + job.traits.spread_s for job in self.jobs)
 
     def run(self, *, more_s: float = 0.0) -> None:
-        """Run until all jobs have ended; faults may take some more time."""
+        """Run until all jobs have ended, with `more_s` on top of the bound for faults."""
         for job, start_s in zip(self.jobs, self.starts_s, strict=True):
             self.world.after(start_s, job.start)
         self.world.run_until(lambda: self.is_done, most_s=self.bound_s + more_s)
@@ -149,7 +150,7 @@ def draw_setup(case: Case, *, lease_s: float = LEASE_S, most_jobs: int = 8) -> S
 def make_setup(world: CheckedWorld, hosts: list[SlowHost], jobs: list[Job], starts_s: list[float]) -> SharedSetup:
     for job, start_s in zip(jobs, starts_s, strict=True):
         where = ", ".join(f"{worker.name} on {worker.host}" for worker in job.workers)
-        world.note(f"{job.traits} comes at {start_s:.4f}: {where}")
+        world.note(f"{job.traits} starts at {start_s:.4f}: {where}")
     Claims(world, hosts, jobs)
     return SharedSetup(world, hosts, jobs, starts_s)
 

@@ -1,6 +1,6 @@
-"""Virtual world of the fault driver: events are logged, claims are checked after each, and a run has an end.
+"""Virtual world of the fault driver: it logs events, checks claims after each, and limits the length of a run.
 
-In: events of processes.  Out: the case's event log, or `Broken`.
+In: calls of processes.  Out: the case's event log, or `Broken`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_EVENTS = 30_000  # ten times what a run has
 
 
 class CheckedWorld(World):
-    """World whose claims are checked after every event."""
+    """World that checks claims after every event."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -24,21 +24,21 @@ class CheckedWorld(World):
         self.log = case.log
         self.checks: list[Callable[[int], None]] = []  # after every event, of the host that it touched
 
-    def note(self, what: str) -> None:
-        self.log.note(f"{self.now_s:9.4f} {what}")
+    def note(self, event: str) -> None:
+        self.log.note(f"{self.now_s:9.4f} {event}")
 
     def fail(self, claim: str) -> NoReturn:
         raise Broken(claim, self.log)
 
     def run_until(self, is_over: Callable[[], bool], *, most_s: float) -> None:
-        """Run until the condition holds, up to this time at most; the caller checks whether it does."""
+        """Run until the condition holds, or until this time; the caller checks which of the two."""
         for _ in range(MOST_EVENTS):
             if is_over() or self.next_s > most_s:
                 return
             self.step()
         self.fail(f"there is no end: {MOST_EVENTS} events, and it is only {self.now_s:.3f} s")
 
-    def _happen(self, process: Process, call: Callable[[], None]) -> None:
-        super()._happen(process, call)
+    def _run_in(self, process: Process, call: Callable[[], None]) -> None:
+        super()._run_in(process, call)
         for check in self.checks:
             check(process.host)

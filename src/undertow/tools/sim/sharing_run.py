@@ -175,7 +175,7 @@ class _Run:
         )
         turn = VirtualWorker(self._world, self._hosts[places[rank]], hello, job_workers)
         if turn.home.arbiter is not None:
-            turn.meet()
+            turn.connect()
         return SharingWorker(
             self._world,
             job.layers,

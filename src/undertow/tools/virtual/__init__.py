@@ -1,1 +1,1 @@
-"""Virtual hosts: a clock, processes on it, arbiters and workers that take turns; for the simulator and fault driver."""
+"""Virtual hosts for the simulator and the fault driver: a clock, processes, arbiters and workers that take turns."""

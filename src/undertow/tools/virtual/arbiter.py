@@ -1,6 +1,6 @@
-"""Arbiter of a virtual host: the real `ArbiterState`, at the end of connections that take their time.
+"""Arbiter of a virtual host: the real `ArbiterState`, behind connections with delays.
 
-In: connections of workers, their messages.  Out: what the state answers, in order on each connection.
+In: connections of workers, their messages.  Out: the state's messages, in order on each connection.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Connection:
+    """Connection between a virtual worker and its host's arbiter."""
+
     def __init__(self, arbiter: Arbiter, worker: VirtualWorker, member: int) -> None:
         self.arbiter, self.worker, self.member = arbiter, worker, member
         self._to_arbiter = Channel(arbiter.world, arbiter, arbiter.home.draw_delay_s)
@@ -28,57 +30,60 @@ class Connection:
         self._is_closed = False  # by the worker
 
     @property
-    def on_the_way(self) -> int:
-        """Number of messages that have been sent and not heard, in both directions."""
-        return self._to_arbiter.on_the_way + self._to_worker.on_the_way
+    def in_flight(self) -> int:
+        """Number of messages that have been sent and not received, in both directions."""
+        return self._to_arbiter.in_flight + self._to_worker.in_flight
 
-    def say(self, message: ToArbiter) -> None:
-        self._to_arbiter.carry(self.arbiter.hear, self, message)
+    def send(self, message: ToArbiter) -> None:
+        self._to_arbiter.carry(self.arbiter.receive, self, message)
 
     def answer(self, message: FromArbiter) -> None:
-        self._to_worker.carry(self.worker.hear, self, message)
+        self._to_worker.carry(self.worker.receive, self, message)
 
     def close(self) -> None:
-        """Close the worker's end; what it said before still arrives."""
+        """Close the worker's end; messages sent before still arrive."""
         if not self._is_closed:
             self._is_closed = True
-            self._to_arbiter.carry(self.arbiter.dismiss, self)
+            self._to_arbiter.carry(self.arbiter.remove, self)
 
     def end(self) -> None:
+        """Close the arbiter's end."""
         self._to_worker.carry(self.worker.lose, self)
 
 
 class Arbiter(Process):
+    """Arbiter of a virtual host."""
+
     def __init__(self, world: World, home: Host) -> None:
         super().__init__(f"the arbiter of host {home.number}", home.number)
         self.world, self.home = world, home
         self.state = ArbiterState(home.lease_s)
         self.connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
-        self._wakes_s = math.inf
+        self._ticks_s = math.inf  # when the next tick is planned
 
-    def admit(self, worker: VirtualWorker) -> Connection:
+    def accept(self, worker: VirtualWorker) -> Connection:
         number = next(self._numbers)
         connection = self.connections[number] = self._connect(worker, number)
         return connection
 
-    def hear(self, connection: Connection, message: ToArbiter) -> None:
+    def receive(self, connection: Connection, message: ToArbiter) -> None:
         if isinstance(message, messages.Query):
             status = messages.Status(pid=0, lease_s=self.state.lease_s, up_s=0.0, devices=[], notices=[])
             self._deliver([(connection.member, status)])
             return
-        self.world.note(f"{self.name} hears from {connection.worker.name}: {message}")
+        self.world.note(f"{self.name} receives from {connection.worker.name}: {message}")
         self._deliver(self.state.handle(connection.member, message, self.world.now_s))
         self._tick()
 
-    def dismiss(self, connection: Connection) -> None:
-        """Forget a worker that has closed its connection."""
+    def remove(self, connection: Connection) -> None:
+        """Remove a worker that has closed its connection."""
         self.world.note(f"{self.name} has lost {connection.worker.name}")
         del self.connections[connection.member]
         self._deliver(self.state.remove(connection.member, self.world.now_s))
         self._tick()
 
-    def die(self) -> None:
+    def kill(self) -> None:
         self.is_dead = True
         self.world.note(f"{self.name} is killed")
         for connection in self.connections.values():
@@ -88,11 +93,11 @@ class Arbiter(Process):
         return Connection(self, worker, member)
 
     def _tick(self) -> None:
-        """Do what is due, as after every round of the arbiter's loop; and plan when it is due next."""
+        """Call the state's `tick`, as after every round of the arbiter's loop, and plan the next call."""
         self._deliver(self.state.tick(self.world.now_s))
         deadline_s = self.state.deadline_s
-        if deadline_s is not None and not self.world.now_s < self._wakes_s <= deadline_s:
-            self._wakes_s = deadline_s
+        if deadline_s is not None and not self.world.now_s < self._ticks_s <= deadline_s:
+            self._ticks_s = deadline_s
             self.world.plan(self, max(deadline_s, self.world.now_s), self._tick)
 
     def _deliver(self, outgoing: Outgoing) -> None:
@@ -118,9 +123,9 @@ class Host:
         self.arbiter = Arbiter(self.world, self)
 
     def kill_arbiter(self, for_s: float) -> None:
-        """Kill the arbiter; a new one starts after a while."""
+        """Kill the arbiter; start a new one after `for_s`."""
         if self.arbiter is not None and not self.arbiter.is_dead:
-            self.arbiter.die()
+            self.arbiter.kill()
             self.arbiter = None
             self.world.after(for_s, self.start_arbiter)
 

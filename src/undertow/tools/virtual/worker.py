@@ -1,8 +1,8 @@
-"""Worker of a virtual job that takes turns: what `TurnClient` does in a training process, without sockets and threads.
+"""Worker of a virtual job that takes turns: what `TurnClient` is in a training process, without sockets and threads.
 
-In: what the worker does, messages of its arbiter and of the job's other workers.  Out: its messages; when it goes on.
-When the turn is taken and given is decided by `TurnTaker`.  Like a real worker, this one asks an arbiter that is silent
-for long whether it is there, gives it up after a longer while, and looks for the next one.
+In: what the worker does, messages from its arbiter and the job's other workers.  Out: its messages; when it continues.
+`TurnTaker` decides when the turn is taken and given back.  As in `TurnClient`, an arbiter that is silent receives a
+`Query`, counts as gone after `ANSWER_S`, and the worker looks for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from undertow.tools.virtual.world import Channel, Process, World
 
 
 class JobWorkers:
-    """Workers of one virtual job, by rank.  What they relay to each other takes a while, and stays in order."""
+    """Workers of one virtual job, by rank.  Messages between two of them take some time and stay in order."""
 
     def __init__(self, world: World, draw_delay_s: Callable[[], float]) -> None:
         self._world, self._draw_delay_s = world, draw_delay_s
@@ -31,7 +31,7 @@ class JobWorkers:
         self._workers.append(worker)
 
     def relay(self, sender: VirtualWorker, message: Relayed) -> None:
-        """Pass a count on to all workers but the first, whose count it is, and a lift to the first."""
+        """Relay a device time to all workers but the first, which counts it, and a lift to the first."""
         for receiver in self._workers[:1] if isinstance(message, Lift) else self._workers[1:]:
             if receiver is sender:
                 receiver.handle_relayed(message)
@@ -46,7 +46,7 @@ class JobWorkers:
 
 
 class VirtualWorker(TurnTaker, Process):
-    """Worker of a virtual job, with the turns that it takes."""
+    """Worker of a virtual job that takes turns."""
 
     def __init__(self, world: World, home: Host, hello: Hello, job_workers: JobWorkers) -> None:
         TurnTaker.__init__(self, world)
@@ -54,62 +54,62 @@ class VirtualWorker(TurnTaker, Process):
         self.world, self.home, self.rank = world, home, hello.rank
         self.connection: Connection | None = None
         self.is_done = False
-        self.has_looked = False  # it has met the arbiter, or knows that there is none
+        self.has_looked = False  # an arbiter has accepted it, or it knows that there is none
         self._hello = hello
         self._job_workers = job_workers
-        self._is_welcome = False
-        self._heard_s = 0.0  # when the arbiter last said something
+        self._is_accepted = False
+        self._received_s = 0.0  # when the arbiter's last message came
         self._asked_s = 0.0
-        self._pauses = 0  # counts beginnings and ends
+        self._pauses = 0  # counts starts and ends
         self._wait: NetworkWait | None = None
         self._waits_for: tuple[Callable[[], bool], Callable[[], None]] | None = None
         job_workers.join(self)
 
-    # What it does
+    # Actions of the worker
 
-    def meet(self) -> None:
-        """Introduce itself; without an arbiter, or an answer of it, try again later."""
+    def connect(self) -> None:
+        """Connect to the arbiter; if there is none, or it does not answer, try again later."""
         if self.is_done:
             return
         if self.home.arbiter is None:
             self._look_later()
             return
-        connection = self.connection = self.home.arbiter.admit(self)
-        self._is_welcome = False
-        connection.say(self._hello)
-        self.world.later(self, ANSWER_S, self._check_welcome, connection)
+        connection = self.connection = self.home.arbiter.accept(self)
+        self._is_accepted = False
+        connection.send(self._hello)
+        self.world.later(self, ANSWER_S, self._check_accepted, connection)
 
     def when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Go on with this as soon as the condition holds."""
+        """Call `then` as soon as the condition holds."""
         if condition():
             then()
         else:
             self._waits_for = condition, then
 
-    def wake(self) -> None:
-        """Look whether the worker can go on: something has happened to it."""
+    def check_condition(self) -> None:
+        """Continue if the condition of `when` holds: something has happened to the worker."""
         if self._waits_for is not None and self._waits_for[0]():
             (_, then), self._waits_for = self._waits_for, None
             then()
 
     def has_turn(self) -> bool:
-        """Return whether the worker need not wait for the turn: it has it, or does not want it."""
+        """Return whether the worker need not wait for the turn: it has the turn, or has not asked for it."""
         return not self.state.is_waiting
 
     def take(self) -> None:
-        """Ask for the turn: the worker may go on when `has_turn`."""
+        """Ask for the turn: the worker may continue when `has_turn`."""
         self._send(self.state.take(self.world.now_s))
         if self.state.is_waiting:
             self._asked_s = self.world.now_s
             self.world.later(self, ASK_EVERY_S, self._check_arbiter, self._asked_s)
 
     def begin_pause(self) -> None:
-        """Begin to wait for the network.  As in `Waiters`, a short wait does not cost the turn."""
+        """Start to wait for the network.  As in `Waiters`, the worker keeps its turn during a short wait."""
         self._pauses += 1
-        self.world.later(self, KEEP_TURN_S, self._hand_over, self._pauses)
+        self.world.later(self, KEEP_TURN_S, self._give_in_pause, self._pauses)
 
     def end_pause(self) -> None:
-        """End the wait: the worker may go on when `has_turn`."""
+        """End the wait: the worker may continue when `has_turn`."""
         self._pauses += 1
         if self._wait is not None:
             self.end_wait(self._wait)
@@ -120,63 +120,63 @@ class VirtualWorker(TurnTaker, Process):
         self.is_done = True
         self.state.detach(self.world.now_s)
         self.state.give(self.world.now_s)
-        self._hang_up()
+        self._disconnect()
 
-    # What happens to it
+    # Events from outside
 
-    def hear(self, connection: Connection, message: FromArbiter) -> None:
+    def receive(self, connection: Connection, message: FromArbiter) -> None:
         if connection is not self.connection:
             return
-        self._heard_s = self.world.now_s
+        self._received_s = self.world.now_s
         if isinstance(message, messages.Refusal):
             raise ConfigError(f"{self.name} cannot share {self._hello.device}: {message.reason}")
         if isinstance(message, messages.Welcome):
-            self.has_looked = self._is_welcome = True
+            self.has_looked = self._is_accepted = True
         self._send(self.state.handle(message, self.world.now_s))
         if (relayed := find_relayed(message)) is not None:
             self._job_workers.relay(self, relayed)
-        self.wake()
+        self.check_condition()
 
     def lose(self, connection: Connection) -> None:
-        """Go on without an arbiter that is gone, and look for the next one."""
+        """Continue without an arbiter that is gone, and look for the next one."""
         if connection is self.connection:
             self.world.note(f"{self.name} has lost its arbiter")
-            self._hang_up()
+            self._disconnect()
             self.state.detach(self.world.now_s)
             self._look_later()
-            self.wake()
+            self.check_condition()
 
     # Inside
 
-    def _send(self, said: list[ToArbiter]) -> None:
-        if self.connection is not None and self._is_welcome:
-            for message in said:
-                self.connection.say(message)
+    def _send(self, outgoing: list[ToArbiter]) -> None:
+        if self.connection is not None and self._is_accepted:
+            for message in outgoing:
+                self.connection.send(message)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
     def _look_later(self) -> None:
         self.has_looked = True
-        self.world.later(self, LOOK_EVERY_S, self.meet)
+        self.world.later(self, LOOK_EVERY_S, self.connect)
 
-    def _check_welcome(self, connection: Connection) -> None:
-        if not self._is_welcome:
+    def _check_accepted(self, connection: Connection) -> None:
+        if not self._is_accepted:
             self.lose(connection)
 
     def _check_arbiter(self, asked_s: float) -> None:
-        """Ask an arbiter that has been silent for a while whether it is there; give it up after a longer while."""
+        """Send an arbiter that is silent a `Query`; count it as gone after `ANSWER_S`."""
         if self.connection is None or self._asked_s != asked_s or not self.state.is_waiting:
             return
-        if self.world.now_s - max(asked_s, self._heard_s) > ANSWER_S:
+        if self.world.now_s - max(asked_s, self._received_s) > ANSWER_S:
             self.lose(self.connection)
         else:
             self._send([messages.Query()])
             self.world.later(self, ASK_EVERY_S, self._check_arbiter, asked_s)
 
-    def _hand_over(self, pause: int) -> None:
-        """Let others compute, if the pause still lasts."""
+    def _give_in_pause(self, pause: int) -> None:
+        """Give the turn back if this pause still lasts."""
         if self._pauses == pause:
             self._wait = self.begin_wait()

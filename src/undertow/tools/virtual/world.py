@@ -1,7 +1,8 @@
-"""Virtual time; processes in it, which may be stopped or die, and what travels between them.
+"""Virtual time; processes in it, which may be stopped or die, and the channels between them.
 
-In: what happens to which process, and when.  Out: the same, the earliest first; ties in the order in which they came.
-What happens to a stopped process happens when it goes on, in the same order; to a dead one nothing happens.
+In: calls, each with its time and perhaps its process.  Out: the same calls, the earliest first; those of equal times in
+the order in which they were planned.  Calls of a stopped process are made when it continues, in the same order; those
+of a dead process are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ DueCall = tuple[float, int, Callable[..., object], tuple[Any, ...]]  # the numbe
 
 
 class Timetable:
-    """Calls that are due at some time."""
+    """Calls, each due at a time."""
 
     def __init__(self) -> None:
         self._due: list[DueCall] = []
@@ -38,7 +39,7 @@ class Timetable:
 
 
 class Clock(Timetable):
-    """Time that stands still while calls are made, and passes from one to the next."""
+    """Virtual clock: time stands still during a call and passes from one call to the next."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         super().__init__()
@@ -56,63 +57,67 @@ class Clock(Timetable):
         self.pop()()
 
     def run(self) -> None:
-        """Make all calls until none is due any more."""
+        """Make all calls, until none is left."""
         due, take = self._due, heapq.heappop
         while due:
             self.now_s, _, call, arguments = take(due)
             call(*arguments)
 
     def stop(self) -> None:
-        """Make no more calls: neither those that are due nor those that the current call leads to."""
+        """Make no more calls: neither those that are planned nor those that the current call plans."""
         self._due.clear()
         self._due = []
 
 
 class Process:
+    """Process of a virtual host."""
+
     def __init__(self, name: str, host: int) -> None:
         self.name = name
         self.host = host
         self.is_stopped = False
         self.is_dead = False
-        self.backlog: list[Callable[[], None]] = []  # what would have happened while it was stopped
+        self.backlog: list[Callable[[], None]] = []  # calls that were due while it was stopped
 
 
 class World(Clock):
+    """Virtual clock whose calls may belong to processes."""
+
     def plan(self, process: Process, time_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        self.at(time_s, self._happen, process, partial(call, *arguments))
+        self.at(time_s, self._run_in, process, partial(call, *arguments))
 
     def later(self, process: Process, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
         self.plan(process, self.now_s + delay_s, call, *arguments)
 
     def stop_process(self, process: Process, for_s: float) -> None:
-        """Stop a process as SIGSTOP does, and let it go on after a while."""
+        """Stop a process as SIGSTOP does, and let it continue after `for_s`."""
         if not process.is_dead and not process.is_stopped:
             self.note(f"{process.name} is stopped for {for_s:.3f} s")
             process.is_stopped = True
-            self.after(for_s, self._go_on, process)
+            self.after(for_s, self._resume, process)
 
-    def note(self, what: str) -> None:
-        """Note what happens, for those who want to read it."""
+    def note(self, event: str) -> None:
+        """Log an event.  Does nothing here; the fault driver's world keeps a log."""
 
-    def _happen(self, process: Process, call: Callable[[], None]) -> None:
+    def _run_in(self, process: Process, call: Callable[[], None]) -> None:
         if process.is_stopped:
             process.backlog.append(call)
         elif not process.is_dead:
             call()
 
-    def _go_on(self, process: Process) -> None:
+    def _resume(self, process: Process) -> None:
         process.is_stopped = False
         self.note(f"{process.name} goes on")
         backlog, process.backlog = process.backlog, []
         for call in backlog:
-            self._happen(process, call)
+            self._run_in(process, call)
 
 
 class Channel:
-    """One direction of a connection.  Each message takes a while; all arrive in order."""
+    """One direction of a connection.  Messages are delayed, and arrive in order."""
 
     def __init__(self, world: World, receiver: Process, draw_delay_s: Callable[[], float]) -> None:
-        self.on_the_way = 0
+        self.in_flight = 0
         self._world, self._receiver = world, receiver
         self._draw_delay_s = draw_delay_s
         self._arrival_s = -math.inf  # of the last message
@@ -120,9 +125,9 @@ class Channel:
     def carry(self, deliver: Callable[..., None], *arguments: Any) -> None:
         """Make this call when the message arrives."""
         self._arrival_s = max(self._arrival_s, self._world.now_s + self._draw_delay_s())
-        self.on_the_way += 1
+        self.in_flight += 1
         self._world.plan(self._receiver, self._arrival_s, self._arrive, partial(deliver, *arguments))
 
     def _arrive(self, deliver: Callable[[], None]) -> None:
-        self.on_the_way -= 1
+        self.in_flight -= 1
         deliver()

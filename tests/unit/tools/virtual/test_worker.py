@@ -28,7 +28,7 @@ class Scene:
     def add(self, job: str, **terms: float) -> VirtualWorker:
         hello = Hello(version=VERSION, job=job, name=job, rank=0, world_size=1, pid=1, device="gpu0", **terms)
         worker = VirtualWorker(self.world, self.host, hello, JobWorkers(self.world, lambda: DELAY_S))
-        worker.meet()
+        worker.connect()
         return worker
 
     def take(self, worker: VirtualWorker) -> None:
@@ -86,7 +86,7 @@ def test_a_worker_gives_up_an_arbiter_that_is_silent_and_finds_the_next(scene: S
     assert scene.done == ["a0"]
     scene.pass_time(ANSWER_S)
     assert scene.done == ["a0", "b0"]
-    assert other.state.mode is TurnMode.LOOSE
+    assert other.state.mode is TurnMode.NO_ARBITER
     scene.host.arbiter = None
     scene.host.start_arbiter()
     scene.pass_time(ANSWER_S + 2 * LOOK_EVERY_S)  # until it gives up the one that does not answer its Hello
@@ -98,7 +98,7 @@ def test_workers_do_without_an_arbiter_that_is_killed(scene: Scene) -> None:
     scene.pass_time(0.1)
     scene.host.kill_arbiter(10.0)
     scene.pass_time(1.0)
-    assert worker.state.mode is TurnMode.LOOSE
+    assert worker.state.mode is TurnMode.NO_ARBITER
     scene.pass_time(10.0 + LOOK_EVERY_S)
     assert worker.state.mode is TurnMode.ALONE
 
@@ -131,8 +131,8 @@ def test_a_channel_keeps_the_order_and_a_stopped_process_hears_later() -> None:
     channel = Channel(world, process, lambda: next(delays_s))
     for what in ("first", "second"):
         channel.carry(lambda what=what: heard.append((world.now_s, what)))  # type: ignore[misc]
-    assert channel.on_the_way == 2
+    assert channel.in_flight == 2
     world.stop_process(process, 5.0)
     world.run()
     assert heard == [(5.0, "first"), (5.0, "second")]
-    assert channel.on_the_way == 0
+    assert channel.in_flight == 0
