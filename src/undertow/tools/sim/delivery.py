@@ -1,7 +1,7 @@
 """Stages 2 to 9 of one virtual worker: from a gradient that is ready to a gate that opens.
 
-In: gradients of a worker.  Out: contributions to its engine, in the order that the schedule wants; or torch DDP's
-buckets, a ring all-reduce for each.
+In: gradients of a worker.  Out: contributions to its engine, in the order of the schedule; or torch DDP's buckets, with
+a ring all-reduce for each.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from undertow.tools.virtual.world import Clock
 DDP_BUCKETS_BYTES = (1 << 20, 25 << 20)
 # All-reduces that run at the same time: Gloo's threads.
 AT_ONCE = 2
-# What Gloo takes beside the bytes, estimated from DDP's steps in the lab on fast links: for each step of a ring, apart
-# from the network's latency, and to fill a bucket, to hand it over and to read it.
+# Costs of Gloo besides the bytes, estimated from DDP's steps in the lab on fast links: for each step of a ring, besides
+# the network's latency; and for each bucket, to fill, submit and read it.
 STEP_S = 0.00025
 BUCKET_S = 0.0015
 
@@ -30,8 +30,8 @@ class Ring:
     """All-reduces of all workers, over tensors of these sizes in buckets.
 
     A ring of P workers takes 2 (P - 1) steps, in each of which every worker sends one P-th of the bucket to the next
-    one.  The steps of a bucket follow each other without a break, so here they are one stream that carries as many
-    bytes; the cost of each step beside its bytes is added at the end.
+    worker.  The steps of a bucket follow each other without a break, so one stream with the bytes of all steps stands
+    for them; the other costs of the steps are added at the end.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class Ring:
         sizes = [sum(sizes_bytes[tensor] for tensor in bucket) for bucket in self.buckets]
         steps = 2 * (workers - 1)
         self._stream_bytes = [max(1, round(size * steps / workers)) for size in sizes]
-        self._overhead_s = BUCKET_S + steps * STEP_S + max(0, steps - 1) * latency_s  # one is the stream's own
-        self.on_sum: Callable[[int, float], None] = lambda bucket, since_s: None  # told of every bucket that is there
+        self._overhead_s = BUCKET_S + steps * STEP_S + max(0, steps - 1) * latency_s  # one latency is the stream's own
+        self.on_sum: Callable[[int, float], None] = lambda bucket, since_s: None  # called for every bucket summed
         self._began_s = [0.0] * len(self.buckets)
         self._members: list[RingDelivery] = []
         self._launched = [0] * len(self.buckets)  # by how many workers
-        self._streams = [0] * len(self.buckets)  # that are still under way
+        self._streams = [0] * len(self.buckets)  # those still under way, by bucket
 
     def join(self, gates: Sequence[Sequence[int]], go_on: Callable[[], None]) -> RingDelivery:
-        """Add a worker whose layers wait for these tensors, or for all of them if there are no gates."""
+        """Add a worker whose layers each wait for their tensors in `gates`, or for all if there are no gates."""
         self._members.append(RingDelivery(self, gates, go_on))
         return self._members[-1]
 
     def launch(self, bucket: int) -> None:
-        """Note that one more worker has started this bucket's all-reduce; run it when all have."""
+        """Note that another worker has started this bucket's all-reduce; run it when all have."""
         self._launched[bucket] += 1
         if self._launched[bucket] < self._workers:
             return
@@ -89,7 +89,7 @@ class Ring:
     def _end(self, bucket: int) -> None:
         self.on_sum(bucket, self._began_s[bucket])
         for member in self._members:
-            member.take()
+            member.note_done()
 
 
 class RingDelivery:
@@ -99,10 +99,10 @@ class RingDelivery:
         self._ring = ring
         self._go_on = go_on
         self.of_tensor = {tensor: bucket for bucket, members in enumerate(ring.buckets) for tensor in members}
-        # How many buckets must be there before each layer runs; without gates, all.
+        # How many buckets each layer waits for; without gates, all.
         self._needed = [max((self.of_tensor.get(tensor, -1) for tensor in gate), default=-1) + 1 for gate in gates]
         self._unready: list[int] = []
-        self._ready = 0  # how many of the first buckets are ready; torch starts them in their order
+        self._ready = 0  # how many of the first buckets are ready; torch starts them in order
         self._launched = 0
         self._done = 0
 
@@ -121,7 +121,7 @@ class RingDelivery:
     def is_here(self, layer: int) -> bool:
         return self._done >= (self._needed[layer] if self._needed else len(self._unready))
 
-    def take(self) -> None:
+    def note_done(self) -> None:
         """Note that an all-reduce has ended."""
         self._done += 1
         self._launch()
@@ -143,9 +143,9 @@ class EngineDelivery:
         self._route = route
         self._go_on = go_on
         self._step = 0
-        self._unready: list[int] = []  # for each syncer, members that are not ready
-        self._pending: list[int] = []  # for each syncer, answers that are still to come
-        self._left = 0  # syncers that still wait for an answer
+        self._unready: list[int] = []  # for each syncer, the number of members that are not ready
+        self._pending: list[int] = []  # for each syncer, the number of answers to come
+        self._left = 0  # number of syncers that still wait for an answer
         self._held: list[int] = []  # syncers that wait for the end of backward
         self._multiplies_until_s = 0.0
 
@@ -181,7 +181,7 @@ class EngineDelivery:
         self._engine.contribute(contributions)
 
     def multiply(self, seconds: float, then: Callable[[], None]) -> None:
-        """Multiply at the worker's shard for this long, one product after the other and beside the training."""
+        """Multiply at the worker's shard for this long: beside the training, and one product after another."""
         self._multiplies_until_s = max(self._multiplies_until_s, self._clock.now_s) + seconds
         self._clock.at(self._multiplies_until_s, then)
 
@@ -199,7 +199,7 @@ class EngineDelivery:
 
 
 class MixedDelivery:
-    """Delivery of a worker whose plan lets torch's process group sum some of the gradients."""
+    """Delivery of a worker whose plan gives some of the gradients to torch's process group."""
 
     def __init__(self, engine: EngineDelivery, ring: RingDelivery) -> None:
         self._engine = engine

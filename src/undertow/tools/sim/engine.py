@@ -1,7 +1,7 @@
-"""A worker's engine on a virtual clock: the real exchange over virtual links.
+"""Engine of a worker on a virtual clock: the real exchange over virtual links.
 
-In: contributions, messages of other engines.  Out: messages.
-The engine is one thread: each frame that it sends or receives costs it some time, and the next one waits.
+In: contributions, frames of other engines.  Out: frames.
+The engine is one thread: each frame that it sends or receives takes some time, and the next one waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from undertow.tracing.recorder import Recorder
 
 
 class Bulk:
-    """Stand-in for an array, with only what the engine looks at: so terabytes are moved that are never allocated."""
+    """Stand-in for an array, with only the attributes that the engine reads, so that nothing is allocated."""
 
     __slots__ = ("nbytes",)
     dtype = np.dtype(np.float32)
@@ -73,13 +73,11 @@ class CountedRound(Round):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of one engine thread: a frame as measured in the lab, a byte as estimated.  A word is estimated, too."""
+    """Costs of an engine's thread and of messages: a frame's is measured in the lab, the others are estimates."""
 
-    message_s: float = 0.00006  # for each frame, either way
-    byte_s: float = 1 / 4e9  # of each byte received: read, added, answered
-    arbiter_message_s: float = (
-        0.00015  # between a worker and its host's arbiter, one way, until the other one has woken up
-    )
+    message_s: float = 0.00006  # for each frame sent or received
+    byte_s: float = 1 / 4e9  # for each byte received: read, added, answered
+    arbiter_message_s: float = 0.00015  # from a worker to its host's arbiter or back, until the receiver runs
 
 
 class Engine:
@@ -103,11 +101,11 @@ class Engine:
             recorder=recorder or Recorder(),
         )
         self._busy_until_s = 0.0
-        self._coming: list[tuple[float, int, tuple[int, Header, Any]]] = []  # a heap: when, and which frame
+        self._coming: list[tuple[float, int, tuple[int, Header, Any]]] = []  # a heap: arrival, count, frame
         self._count = 0  # breaks ties
         self._last_s = array("d", bytes(8 * shape.processes))  # when the last frame of each peer arrives
         self._current: tuple[int, Header, Any] | None = None
-        self._wakes_s = math.inf
+        self._begins_s = math.inf  # when the next frame is handled, while the engine is idle
 
     # Rounds
 
@@ -150,10 +148,10 @@ class Engine:
 
     def abandon(self) -> None: ...
 
-    # Inside: one frame after the other, in the order in which they arrive
+    # Inside: frames are handled one after another, in the order of their arrival
 
     def expect(self, arrival_s: float, frame: tuple[int, Header, Any]) -> None:
-        """Note that a frame arrives at this time.  Those of one sender stay in order, whatever path they took."""
+        """Note that a frame arrives at this time.  Frames of one sender stay in order, whatever their paths."""
         sender = frame[0]
         if arrival_s <= self._last_s[sender]:
             arrival_s = math.nextafter(self._last_s[sender], math.inf)
@@ -161,17 +159,17 @@ class Engine:
         self._count += 1
         heapq.heappush(self._coming, (arrival_s, self._count, frame))
         if self._current is None:
-            self._wake_at(arrival_s)
+            self._begin_at(arrival_s)
 
-    def _wake_at(self, time_s: float) -> None:
+    def _begin_at(self, time_s: float) -> None:
         time_s = max(time_s, self._busy_until_s)
-        if time_s < self._wakes_s:
-            self._wakes_s = time_s
-            self._clock.at(time_s, self._wake)
+        if time_s < self._begins_s:
+            self._begins_s = time_s
+            self._clock.at(time_s, self._begin_if_idle)
 
-    def _wake(self) -> None:
-        if self._clock.now_s == self._wakes_s and self._current is None:  # else it was woken earlier
-            self._wakes_s = math.inf
+    def _begin_if_idle(self) -> None:
+        if self._clock.now_s == self._begins_s and self._current is None:  # otherwise an earlier call has begun
+            self._begins_s = math.inf
             self._begin()
 
     def _begin(self) -> None:
@@ -189,7 +187,7 @@ class Engine:
         if self._coming[0][0] <= self._clock.now_s:
             self._begin()
         else:
-            self._wake_at(self._coming[0][0])
+            self._begin_at(self._coming[0][0])
 
     def _handle(self, frame: tuple[int, Header, Any]) -> None:
         self._exchange.handle(*frame)
@@ -200,6 +198,6 @@ class Engine:
 
 
 def keep_header(header: Header, received: int, flags: int, checked_body: Any) -> Header:
-    """Return the header itself, in place of the packed one that `frames.pack` makes."""
+    """Return the header itself instead of packing it, as `frames.pack` does."""
     kind, key, step, rank, present, length, dtype, own_flags, job, *_ = header
     return Header(kind, key, step, rank, present, length, dtype, own_flags | flags, job, received)

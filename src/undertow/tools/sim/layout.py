@@ -1,7 +1,7 @@
 """Layout of a model's gradients under a schedule, the same for all virtual workers.
 
 In: a profile, a plan, a schedule.  Out: slices of the real slicer, and the syncer of each tensor.
-Tensors are numbered in the order in which their gradients are expected, from the last layer's to the first's.
+Tensors are numbered in the expected order of their gradients, from the last layer to the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Route:
     syncers: Sequence[VirtualSyncer]
     of_tensor: Sequence[int | None]  # index of its syncer; None if it is empty or the ring sums it
     of_layer: Sequence[Sequence[int]]  # the syncers that a layer's gate waits for
-    places: Sequence[int]  # of each syncer, in the order of use
+    places: Sequence[int]  # each syncer's place in the order of use
 
 
 class Layout:
@@ -87,13 +87,13 @@ class Layout:
         for layer in self.layers:
             numbers = {of_tensor[index] for index in layer}
             of_layer.append(sorted(number for number in numbers if number is not None))
-        # The last of the table is the first in the forward pass.
+        # The table's last tensor is the first in the forward pass.
         places = [len(self._tensors) - 1 - max(syncer.members) for syncer in syncers]
         return Route(self.schedule, syncers, of_tensor, of_layer, places)
 
 
 def _split_large(specs: Sequence[TensorSpec], whole_below: int, placement: Placement) -> list[Slice]:
-    """Return slices of each tensor by itself; from that size on it is split among all servers."""
+    """Return the slices of each tensor, which is split among all servers if it has `whole_below` elements or more."""
     slices: list[Slice] = []
     for index, spec in enumerate(specs):
         parts = len(placement.owners) if spec.elements >= whole_below else 1

@@ -1,9 +1,10 @@
 """Virtual network: links, and messages that share them.
 
 In: a message from one worker to another.  Out: the time of its arrival.
-A full-duplex link is two `Link`s, one for each direction.  Messages between the same two workers stay in order.  Where
-several such streams meet they take turns, a grain of bytes at a time, so each gets its fair share.  The grains pass the
-links further on in the order in which they left their hosts, without being stored in between.  There are no packets.
+A full-duplex link is two `Link`s, one for each direction.  The messages from one worker to another are a stream and
+stay in order.  The streams of a host share its outgoing link fairly: they send grains of bytes in turn.  The grains
+pass the links behind it in the order in which they left their hosts, without being stored in between.  There are no
+packets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from undertow.tools.virtual.world import Clock
 
-# Streams that meet take turns of this length.
+# Length of a stream's turn on its host's outgoing link.
 GRAIN_S = 0.0005
 FEW_BYTES = 1500  # one packet
 
@@ -32,7 +33,7 @@ class Link:
         self.carried_bytes = 0
 
     def carry(self, from_s: float, size_bytes: int) -> float:
-        """Return when the last of these bytes has passed, if the first one comes at `from_s`."""
+        """Return when the last of these bytes has passed if the first one comes at `from_s`."""
         start_s = self.free_s if self.free_s > from_s else from_s
         self.free_s = start_s + size_bytes * self.seconds_per_byte
         self.carried_bytes += size_bytes
@@ -41,17 +42,17 @@ class Link:
 
 @dataclass(slots=True)
 class Message:
-    """Message on its way.  `arrive(time_s, item)` is called as soon as it is known when its last byte arrives."""
+    """Message in flight.  `arrive(time_s, item)` is called as soon as the arrival of its last byte is known."""
 
     stream: int
     left_bytes: int
-    path: Sequence[Link]  # behind the first link
+    path: Sequence[Link]  # the links behind the first one
     arrive: Callable[[float, Any], None]
     item: Any
 
 
 class Port:
-    """Outgoing link of a host, which all streams of its workers share."""
+    """Outgoing link of a host, shared by all streams of its workers."""
 
     def __init__(self, clock: Clock, link: Link, latency_s: float) -> None:
         self.link = link
@@ -59,14 +60,14 @@ class Port:
         self._latency_s = latency_s
         self._grain_bytes = max(1, int(GRAIN_S * link.rate))
         self._turns: deque[Message] = deque()  # the first message of each stream, in the order of their turns
-        self._active: set[int] = set()  # the streams of these
-        self._waiting: dict[int, deque[Message]] = {}  # further messages of each stream; none is empty
-        self._is_due = False  # the next turn is in the clock
+        self._active: set[int] = set()  # the streams of `_turns`
+        self._waiting: dict[int, deque[Message]] = {}  # further messages of each stream; no deque is empty
+        self._is_due = False  # the clock has the next turn
 
     def lets_pass(self, stream: int, size_bytes: int) -> float | None:
-        """Return when a few bytes arrive that need not queue: a fair share of any link is enough for them.
+        """Return when a few bytes arrive that need not queue, because a fair share of any link is enough for them.
 
-        None if they are too many, or if others of their stream are before them.
+        None if there are too many bytes, or if other messages of their stream go first.
         """
         if size_bytes > FEW_BYTES or stream in self._active:
             return None

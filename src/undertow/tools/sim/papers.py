@@ -1,9 +1,9 @@
-"""Figures that the papers published, beside simulations of the same clusters.
+"""Figures published in papers, beside simulations of the same clusters.
 
 In: published figures.  Out: the same figures simulated, side by side.
 Poseidon is Zhang et al., ATC 2017; P3 is Jayarajan et al., MLSys 2019.
-No paper says how fast a system is on a link that is faster than its software.  Here that is one number for each system,
-fitted to its own column (`EFFECTIVE_GBIT`), and never more than the link has.
+No paper says how fast a system is on a link that is faster than its software.  Here each system has one such rate,
+fitted to its own column (`EFFECTIVE_GBIT`) and never above the link's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from undertow.tools.sim.topology import make_topology
 from undertow.units import format_figure
 
 TOLERANCE = 0.10
-# Most Gbit/s that a system moves each way, whatever the link: fitted.
+# Most Gbit/s that a system moves each way on any link: fitted.
 EFFECTIVE_GBIT = {"hybrid": 8.0, "wfbp": 16.0, "ps-whole": 44.0, "fifo": 7.0, "p3": 100.0}
 
 HOSTS = (1, 2, 4, 8, 16, 32)
@@ -82,7 +82,7 @@ def make_sections(progress: Progress = SILENT) -> Iterator[Section]:
 
 
 def _simulate_curve(system: str, progress: Progress) -> Section:
-    """Simulate one curve.  The library's cost on one machine is taken from its own column: no network is involved."""
+    """Simulate one curve, plus the library's own cost on one machine, which involves no network, from its column."""
     own_s = CURVE[system][0] - ALONE_S
     figures = []
     for hosts, published in zip(HOSTS, CURVE[system], strict=True):

@@ -1,6 +1,6 @@
 """Predictions of measured points, to compare the simulator with the lab.
 
-In: results of `undertow bench`.  Out: for each point, the step that the simulator predicts.
+In: results of `undertow bench`.  Out: for each point, the step time that the simulator predicts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Error of the prediction, as a fraction of what was measured."""
+        """Error of the prediction, as a fraction of the measured time."""
         return self.predicted_s / self.measured.iteration_s - 1
 
     @property
@@ -45,7 +45,7 @@ def predict_points(
 ) -> Iterator[Pair]:
     """Predict every point whose model and system the simulator knows and whose links were held to a bandwidth.
 
-    `subject` is the measured profile of the points' model if the zoo does not have it.
+    `subject` is the measured profile of the points' model, for a model that the zoo does not have.
     """
     known = [point for point in points if can_predict(point, subject)]
     progress.expect(sum(weigh(_find_topology(point), Setting()) for point in known))
@@ -53,7 +53,7 @@ def predict_points(
         progress.say(f"{point.model}, {point.hosts} hosts, {point.bandwidth_gbit:g} Gbit/s: {point.system}")
         trained = find_subject(point.model, point.batch) if point.model in MODELS else subject
         assert trained is not None
-        # As fast as the device was in that run.
+        # The device is as fast as it was in that run.
         topology = _find_topology(point, slowdown=point.compute_s / trained.profile.compute_s)
         outcome = run(trained, topology, find_schedule(point.system), Setting(costs=_scale_costs(point)), progress)
         yield Pair(point, outcome.iteration_s)
@@ -72,7 +72,7 @@ def can_predict(point: Point, subject: Subject | None = None) -> bool:
 
 
 def _scale_costs(point: Point) -> Costs:
-    """Return the costs as the lab sees them: it neither scales nor slows down messages, but there are fewer bytes."""
+    """Return the costs at the lab's scale: its messages are neither scaled nor slowed down, but have fewer bytes."""
     costs = Costs()
     return Costs(message_s=costs.message_s / point.slowdown, byte_s=costs.byte_s / point.scale / point.slowdown)
 

@@ -1,6 +1,6 @@
-"""One simulated training run: some steps of one model under one schedule on one cluster.
+"""Simulated training run: some steps of one model under one schedule on one cluster.
 
-In: a profile, a topology, a schedule.  Out: how long a step takes, and what it sends.
+In: a profile, a topology, a schedule.  Out: how long a step takes, and how many bytes it sends.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Pace = Callable[[int, int], float]
 class Outcome:
     """Times, bytes and plan of a run."""
 
-    steps_s: list[float]  # of all workers together, each from end to end
+    steps_s: list[float]  # from one end of a step at all workers to the next
     bytes_out: list[float]  # of each host in one step
-    slices: int  # and buckets
+    slices: int  # including buckets
     plan: Plan
 
     @property
@@ -48,7 +48,7 @@ class Outcome:
         return statistics.median(self.steps_s)
 
     def without_first(self) -> Outcome:
-        """Return the outcome without the first step, which had nothing before it."""
+        """Return the outcome without the first step, which started on an idle network."""
         return replace(self, steps_s=self.steps_s[1:])
 
 
@@ -63,9 +63,9 @@ def simulate(
     pace: Pace = lambda rank, step: 1.0,
     traces: Sequence[VirtualTrace] | None = None,
 ) -> Outcome:
-    """Simulate this many steps; all workers start the first at once, with nothing on its way.
+    """Simulate this many steps; all workers start the first one together, on an idle network.
 
-    `traces`, one for each worker, record what happens.
+    `traces`, one for each worker, record the run.
     """
     costs = costs or Costs()
     cluster = find_cluster(profile, topology, device, costs)
@@ -73,7 +73,7 @@ def simulate(
 
 
 def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Costs) -> Cluster:
-    """Return the cluster as the planner sees it; where links differ, with rates measured while gradients travel."""
+    """Return the cluster as the planner sees it; if its links differ, with the rates of a simulated exchange."""
     known = Cluster(
         workers=len(topology.places),
         bytes_per_s=topology.slowest_bits_per_s / 8 * topology.goodput,
@@ -83,7 +83,7 @@ def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Co
         add_bytes_per_s=device.add_bytes_per_s,
     )
     if topology.has_equal_links:
-        return known  # a ring carries no more than a link does
+        return known  # a ring is as fast as a link
     layer = LayerProfile(name="all", tensors=tuple(profile.tensors), forward_s=0.0, backward_s=0.0)
     ours, torchs = (
         _measure(layer, topology, known, find_schedule(name), costs) for name in ("undertow-no-hybrid", "ddp")
@@ -109,7 +109,7 @@ class Site:
 
 
 class Job:
-    """Model under a schedule, all but its workers.  Used once; `number` tells the jobs of a site apart."""
+    """Model under a schedule, without its workers.  Used once; `number` distinguishes the jobs of a site."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class Job:
             trace.begin(site.clock, profile, self.plan, cluster, self._layout.slices)
 
     def find_pace(self, rank: int, pace: Pace) -> Callable[[int], float]:
-        """Return the pace of the worker of this rank, on its host."""
+        """Return the pace of this rank's worker on its host."""
         topology = self.site.topology
         slowdown = topology.hosts[topology.places[rank]].slowdown
         return lambda step: slowdown * pace(rank, step)
 
     def join(self, workers: Sequence[Worker]) -> int:
-        """Connect these workers, and return in how many slices and buckets their gradients travel."""
+        """Connect these workers, and return the number of slices and buckets of their gradients."""
         return self._join_ring(workers) if self._layout.schedule.is_ring else self._join_engines(workers)
 
     def _join_engines(self, workers: Sequence[Worker]) -> int:
@@ -164,7 +164,7 @@ class Job:
         return RecordedEngine(self._clock, self._fabric, shape, self._costs, self._traces[shape.rank].recorder)
 
     def make_worker(self, steps: int, rank: int, pace: Pace) -> Worker:
-        """Make a worker of a job that has its devices for itself."""
+        """Make a worker of a job that is alone on its devices."""
         own_pace = self.find_pace(rank, pace)
         if self._traces is None:
             return Worker(self._clock, self.layers, steps, own_pace)
@@ -209,7 +209,7 @@ def _run_alone(job: Job, steps: int, pace: Pace) -> Outcome:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Turn garbage collection off: a run makes no cycles, and the search for them takes as long as the run itself."""
+    """Turn garbage collection off: a run makes no cycles, and searching for them takes as long as the run itself."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -239,7 +239,7 @@ def _make_shapes(workers: int, schedule: Schedule) -> list[Shape]:
 
 
 def _make_layer(layer: LayerProfile, tensors: Sequence[int], plan: Plan, cluster: Cluster) -> Layer:
-    """Make a layer.  As in `predict`, schemes save time in backward and cost time before forward."""
+    """Make a layer.  As in `plan.predict`, a scheme saves time in backward and costs time before forward."""
     extra_s = sum(find_extra_s(tensor, plan.schemes[tensor.name], cluster) for tensor in layer.tensors)
     backward_s = max(0.0, layer.backward_s + min(0.0, extra_s))
     return Layer(layer.forward_s + max(0.0, extra_s), backward_s, tensors)

@@ -1,7 +1,7 @@
-"""The systems that can be simulated, each a schedule over the same virtual network.
+"""Systems that can be simulated, each a schedule over the same virtual network.
 
-In: a name.  Out: which mechanisms are on.  All but `ddp` run undertow's own engine: what tells them apart is when
-gradients leave, in which order, in which slices, by which schemes, and what the next forward pass waits for.
+In: a name.  Out: which mechanisms are on.  All but `ddp` run undertow's own engine.  They differ in when gradients
+leave, in their order, slices and schemes, and in what the next forward pass waits for.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Schedule:
     about: str
     policy: str = Scheme.DENSE.value
     sizes: Sizes = field(default_factory=Sizes)
-    credit_bytes: int = UNLIMITED_BYTES  # 0: as undertow chooses it
+    credit_bytes: int = UNLIMITED_BYTES  # 0: chosen as undertow does
     priority: Priority = Priority.OFF
     is_wait_free: bool = True  # gradients leave while backward still computes
-    has_gates: bool = False  # the next forward pass starts while gradients still travel
-    whole_below: int = 0  # elements: no tensor below is cut, larger ones into one piece for each server; 0: by `sizes`
-    message_s: float | None = None  # what a message costs its engine, if that is not ours
+    has_gates: bool = False  # the next forward pass starts before all gradients have arrived
+    whole_below: int = 0  # elements: smaller tensors stay whole, others are split among all servers; 0: by `sizes`
+    message_s: float | None = None  # cost of a message in another engine than ours
     is_ring: bool = False  # torch's buckets and ring all-reduce instead of the engine
 
 
@@ -50,7 +50,7 @@ _UNDERTOW = Schedule(
 _PLAIN = replace(
     _UNDERTOW,
     name="plain",
-    about="undertow that hides nothing: gradients leave after backward, all at once, and the next step waits for all",
+    about="undertow without overlap: gradients leave after backward, all at once, and the next step waits for all",
     is_wait_free=False,
     has_gates=False,
     priority=Priority.OFF,

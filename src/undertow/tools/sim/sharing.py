@@ -1,8 +1,8 @@
 """Simulated gain of several jobs on the same hosts: one after the other, all at once, with crossover.
 
-In: the jobs, the hosts.  Out: how long a step of each takes in each arrangement.
-While all jobs train, how much more they do than one after the other is
-    gain = sum of (steps of a job * its step alone) / elapsed time
+In: the jobs, the hosts.  Out: the time of a step of each job in each arrangement.
+While all jobs train, the work that they do, relative to one job after the other, is
+    gain = sum over all jobs of (number of steps * time of a step alone) / elapsed time
 A job's slow-down is its step beside the others over its step alone.  `undertow.tools.lab.sharing` measures the same
 figures.
 """
@@ -27,7 +27,7 @@ from undertow.tools.sim.topology import Topology
 class JobFigures(SharingJob, frozen=True, kw_only=True):
     """Figures of one simulated job that trains alone."""
 
-    links_s: float  # of the busiest host
+    links_s: float  # on the busiest host
 
     @property
     def alone_s(self) -> float:
@@ -48,8 +48,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_gbit: float  # of the slowest link
     jobs: list[JobFigures]
     rows: list[Row]
-    ideal: float  # gain with one step of each job, by the formula
-    ideal_as_mixed: float  # with as many steps of each as crossover made
+    ideal: float  # gain by the formula, for one step of each job
+    ideal_as_mixed: float  # for as many steps of each job as crossover made
 
     def find(self, arrangement: Arrangement) -> Row:
         return next(row for row in self.rows if row.arrangement == arrangement.value)
@@ -85,15 +85,15 @@ def share(
 
 
 def weigh_sharing(tenants: Sequence[Tenant], topology: Topology, setting: Setting | None = None) -> float:
-    """Return the units of progress of `share`: each different job alone, then all of them twice."""
+    """Return the units of progress of `share`: each distinct job alone, then all of them twice."""
     different = [number for number, tenant in enumerate(tenants) if not _find_like(tenant, tenants[:number])]
     return weigh(len(different) + 2 * len(tenants), topology, setting)
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:
-    """Raise `ConfigError` if these cannot share."""
+    """Raise `ConfigError` if these jobs cannot share."""
     if len(tenants) < 2:
-        raise ConfigError("sharing takes two jobs at least")
+        raise ConfigError("sharing takes at least two jobs")
     if len(tenants) > MOST_JOBS:
         raise ConfigError(f"{len(tenants)} jobs cannot share a device: at most {MOST_JOBS} can")
     for tenant in tenants:
@@ -128,7 +128,7 @@ def _train_alone(
 
 
 def _find_like(tenant: Tenant, others: Sequence[Tenant]) -> list[int]:
-    """Return which of the others train the same model under the same schedule: alone, terms do not matter."""
+    """Return which of the others train the same model under the same schedule: their runs alone are equal."""
     return [
         number
         for number, other in enumerate(others)

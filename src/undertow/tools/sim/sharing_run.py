@@ -1,6 +1,6 @@
 """Several jobs that train at the same time on the same virtual hosts.
 
-In: jobs, hosts, whether there are arbiters.  Out: how long a step of each takes, and who computed when.
+In: jobs, hosts, whether there are arbiters.  Out: the time of a step of each job, and the spans of the devices.
 Every job has workers and engines of its own; all share the hosts' links and devices.
 """
 
@@ -27,11 +27,11 @@ from undertow.tools.virtual.world import World
 # Steps of every job before the time that counts, and in it.
 EARLY_STEPS = 6
 STEPS, NOISY_STEPS = 10, 40
-# A job hardly ever computes if another one makes this many times as many steps as it has to.
+# The run ends when one job has made this many times the steps that it needs: the others hardly ever compute.
 MOST_TIMES = 40
-# All workers meet their arbiters before the first job begins.
+# All workers connect to their arbiters in this time, before the first job starts.
 MEETING_S = 1.0
-# Jobs do not begin at the same moment: each begins by this fraction of a step after the one before.
+# Jobs do not start at the same time: each starts this fraction of a step after the previous one.
 APART = 0.3
 
 
@@ -49,13 +49,13 @@ class Tenant:
 class SharedRun:
     """Figures of jobs that trained together; lists are in the order of the jobs."""
 
-    steps_s: list[float]  # of a step; infinite, if the job hardly ever computed
-    compute_s: list[float]  # of which so long on the device, on the slowest host
-    links_s: float  # how long the busiest host's link was filled, for each step of the first job
+    steps_s: list[float]  # of a step; infinite if the job hardly ever computed
+    compute_s: list[float]  # the part of it on the device, on the slowest host
+    links_s: float  # how long the busiest host's link was filled, per step of the first job
     begin_s: float  # of the time that counts
     end_s: float
     devices: Sequence[Device]  # by rank
-    arbiters: Sequence[Arbiter]  # by host, if there are any
+    arbiters: Sequence[Arbiter]  # by host; empty without arbiters
 
 
 def train(
@@ -66,7 +66,7 @@ def train(
     has_arbiters: bool,
     progress: Progress = SILENT,
 ) -> SharedRun:
-    """Train until each has made enough steps.  Advances by `weigh` units; the caller announces them."""
+    """Train until each job has made enough steps.  Advances by `weigh` units; the caller announces them."""
     return _Run(tenants, topology, setting or Setting(), has_arbiters=has_arbiters, progress=progress).run()
 
 
@@ -102,7 +102,7 @@ class _Run:
         self._steps = _count_steps(setting)
         self._unfinished = set(range(len(tenants)))
         self._missing_steps = len(tenants) * self._steps  # of all jobs
-        # One for each rank: the workers of all jobs that have this rank share it.
+        # One for each rank: the workers with this rank in all jobs share it.
         self._devices = [Device(self._world) for _ in topology.places]
         self._hosts = [Host(self._world, number, self._find_message_s) for number in range(len(topology.hosts))]
         for host in self._hosts if has_arbiters else ():
@@ -187,15 +187,15 @@ class _Run:
         )
 
     def _find_message_s(self) -> float:
-        """Return what a message between worker and arbiter takes: nothing before the first job begins."""
+        """Return the delay of a message between worker and arbiter: none before the first job starts."""
         return self._setting.costs.arbiter_message_s if self._world.now_s >= 0.0 else 0.0
 
     def _count(self, number: int, step: int) -> None:
-        """Note that a job begins its next step; stop the clock when all jobs have made enough."""
+        """Note that a job starts its next step; stop the clock when all jobs have made enough."""
         if 0 < step <= self._steps:
             self._missing_steps -= 1
             self._progress.advance(_weigh_step(self._site.topology))
-        # One more: not all of its workers have ended the one before.
+        # One more step, because not all of the job's workers have ended the previous one.
         if step > self._steps:
             self._unfinished.discard(number)
         if not self._unfinished or step > MOST_TIMES * self._steps:
@@ -208,7 +208,7 @@ def _find_ends_s(workers: Sequence[SharingWorker]) -> list[float]:
 
 
 def count_steps(ends_s: Sequence[float], time_s: float) -> float:
-    """Return how many steps had ended at this time, with the part of the current one."""
+    """Return how many steps had ended at this time, plus the fraction done of the current one."""
     done = bisect_right(ends_s, time_s)
     if not 0 < done < len(ends_s):
         return float(done)

@@ -1,4 +1,4 @@
-"""Subjects of simulations: a model of the zoo, or the measured profile of a user's script.
+"""Subjects of simulations: models of the zoo, and measured profiles of users' scripts.
 
 In: a name, or a file of `undertow plan --save-profile`.  Out: its profile and its device.
 """
@@ -15,13 +15,13 @@ from undertow.plan.profile import Profile
 from undertow.tools.zoo import find_model
 from undertow.tools.zoo.model import profile_model
 
-# One core of a host multiplies beside the training: 8 numbers at a time, 3 GHz, fused multiply-add.
+# One core of a host multiplies beside the training: 8 numbers at once, 3 GHz, fused multiply-add.
 CORE_FLOPS_PER_S = 5e10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Speeds of a worker, which are not in a profile."""
+    """Speeds of a worker that a profile does not have."""
 
     flops_per_s: float
     shard_flops_per_s: float = CORE_FLOPS_PER_S
@@ -41,7 +41,7 @@ class Subject:
 
 
 def find_subject(name: str, batch: int | None = None) -> Subject:
-    """Return a published model on the device that it was published with."""
+    """Return a published model on the device of its publication."""
     if batch is not None:
         BATCH.check("--batch", batch)
     model = find_model(name)
@@ -52,7 +52,7 @@ def find_subject(name: str, batch: int | None = None) -> Subject:
 
 
 def read_subject(path: str | os.PathLike[str]) -> Subject:
-    """Read what `undertow plan --save-profile` has measured."""
+    """Read a profile that `undertow plan --save-profile` has measured."""
     return take_measured(os.fspath(path), read_measured(path))
 
 

@@ -1,6 +1,6 @@
-"""From a wish to points: every system on every cluster, as `undertow bench` would have measured it.
+"""Simulated points: every system on every cluster, as `undertow bench` would measure it.
 
-In: what is trained, where, and by which systems.  Out: one `Point` for each.
+In: a subject, a cluster, systems.  Out: one `Point` for each system.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from undertow.tools.sim.subject import Subject
 from undertow.tools.sim.topology import LATENCY_S, Topology
 
 REFERENCE = "ddp"
-# The first step starts with all workers at once: in the second each starts where it has come to.
+# All workers start the first step together; from the second step, each starts where the previous one has ended.
 STEPS = 3
-# With this many workers all start alike within less than a thousandth, and one step tells.
+# With at least this many workers the difference is less than a thousandth, and one step is enough.
 MANY_WORKERS = 128
 NOISY_STEPS = 24
-# Measured: twice the workers take about 2.6 times as long to simulate.
+# Measured: twice the workers take about 2.6 times as long to simulate, which is 2 to the power of this.
 GROWTH = 1.4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
+    """Random variation of step times, a function of seed, rank and step."""
+
     jitter: float = 0.0  # the standard deviation of a step's time, as a fraction of it
     straggler_share: float = 0.0  # how likely a worker is to straggle in a step
     straggler_factor: float = 2.0  # how many times longer it then takes
@@ -48,7 +50,7 @@ class Noise:
     def pace(self, rank: int, step: int) -> float:
         """Return how many times longer than usual a step takes.
 
-        The logarithm is normal: a step is never much shorter than usual, and now and then much longer.
+        The factor is log-normal: a step is never much shorter than usual, and sometimes much longer.
         """
         if self.is_silent:
             return 1.0
@@ -59,11 +61,11 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Settings of a run: latency, noise, costs, and how many steps to simulate."""
+    """Settings of a run: latency, noise, costs, and the number of steps."""
 
     latency_s: float = LATENCY_S
     noise: Noise = field(default_factory=Noise)
-    steps: int | None = None  # that count; None: as many as it takes
+    steps: int | None = None  # that count; None: as many as needed
     costs: Costs = field(default_factory=Costs)
 
     def count_steps(self, topology: Topology) -> int:
@@ -86,7 +88,7 @@ def run(
     steps, workers = setting.count_all_steps(topology), len(topology.places)
 
     def pace(rank: int, step: int) -> float:
-        if step:  # the previous step is done
+        if step:  # the previous one has ended
             progress.advance(workers ** (GROWTH - 1))
         return setting.noise.pace(rank, step)
 
@@ -101,7 +103,7 @@ def weigh(topology: Topology, setting: Setting) -> float:
 
 
 def list_runs(systems: Sequence[str]) -> list[str]:
-    """Return the systems to run: those asked for, and the one that gains are relative to."""
+    """Return the systems to run: those given, and the one that gains are relative to."""
     return list(dict.fromkeys([*systems, REFERENCE]))
 
 

@@ -1,8 +1,8 @@
 """Stages 3 and 8 without a framework: virtual syncers, which turn ready gradients into contributions.
 
 In: slices, as the real slicer has cut them, and the plan's schemes.  Out: contributions to a worker's engine.
-They make the contributions that the syncers of `undertow.sync` make, of which only the sizes matter here.  One set
-serves all workers.
+They make the same contributions as the syncers of `undertow.sync`, but only the sizes matter here.  One set serves all
+workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class VirtualSyncer(ABC):
     """Syncer of one tensor, or of several that share a slice."""
 
     members: Sequence[int]  # tensors that are sent together
-    answers: int  # that bring all results
+    answers: int  # after which all results are here
 
     @abstractmethod
     def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
@@ -36,7 +36,7 @@ class VirtualSyncer(ABC):
 
 
 class VirtualExchange(VirtualSyncer):
-    """Syncer whose contributions all workers get: dense slices, or with `peer_bytes` factors or rows of each worker."""
+    """Syncer whose results go to all workers: dense slices, or each worker's factors or rows, of `peer_bytes`."""
 
     def __init__(self, members: Sequence[int], slices: Sequence[Slice], peer_bytes: float | None = None) -> None:
         self.members = members
@@ -56,7 +56,7 @@ class VirtualExchange(VirtualSyncer):
 
 @dataclass
 class _ShardRows:
-    """Factors that go to one shard, and the rows that it makes of them."""
+    """Factors that go to one shard, and the rows that it computes from them."""
 
     rank: int
     rows: range
@@ -65,7 +65,7 @@ class _ShardRows:
 
 
 class VirtualFactorsToShard(VirtualSyncer):
-    """Syncer that sends factors to the shards, which multiply and send their rows to all workers."""
+    """Syncer that sends factors to the shards, which multiply them and send their rows to all workers."""
 
     def __init__(
         self, index: int, tensor: TensorProfile, slices: Sequence[Slice], cluster: Cluster, owners: Sequence[int]
@@ -89,7 +89,7 @@ class VirtualFactorsToShard(VirtualSyncer):
     def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
         order = sorted(self._shards.values(), key=lambda shard: (shard.rank - sender.rank) % self._workers)
         for shard in order:
-            if shard.rank != sender.rank:  # its rows will come unasked
+            if shard.rank != sender.rank:  # it sends its rows without a request
                 sender.contribute(
                     [
                         Contribution(item.spec.key, None, make_bulk(item.spec.size_bytes), 0, on_result, priority)

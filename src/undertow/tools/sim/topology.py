@@ -1,9 +1,9 @@
 """Topology of a cluster: its machines and the links between them.
 
-In: figures.  Out: for two workers, the links between them.
-Every host has one full-duplex link to its switch.  Switches of several racks are joined by one link each, which may be
-narrower than what its hosts could send together; without racks there is one switch, which is never in the way.
-Users write a topology down in JSON; an error names the file and the field:
+In: figures, or a file.  Out: for any two workers, the links between them.
+Every host has one full-duplex link to its switch.  Each rack has a switch with one uplink, which may be slower than its
+hosts together; without racks there is one switch, which is never a bottleneck.
+Users describe a topology in JSON; an error names the file and the field:
 
     {
       "latency_us": 100,
@@ -39,14 +39,16 @@ LATENCY_S = 0.0001  # one way, as the planner assumes it
 # Between workers of one host: a copy through memory.
 LOCAL_BYTES_PER_S = 4e9
 LOCAL_LATENCY_S = 0.00002
-# More than any job has.
+# More channels than any job uses.
 CHANNELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
+    """Host of a topology: its link and its workers."""
+
     bandwidth_bits_per_s: float
-    slowdown: float = 1.0  # how many times longer it computes than the profile says
+    slowdown: float = 1.0  # factor on the computing times of the profile
     workers: int = 1
     rack: str = ""
 
@@ -58,10 +60,12 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
+    """Hosts of a cluster and the links between them."""
+
     hosts: tuple[Host, ...]
     latency_s: float = LATENCY_S
     uplinks_bits_per_s: dict[str, float] = field(default_factory=dict)  # of each rack
-    goodput: float = PAYLOAD_SHARE  # how much of a link's rate is left for messages
+    goodput: float = PAYLOAD_SHARE  # the share of a link's rate that is left for messages
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -73,16 +77,16 @@ class Topology:
             if host.rack and host.rack not in self.uplinks_bits_per_s:
                 raise ConfigError(f"a host is in rack {host.rack!r}, whose uplink is not given")
             if self.uplinks_bits_per_s and not host.rack:
-                raise ConfigError("some hosts are in a rack and others in none: put all of them into one")
+                raise ConfigError("some hosts are in a rack and others in none: put each host into a rack")
 
     @property
     def places(self) -> list[int]:
-        """The host of each worker, by rank."""
+        """Host of each worker, by rank."""
         return [index for index, host in enumerate(self.hosts) for _ in range(host.workers)]
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all hosts are alike, so that all workers do the same at the same time."""
+        """Whether all hosts are equal, so that all workers do the same at the same time."""
         return self.has_equal_links and len({host.slowdown for host in self.hosts}) == 1
 
     @property
@@ -120,7 +124,7 @@ class Fabric:
         self._first_channel = 0
 
     def for_job(self, job: int) -> Fabric:
-        """Return the fabric of one of several jobs: streams of its own, over the same links."""
+        """Return the fabric of one of several jobs: its own streams, over the same links."""
         own = copy.copy(self)
         own._first_channel = job * CHANNELS
         return own
@@ -136,7 +140,8 @@ class Fabric:
     ) -> None:
         """Send a message; `arrive(time_s, item)` is called as soon as the arrival of its last byte is known.
 
-        Messages of one channel stay in order, but for a few bytes, which may overtake what waits for a link further on.
+        Messages of one channel stay in order, but a message of a few bytes may overtake one that waits for a link
+        behind the first.
         """
         start, end = self._places[sender], self._places[receiver]
         if start == end:
@@ -153,7 +158,7 @@ class Fabric:
         port.send(Message(stream, size_bytes, path, arrive, item))
 
     def _find_path(self, source: str, end: int) -> list[Link]:
-        """Return the links behind the sender's own."""
+        """Return the links behind the sender's own link."""
         target, path = self._racks[end], [self._ways_in[end]]
         if source != target:
             path = [self._out_of_rack[source], self._into_rack[target], *path]

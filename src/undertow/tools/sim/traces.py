@@ -20,7 +20,7 @@ from undertow.tools.sim.topology import Topology
 from undertow.tools.sim.virtual_trace import VirtualTrace
 from undertow.tracing.window import parse_window
 
-# The first starts with nothing on its way, and the end of the last is not seen: a step ends where the next one begins.
+# The first step starts with an idle network; the last has no end, because a step ends where the next one begins.
 STEPS = 6
 
 

@@ -1,8 +1,8 @@
-"""Trace events of a simulated run: those of a real one, in virtual time.
+"""Trace events of a simulated run: the same as of a real run, in virtual time.
 
-In: workers and engines that go through a step.  Out: the events of each rank (see `tracing.events`).
-The engine's events are recorded by the real exchange.  Two things differ: there is no operating system, so a slice is
-written when it has arrived; and sums take no time of their own, because the engine's cost of a byte includes them.
+In: steps of workers and engines.  Out: the events of each rank (see `tracing.events`).
+The real exchange records the engine's events.  Two differ from a real run: without an operating system, a slice counts
+as written when it has arrived; and sums take no time of their own, because the engine's cost of a byte includes them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class VirtualTrace:
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.layers: list[str] = []
-        self.tensors: list[str] = []  # by their numbers in the layout
+        self.tensors: list[str] = []  # by number in the layout
 
     def begin(self, clock: Clock, profile: Profile, plan: Plan, cluster: Cluster, slices: Sequence[Slice]) -> None:
-        """Record what is needed to read the events of the run."""
+        """Start to record, with the names and the plan that readers of the events need."""
         self.recorder.clock = lambda: clock.now_s
         self.recorder.start()
         self.layers = [layer.name for layer in profile.layers]
@@ -44,13 +44,15 @@ class VirtualTrace:
 
 
 class RecordedWorker(Worker):
+    """Worker that records its trace events."""
+
     def __init__(
         self, clock: Clock, layers: Sequence[Layer], steps: int, pace: Callable[[int], float], trace: VirtualTrace
     ) -> None:
         super().__init__(clock, layers, steps, pace)
         self._trace = trace
         self._record = trace.recorder.record
-        self._since_s = 0.0  # when the forward or the wait that goes on began
+        self._since_s = 0.0  # when the current forward or wait began
 
     def start(self) -> None:
         self._record(events.PassBegan(self._clock.now_s, 0, len(self.ends_s) + 1))
@@ -79,7 +81,7 @@ class RecordedWorker(Worker):
     def go_on(self) -> None:
         layer = self._waits_at
         if layer is not None and self.delivery.is_here(layer):
-            # Which result came last is not recorded: all of a layer's are needed.
+            # The wait is for all of the layer's tensors; the event names the first of them.
             own = self._layers[layer].tensors
             tensor = self._trace.tensors[own[0]] if own else ""
             self._record(events.Waited(self._since_s, self._clock.now_s, events.AT_THE_GATE, tensor))
@@ -87,10 +89,12 @@ class RecordedWorker(Worker):
 
 
 class RecordedEngine(Engine):
+    """Engine that records when frames arrive."""
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._recorder: Recorder = given[-1]
-        self._coming_s: dict[int, deque[float]] = {}  # for each sender, when its frames on the way began to arrive
+        self._coming_s: dict[int, deque[float]] = {}  # for each sender, when each of its expected frames begins to come
 
     def _arrival_at(self, peer: int) -> Callable[[float, tuple[int, Header, Any]], None]:
         target, sent_s = self.peers[peer], self._clock.now_s

@@ -1,6 +1,6 @@
 """Search for what a job needs: the bandwidth for a given efficiency, the number of hosts that is worth it.
 
-In: a subject, a system, a target.  Out: a figure, or None where no figure is enough.
+In: a subject, a system, a target.  Out: a figure, or None if no figure is enough.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from undertow.tools.sim.topology import make_topology
 from undertow.units import format_bandwidth
 
 SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
-# The answer is known well enough within this factor.
+# The search ends when the answer is known within this factor.
 PRECISION = 1.03
 MOST_HOSTS = 256
-# Both ends, then halves of what is between them, until that is narrow enough.
+# Runs of a search: both ends, then a bisection down to PRECISION.
 _SEARCH = 2 + math.ceil(math.log2(math.log(FASTEST_BITS_PER_S / SLOWEST_BITS_PER_S) / math.log(PRECISION)))
 
 
@@ -35,7 +35,7 @@ def find_bandwidth(
 ) -> float | None:
     """Return the least bandwidth, in bits per second, at which these hosts reach this efficiency; None if none does.
 
-    Advances by `weigh_search` units, however soon it is done; the caller announces them with `expect`.
+    Advances by `weigh_search` units even if it ends early; the caller announces them with `expect`.
     """
     _check_share(efficiency)
     runs = 0
@@ -79,11 +79,11 @@ def find_hosts(
     setting: Setting,
     progress: Progress = SILENT,
 ) -> tuple[int, float]:
-    """Return the most hosts of which each of the last added still brings `worth` of a host, and their speed-up.
+    """Return the largest number of hosts at which each added host still adds `worth` of a host, and the speed-up.
 
-    Hosts are added by half and by a third in turn (2, 3, 4, 6, 8, ...), as people do, up to 256.  The first step from
-    one host to two pays for the whole network at once, so it takes two that are not worth it in a row to give up.
-    The number of runs is not known before, so it announces no units of progress.
+    It tries 2, 3, 4, 6, 8, ... hosts, up to 256, and gives up after two numbers in a row that are not worth it: the
+    step from one host to two bears the whole cost of the network.  The number of runs is not known in advance, so it
+    announces no units of progress.
     """
     _check_share(worth)
     best, best_speedup = 1, 1.0
@@ -110,4 +110,4 @@ def _list_hosts() -> list[int]:
 
 def _check_share(share: float) -> None:
     if not 0 < share <= 1:
-        raise ConfigError(f"{share:g} is no share: give more than 0 and at most 100 %")
+        raise ConfigError(f"{share:g} is not a share: give more than 0 and at most 100 %")

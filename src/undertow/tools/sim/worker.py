@@ -1,4 +1,4 @@
-"""Worker on a virtual clock: a device that computes layer by layer, alone or shared, and gates that it waits at.
+"""Worker on a virtual clock: it computes layer by layer on a device of its own or a shared one, and waits at gates.
 
 In: the layers' times, results of the network.  Out: gradients as they become ready, and when each step ended.
 """
@@ -24,7 +24,7 @@ class Layer:
 
 
 class Delivery(Protocol):
-    """Delivery of a worker's gradients: it sums them with all others', by an engine or a ring."""
+    """Delivery of a worker's gradients: it sums them over all workers, by an engine or a ring."""
 
     def begin(self, step: int) -> None:
         """Note that a backward pass begins."""
@@ -40,27 +40,27 @@ class Delivery(Protocol):
 
 
 class Worker:
-    """Worker of a job that has its devices for itself.  `delivery` calls `go_on` whenever a result has come."""
+    """Worker of a job that is alone on its devices.  `delivery` calls `go_on` whenever a result has come."""
 
     def __init__(self, clock: Clock, layers: Sequence[Layer], steps: int, pace: Callable[[int], float]) -> None:
-        self.ends_s: list[float] = []  # of every step
+        self.ends_s: list[float] = []  # the end of every step
         self.delivery: Delivery
         self._clock = clock
         self._layers = layers
         self._steps = steps
-        self._pace = pace  # how many times longer than usual it computes in a step
+        self._pace = pace  # factor on the computing time of a step
         self._slowdown = 1.0
         self._waits_at: int | None = None  # the layer whose gate is closed
 
     def start(self) -> None:
-        """Start a step, which lasts from the start of backward to the end of the next forward."""
+        """Start a step: backward, then the next forward."""
         step = len(self.ends_s)
         self._slowdown = self._pace(step)
         self.delivery.begin(step)
         self._compute(len(self._layers) - 1)
 
     def _compute(self, layer: int) -> None:
-        """Compute backward through this layer."""
+        """Compute this layer's backward."""
         self._run(self._layers[layer].backward_s * self._slowdown, self._computed, layer)
 
     def _computed(self, layer: int) -> None:
@@ -76,7 +76,7 @@ class Worker:
         self._enter(0)
 
     def _enter(self, layer: int) -> None:
-        """Compute forward from this layer on, as far as the gates are open."""
+        """Compute this layer's forward and those after it, as far as the gates are open."""
         if layer == len(self._layers):
             self._end()
         elif self.delivery.is_here(layer):
@@ -85,13 +85,14 @@ class Worker:
             self._wait(layer)
 
     def _leave(self, layer: int) -> None:
-        """Go on after this layer's forward."""
+        """Continue after this layer's forward."""
         self._enter(layer + 1)
 
     def _wait(self, layer: int) -> None:
         self._waits_at = layer
 
     def go_on(self) -> None:
+        """Continue if the gate that the worker waits at is open by now."""
         layer = self._waits_at
         if layer is not None and self.delivery.is_here(layer):
             self._waits_at = None
@@ -109,13 +110,15 @@ class Worker:
 
 @dataclass(frozen=True)
 class Span:
+    """Operation of a job on a device."""
+
     job: int
     begin_s: float
     end_s: float
 
 
 class Device:
-    """Device that runs one operation at a time, in the order in which they come, whichever job sent them."""
+    """Device that runs the operations of all jobs one at a time, in the order in which they come."""
 
     def __init__(self, clock: Clock) -> None:
         self.spans: list[Span] = []
@@ -130,11 +133,11 @@ class Device:
 
 
 class SharingWorker(Worker):
-    """Worker that shares its device.  It trains until the clock is stopped; `on_start` is told which step begins.
+    """Worker that shares its device and trains until the clock is stopped.  `on_start` is called with each new step.
 
-    It takes the turn where `torch.turns` does: before the first layer, and to update the parameters where gates do not.
-    It gives the turn back at the end of backward and while it waits at a gate, and makes way between two layers.  The
-    update itself takes no time here: profiles do not tell it apart.
+    It takes the turn where `torch.turns` does: before the first layer and, without gates, for the optimizer.  It gives
+    the turn back at the end of backward, while it waits at a gate, and between two layers if it is recalled.  The
+    update itself takes no time here, because profiles do not have it.
     """
 
     def __init__(

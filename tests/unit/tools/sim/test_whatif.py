@@ -73,9 +73,9 @@ def test_where_the_latency_alone_is_too_long_no_bandwidth_is_enough() -> None:
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, 90.0, float("nan")])
 def test_what_is_no_share_is_refused(share: float) -> None:
     schedule = find_schedule("undertow")
-    with pytest.raises(ConfigError, match="is no share: give more than 0 and at most 100 %"):
+    with pytest.raises(ConfigError, match="is not a share: give more than 0 and at most 100 %"):
         find_bandwidth(MINE, 2, schedule, efficiency=share, setting=SETTING)
-    with pytest.raises(ConfigError, match="is no share: give more than 0 and at most 100 %"):
+    with pytest.raises(ConfigError, match="is not a share: give more than 0 and at most 100 %"):
         find_hosts(MINE, 1e9, schedule, worth=share, setting=SETTING)
 
 
