@@ -199,7 +199,7 @@ def stay_alone_for_ever(patch: Patch) -> None:
         (start_with_a_free_turn, "turns", "disagree on whether it has the turn"),
         (believe_old_words, "turns", "disagree on whether it waits"),
         (have_no_lease, "turns-killed", "^B should have ended"),
-        (have_a_short_lease, "turns", "although none has overstayed"),
+        (have_a_short_lease, "turns", "although none exceeded the lease"),
         (keep_the_turn_of_who_has_left, "turns-faults", "believes that|^a free turn"),
         (tell_nobody_who_is_left, "turns", "believes that"),
         (grant_only_the_first_of_a_job, "turns", "disagree on whether it waits"),

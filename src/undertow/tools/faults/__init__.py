@@ -1,1 +1,1 @@
-"""The fault driver: the real engine of many workers in one thread, and a seed that decides what goes wrong."""
+"""Fault driver: the real engine of several workers in one thread, and a seed that decides what goes wrong."""

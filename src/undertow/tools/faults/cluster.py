@@ -1,10 +1,10 @@
-"""N workers in one thread, and a seeded driver that decides what happens next.
+"""Workers of one job in one thread, and a seeded driver that decides what happens next.
 
-In: a case, scripts, planned faults.  Out: the case's story, or `Broken`.
-One event after the other: a script goes on, a link delivers, an engine runs what is due, a helper works, or time
-passes.  After every event all invariants are checked.  If no worker can go on, not even by waiting, it is a deadlock.
-Time passes only when every frame that is older than the longest delay is delivered and every engine that runs has
-run what is due: so a worker that is silent for longer than the timeout is stopped, dead or cut off.
+In: a case, scripts, planned faults.  Out: the case's log, or `Broken`.
+One event follows another: a script continues, a link delivers, an engine runs what is due, a helper works, or time
+passes.  After every event all invariants are checked.  If no worker can continue even after some time, it is a
+deadlock.  Time passes only after every frame older than the longest delay is delivered and every running engine has run
+what is due.  So a worker that is silent for longer than the timeout is stopped, dead or cut off.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from undertow.tools.virtual.world import Clock, Timetable
 
 SILENCE_S = 10.0
 LONGEST_DELAY_S = 2.0  # of a frame between two workers that run
-# Longer than any timeout of ours, one after the other: who waits for longer waits for ever.
+# Longer than all of our timeouts in a row: a longer wait counts as one without end.
 PATIENCE_S = 60.0
 MOST_EVENTS = 200_000
 CREDITS = [2, 2, 3, 5, 50]  # slices
-SPEEDS = [1, 10, 100, 1000]  # some links and workers are a thousand times slower than others
+SPEEDS = [1, 10, 100, 1000]  # weights: some links and workers are a thousand times slower than others
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event that may happen next, more likely with a larger weight."""
+    """Event that may happen next, with a probability in proportion to its weight."""
 
     weight: int
     happen: Callable[[], None]
@@ -53,13 +53,13 @@ class Cluster:
     ) -> None:
         self.seed, self.job = case.seed, job
         self.random = random.Random(f"{case.seed}/{job}")
-        # Few more often than many: most of what can go wrong does so among three.
+        # Small clusters are more frequent: most faults show with three workers.
         self.size = min(max(fewest_workers, self.random.choice([1, 2, 2, 3, 3, 4, 5])), most_workers)
         self.slice_bytes = 16 * self.random.randint(2, 12)
         self.credit_bytes = self.slice_bytes * min(most_credit, self.random.choice(CREDITS))
-        self.time_share = self.random.choice([0.0, 0.002, 0.01])  # of the events in which time passes unasked
+        self.time_share = self.random.choice([0.0, 0.002, 0.01])  # of events in which time passes although others can
         self._changes_credit = False
-        self.asks_around = False  # now and then, who is missing
+        self.asks_who_is_missing = False  # now and then
         self.clock = Clock()
         self.network = FaultyNetwork(self.size, self.clock)
         self.events = 0
@@ -71,7 +71,7 @@ class Cluster:
         self._next_key = 0
         self._plans: list[tuple[int, Callable[[], None]]] = []
         self._appointments = Timetable()
-        self._went_on_at_s = 0.0
+        self._continued_s = 0.0  # when a script or an appointment last ran
         self._make_events()
         self.network.connect([worker.group.receiver for worker in self.workers])
         for worker in self.workers:
@@ -103,13 +103,13 @@ class Cluster:
         }
         self._steps, self._engines, self._helpers = (
             [Event(self.random.choice(speed), partial(happen, worker)) for worker in self.workers]
-            for happen in (self._go_on, self._run_engine, self._help)
+            for happen in (self._run_script, self._run_engine, self._help)
         )
 
     # For scenarios
 
     def register(self, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0) -> list[Slice]:
-        """Make these tensors known to all ranks, as if they had agreed on them already."""
+        """Register these tensors on all ranks, as if they had agreed on them."""
         slices = cut(tensors, Cut(self._next_key, self.slice_bytes), op=op, keep=keep, placement=self._placement)
         self._next_key += max(keys, len(slices))
         for worker in self.workers:
@@ -125,12 +125,12 @@ class Cluster:
             self.start(worker.rank, make_script(worker))
 
     def plan(self, event: int, fault: Callable[[], None]) -> None:
-        """Let this happen before that event."""
+        """Plan a fault before the event of this number."""
         self._plans.append((event, fault))
         self._plans.sort(key=lambda plan: plan[0])
 
     def appoint(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Let this happen after a delay."""
+        """Plan a call after a delay."""
         self._appointments.at(self.clock.now_s + delay_s, call)
 
     def note(self, event: str) -> None:
@@ -141,12 +141,12 @@ class Cluster:
             self.fail(claim)
 
     def fail(self, claim: str) -> None:
-        """Raise `Broken`.  An engine keeps what is raised inside of it: the driver raises it again after the event."""
+        """Raise `Broken`.  An engine catches what is raised in it, so the driver raises it again after the event."""
         broken = self.invariants.broken = self.invariants.broken or Broken(claim, self.log)
         raise broken
 
     def slow_links(self) -> None:
-        """Make frames slow: workers that can go on do so first."""
+        """Make frames slow: scripts that can continue do so first."""
         self._steps = [replace(event, weight=100 * max(SPEEDS)) for event in self._steps]
 
     # Faults
@@ -157,7 +157,7 @@ class Cluster:
         self.invariants.most_in_flight_bytes = max(CREDITS) * self.slice_bytes
 
     def kill(self, rank: int, kept: Callable[[int], int]) -> None:
-        """End a rank's process without a word.  Of the frames on their way from it, `kept` arrive."""
+        """Kill a rank's process.  Of its frames in flight on each link, the first `kept` arrive."""
         worker = self.workers[rank]
         if worker.is_closed or worker.state is State.DEAD:
             return
@@ -170,7 +170,7 @@ class Cluster:
         self.network.transports[rank].close()
 
     def cut(self, one: int, other: int, kept: Callable[[int], int]) -> None:
-        """Break the link between two ranks; both ends will hear of it."""
+        """Break the link between two ranks; both will notice."""
         self.note(f"the link between {one} and {other} is cut")
         self.invariants.may_be_named |= {one, other}
         for link in ((one, other), (other, one)):
@@ -189,7 +189,7 @@ class Cluster:
     # The driver
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until all scripts have ended and nothing is on its way, or the condition holds."""
+        """Run events until all scripts have ended and no frame is in flight, or the condition holds."""
         while not until():
             if self._plans and self._plans[0][0] <= self.events:
                 self._plans.pop(0)[1]()
@@ -213,8 +213,8 @@ class Cluster:
             return None
         if self._changes_credit and pick.random() < 0.05:
             self._change_credit()
-        if self.asks_around and pick.random() < 0.01:
-            self._ask_around()
+        if self.asks_who_is_missing and pick.random() < 0.01:
+            self._ask_who_is_missing()
         return self._draw(choices)
 
     def _draw(self, choices: list[Event]) -> Event:
@@ -247,10 +247,10 @@ class Cluster:
         )
 
     def _passage(self) -> Event | None:
-        """Return the passing of time, or what has to happen before; None if a worker can go on without."""
+        """Return the passing of time, or an event that must come before; None if a script can continue without."""
         due_s = min([worker.loop.next_due_s for worker in self.workers if worker.is_running], default=float("inf"))
         due_s = min(due_s, self._appointments.next_s)
-        is_too_long = self._appointments.next_s == math.inf and self.clock.now_s - self._went_on_at_s > PATIENCE_S
+        is_too_long = self._appointments.next_s == math.inf and self.clock.now_s - self._continued_s > PATIENCE_S
         if due_s == float("inf") or is_too_long:
             if any(worker.is_running and worker.is_ready for worker in self.workers):
                 return None
@@ -258,7 +258,7 @@ class Cluster:
         for worker in self.workers:
             if worker.is_running and worker.loop.is_due:
                 return self._engines[worker.rank]
-        # A busy engine is a little late.
+        # Timers of a busy engine run a little late.
         to_s = max(due_s, self.clock.now_s) + self.random.choice([0.0, 0.0, 0.01, 0.3])
         for link in self._open_links():
             if self.network.waiting_since_s(link) + LONGEST_DELAY_S < to_s:
@@ -270,9 +270,9 @@ class Cluster:
         self.note(f"it is {to_s:.3f} s")
         while self._appointments.next_s <= to_s:
             self._appointments.pop()()
-            self._went_on_at_s = to_s
+            self._continued_s = to_s
         for worker in self.workers:
-            # As `Waiters`, which says after a while which ranks a training thread waits for.
+            # As in `Waiters`, which after a while names the ranks that a training thread waits for.
             if worker.is_running and worker.script and to_s - worker.waits_since_s > FIRST_NOTICE_S:
                 worker.waits_since_s = to_s
                 worker.ask_who_is_missing()
@@ -283,10 +283,10 @@ class Cluster:
         self.log.note_delivery(*link, header, body)
         self.invariants.delivered(link, header)
 
-    def _go_on(self, worker: Worker) -> None:
-        self._went_on_at_s = worker.waits_since_s = self.clock.now_s
-        if worker.go_on():
-            self.note(f"rank {worker.rank} goes on, and waits for {worker.wait.what}")
+    def _run_script(self, worker: Worker) -> None:
+        self._continued_s = worker.waits_since_s = self.clock.now_s
+        if worker.run_script():
+            self.note(f"rank {worker.rank} continues, then waits for {worker.wait.what}")
         else:
             self.note(f"rank {worker.rank} has ended")
 
@@ -303,7 +303,7 @@ class Cluster:
         self.note(f"rank {worker.rank} has a credit of {slices} slices")
         worker.change_credit(slices * self.slice_bytes)
 
-    def _ask_around(self) -> None:
+    def _ask_who_is_missing(self) -> None:
         worker = self.random.choice(self.workers)
         if worker.is_running:
             self.note(f"rank {worker.rank} asks who is missing")

@@ -1,6 +1,6 @@
-"""One run: its seed, its random numbers, the log of its events, and the error when a claim does not hold.
+"""Case of one run: its seed, its random numbers, the log of its events, and the error if a claim does not hold.
 
-In: events.  Out: lines to read, formatted only when they are read: most runs go well.
+In: events.  Out: lines of text, formatted only when they are read, because most runs break nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from undertow.engine.coordinator import messages
 from undertow.engine.core.frames import Header, Kind
 from undertow.errors import Garbled, UndertowError
 
-SHOWN_EVENTS = 80  # the last ones: what led to a failure is near its end
+SHOWN_EVENTS = 80  # the last ones, which led to the failure
 
 _Delivery = tuple[int, int, Header | None, Any]
 
@@ -31,6 +31,8 @@ class Broken(UndertowError):
 
 
 class EventLog:
+    """Log of a run's events."""
+
     def __init__(self) -> None:
         self._events: list[str | _Delivery] = []
 
@@ -41,7 +43,7 @@ class EventLog:
         self._events.append(event)
 
     def begin_again(self) -> None:
-        """Forget what was noted so far: it was only a rehearsal."""
+        """Drop all events so far: they belong to a rehearsal."""
         self._events.clear()
 
     def note_delivery(self, sender: int, receiver: int, header: Header | None, body: Any) -> None:
@@ -75,7 +77,7 @@ def _read_message(body: Any) -> str:
     try:
         return repr(messages.decode(body))
     except Garbled:
-        return f"a message that makes no sense, {len(body)} bytes"
+        return f"a garbled message of {len(body)} bytes"
 
 
 class _Listener(logging.Handler):
@@ -89,7 +91,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def captured_logging(events: EventLog) -> Iterator[None]:
-    """Note what the engine logs as events, and show it nowhere else."""
+    """Log the engine's warnings as events, and nowhere else."""
     log = logging.getLogger("undertow")
     listener, propagates = _Listener(events), log.propagate
     log.addHandler(listener)
@@ -103,8 +105,11 @@ def captured_logging(events: EventLog) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """`dice` are a scenario's own: a cluster has others, made of the same seed, so that a run is the same with and
-    without a fault up to the event of that fault."""
+    """Seed, random numbers and log of a run.
+
+    `dice` belong to the scenario.  A cluster makes its own from the same seed, so that a run with a fault equals the
+    run without it up to the event of the fault.
+    """
 
     seed: int
     dice: random.Random

@@ -1,7 +1,7 @@
-"""Training behind gates, as a seed decides it, beside the same training without gates.
+"""Training with gates, drawn from a seed, beside the same training without gates.
 
-The other worker's gradient is always three times ours, so the mean is twice ours: a gradient that is not the mean, or a
-value without its update, shows as a difference.  The driver decides when results come.
+The other worker's gradient is always three times ours, so the mean is twice ours.  A gradient that is not the mean and
+a value without its update show as differences.  The driver decides when results come.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(nn.Module):
-    """Model that uses its layers in an order of the caller's choice, some not at all, one twice; a weight is tied."""
+    """Model with tied weights that uses its layers in the caller's order, in which some may be missing or repeated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class Net(nn.Module):
 
 
 class Twin:
-    """Model and optimizer twice: behind gates, and as one process would train it with the mean."""
+    """Model and optimizer twice: with gates, and as a single process would train them with the mean."""
 
     def __init__(self, module: nn.Module, make_optimizer: Callable[[Any], Any], **options: Any) -> None:
-        self.in_backward = False  # in which gates are about to close
+        self.in_backward = False  # while gates are closing
         self.plain = copy.deepcopy(module)
         self.plain_optimizer = make_optimizer(self.plain.parameters())
         self.module = module
@@ -81,7 +81,7 @@ class Twin:
         self.step()
 
     def find_difference(self) -> str | None:
-        """Return the first parameter that differs, or whose gradient does; None if all are the same."""
+        """Return which value or gradient is the first to differ; None if all are equal."""
         flush(self.model)
         for (name, ours), theirs in zip(self.module.named_parameters(), self.plain.parameters(), strict=True):
             if not torch.equal(ours, theirs):
@@ -93,23 +93,23 @@ class Twin:
         return None
 
 
-def train(twin: Twin, pick: random.Random, let_some_come: Callable[[], None]) -> None:
-    """Train a few steps, with anything between them that a user may do."""
+def train(twin: Twin, pick: random.Random, deliver_some: Callable[[], None]) -> None:
+    """Train a few steps, with random calls of a user between them."""
     inputs = torch.ones(2, 4)
     for _ in range(pick.randint(1, 5)):
         order = pick.choices(range(4), k=pick.randint(1, 5))
         if pick.random() < 0.8:
             twin.zero_grad()
-        let_some_come()
+        deliver_some()
         twin.backward(inputs, order)
-        let_some_come()
+        deliver_some()
         _do_something(twin, pick)
         twin.step()
         _do_something(twin, pick)
 
 
 def _do_something(twin: Twin, pick: random.Random) -> None:
-    """Do something that a user may do between two calls of the loop, or nothing."""
+    """Do something that a user may do between two calls of the training loop, or nothing."""
     moves: list[Any] = [
         lambda net: net.state_dict(),
         lambda net: net.scale.norm(),

@@ -1,7 +1,8 @@
-"""One worker's contributions to rounds without a sum: bytes that are gathered, and rows that a shard publishes.
+"""Contributions of a worker to rounds without a sum: bytes that are gathered, and rows that a shard publishes.
 
-Gathered bytes have any length, also none.  A shard that has all workers' bytes of a tensor makes some rows of it beside
-engine and training, and all workers get them unasked (the scheme `factors-to-shard`, see `sync.factors_to_shard`).
+Gathered bytes have any length, including none.  A shard that has all workers' bytes of a tensor makes rows from them in
+its helper thread, and all workers receive the rows without a request (the scheme `factors-to-shard`, see
+`sync.factors_to_shard`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def draw_gathered(cluster: Cluster) -> list[Slice]:
 
 
 def draw_published(cluster: Cluster) -> list[Slice]:
-    """Draw one tensor in factors: for each shard some gathered keys, and the rows that it makes of them."""
+    """Draw one tensor in factors: for each shard some gathered keys, and the rows that it makes from them."""
     slices: list[Slice] = []
     for shard in range(cluster.size):
         first = FIRST_KEY + 500 + 10 * shard
@@ -47,7 +48,7 @@ def draw_published(cluster: Cluster) -> list[Slice]:
 
 
 def draw_rank_bytes(cluster: Cluster, key: int, step: int, rank: int) -> tuple[Array | None, int]:
-    """Return what this rank contributes: bytes of any length, or none at all, and a number."""
+    """Return this rank's contribution: bytes of any length, or none at all, and a number."""
     data, present = _draw_bytes(f"{cluster.seed}/{cluster.job}/{key}/{step}/{rank}", cluster.slice_bytes)
     return (np.frombuffer(data, np.uint8).copy() if data else None), present
 
@@ -71,7 +72,7 @@ class Gatherer(Contributor):
     def contribute(self, step: int) -> Script:
         for spec in self.cluster.random.sample(self._specs, len(self._specs)):
             self._push(spec, step)
-            yield from self.worker.until("its turn", lambda: True)
+            yield from self.worker.pause()
 
     def _push(self, spec: KeySpec, step: int) -> None:
         source, present = draw_rank_bytes(self.cluster, spec.key, step, self.rank)
@@ -86,7 +87,7 @@ class Gatherer(Contributor):
         self.post([item], f"the bytes of key {spec.key} step {step}")
 
     def arrived(self, spec: KeySpec, step: int, gathered: Sequence[Any]) -> None:
-        """Take the bytes of all ranks, which are right."""
+        """Handle the bytes of all ranks, which have been checked."""
 
     def _check_gathered(self, spec: KeySpec, step: int, gathered: Sequence[Any]) -> None:
         wanted = self.cluster.size if spec.owner in (EVERYONE, self.rank) else 0
@@ -99,7 +100,7 @@ class Gatherer(Contributor):
                 self.cluster.fail(f"{name} is {array} {number}")
 
     def _release(self, gathered: Sequence[RankBytes]) -> None:
-        """Overwrite and release the other ranks' bytes: their memory is lent again."""
+        """Overwrite and release the other ranks' bytes, whose memory will be reused."""
         others = [one for rank, one in enumerate(gathered) if rank != self.rank]
         for array, _ in others:
             if array is not None:
@@ -108,12 +109,12 @@ class Gatherer(Contributor):
 
 
 class Publisher(Gatherer):
-    """A worker of the scheme `factors-to-shard`: awaits rows, sends factors, answers with its own shard's rows."""
+    """Contributions of one worker to the scheme `factors-to-shard`: it awaits rows, sends factors, publishes rows."""
 
     def __init__(self, cluster: Cluster, rank: int, published: Sequence[Slice]) -> None:
         super().__init__(cluster, rank, [item for item in published if item.spec.op is Op.GATHER])
         self._rows = [item.spec for item in published if item.spec.op is not Op.GATHER]
-        self._arrived: dict[int, int] = {}  # key -> checksum of its gathered, for the own shard
+        self._arrived: dict[int, int] = {}  # checksums of the gathered bytes, by key of its own shard
 
     def contribute(self, step: int) -> Script:
         self._arrived = {}

@@ -3,9 +3,9 @@
 - credit is never negative and never more than allowed;
 - every contribution is answered exactly once, and no frame of a round is sent twice;
 - a gate is open only when all its results are there;
-- an engine never fails by itself, drops no meaningful frame, and names no rank that has done nothing.
+- an engine never fails without a fault, drops no valid frame, and names no rank that has done nothing wrong.
 
-Sums are checked to the bit where they arrive (see `sums`); the driver checks that no rank waits for ever.
+Sums are compared bit by bit where they arrive (see `sums`); the driver checks that no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Contributions that are answered together: the driver's own count beside the ticket's."""
+    """Contributions with one ticket, and the driver's own count of missing answers."""
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
@@ -41,15 +41,15 @@ class Invariants:
         self.broken: Broken | None = None  # the first claim that did not hold
         self.may_be_named: set[int] = set()  # ranks whose loss may be reported
         self.may_drop = False  # a rank sends nonsense
-        # The largest credit that there will be; a single frame may be larger, alone.
+        # The largest credit of the run; a single frame that is larger may be in flight alone.
         self.most_in_flight_bytes = cluster.credit_bytes
-        self.strangers = 0  # frames of another job that came; heartbeats say nothing and do not count
-        self.failed_at_s: dict[int, float] = {}  # when each rank that failed did so
-        self.further: list[Callable[[], None]] = []  # a scenario's own
+        self.strangers = 0  # frames of another job that arrived, without heartbeats
+        self.failed_at_s: dict[int, float] = {}  # when each failed rank did so
+        self.further: list[Callable[[], None]] = []  # claims of a scenario
         self._cluster, self._fail = cluster, cluster.fail
         self._open: list[Answers] = []
         self._errors: dict[int, UndertowError] = {}
-        self._heard: set[tuple[Link, Kind, int, int]] = set()
+        self._delivered: set[tuple[Link, Kind, int, int]] = set()
 
     def watch(self, answers: Answers) -> None:
         self._open.append(answers)
@@ -70,15 +70,15 @@ class Invariants:
             raise self.broken
 
     def delivered(self, link: Link, header: Header | None) -> None:
-        """Check that in one round each worker sends each shard one frame, and each shard each worker."""
+        """Check that in one round each worker sends each shard one frame, and each shard sends each worker one."""
         if header is not None and header.job != self._cluster.job:
             self.strangers += header.kind is not Kind.HEARTBEAT
         if header is None or header.kind not in (Kind.PUSH, Kind.RESULT) or self.may_drop:
             return
         name = link, header.kind, header.key, header.step
-        if name in self._heard:
+        if name in self._delivered:
             self._fail(f"rank {link[0]} sent {link[1]} its {header.kind.name} of key {header.key} twice")
-        self._heard.add(name)
+        self._delivered.add(name)
 
     def find_named(self, error: UndertowError | None) -> int | None:
         """Return the rank that an error names, if it names one."""
@@ -113,7 +113,7 @@ class Invariants:
         self._errors[worker.rank] = error
         self.failed_at_s[worker.rank] = self._cluster.clock.now_s
         if worker.is_closed and not isinstance(error, PeerLost):
-            return  # it has been shut down
+            return  # the error of a group that is closed
         self._cluster.note(f"rank {worker.rank} fails: {error}")
         named = self.find_named(error)
         if named is None:
@@ -121,7 +121,7 @@ class Invariants:
         if named not in self.may_be_named:
             self._fail(f"rank {worker.rank} names rank {named}, which has done nothing: {error}")
         if not isinstance(error, PeerLost) or error.own_rank != worker.rank or error.step is None:
-            self._fail(f"rank {worker.rank} does not say where it is: {error}")
+            self._fail(f"rank {worker.rank} does not name its own rank and step: {error}")
 
     def _check_gates(self) -> None:
         opened = [answers for answers in self._open if answers.ticket.is_done]

@@ -1,7 +1,7 @@
 """Network in memory whose links can break, lose frames and damage them.
 
-Frames of one link arrive in order and once, as every transport promises; a broken link delivers the first few
-that were on their way and loses the others.  What a sane worker never sends comes in through `inject`.
+Frames of one link arrive in order and once, as every transport guarantees; a broken link delivers the first few that
+were in flight and loses the others.  Frames that no correct worker sends come in through `inject`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ Sent = tuple[int, int, bytes, bytes | None]  # sender, receiver, header, body
 
 
 class FaultyNetwork(MemoryNetwork):
+    """Memory network with faults, which knows when each frame was sent."""
+
     def __init__(self, size: int, clock: Clock) -> None:
         super().__init__(size)
         self.record: list[Sent] | None = None  # if wanted, a copy of every frame
@@ -32,17 +34,17 @@ class FaultyNetwork(MemoryNetwork):
         self._put(sender, receiver, item)
 
     def inject(self, sent: Sent) -> bool:
-        """Send a frame that no worker of this job has sent now.  False if its receiver is not connected."""
+        """Send a frame in the name of a worker, and return whether its receiver is connected."""
         sender, receiver, header, body = sent
-        is_heard = self.transports[receiver].is_connected(sender)
+        is_connected = self.transports[receiver].is_connected(sender)
         self._put(sender, receiver, (header, body))
-        return is_heard
+        return is_connected
 
     def _put(self, sender: int, receiver: int, item: Any) -> None:
-        on_the_way = self._links[sender, receiver]
-        count = len(on_the_way)
+        in_flight = self._links[sender, receiver]
+        count = len(in_flight)
         super().put(sender, receiver, item)
-        if len(on_the_way) > count:
+        if len(in_flight) > count:
             self._sent_at_s[sender, receiver].append(self._clock.now_s)
 
     def deliver(self, sender: int, receiver: int) -> Any:
@@ -66,29 +68,29 @@ class FaultyNetwork(MemoryNetwork):
         return len(self._links[link])
 
     def links_with_sent_frames(self) -> list[Link]:
-        """Return the links with frames on their way, not only their end."""
-        return [link for link, on_the_way in self._links.items() if any(map(_is_frame, on_the_way))]
+        """Return the links with frames in flight, and not only their end."""
+        return [link for link, in_flight in self._links.items() if any(map(_is_frame, in_flight))]
 
     def damage(self, link: Link, dice: random.Random) -> None:
-        """Flip a bit of the header or the body of one of the frames on their way; there must be one."""
-        on_the_way = self._links[link]
-        index = dice.choice([index for index, item in enumerate(on_the_way) if _is_frame(item)])
-        frame = on_the_way[index]
+        """Flip a bit of the header or the body of one of the frames in flight; there must be one."""
+        in_flight = self._links[link]
+        index = dice.choice([index for index, item in enumerate(in_flight) if _is_frame(item)])
+        frame = in_flight[index]
         assert not isinstance(frame, str)
         header, body = frame
         if body is None or memoryview(body).nbytes == 0 or dice.random() < 0.3:
-            on_the_way[index] = _flip_a_bit(header, dice), body
+            in_flight[index] = _flip_a_bit(header, dice), body
         else:
-            on_the_way[index] = header, _flip_a_bit(memoryview(body).cast("B"), dice)
+            in_flight[index] = header, _flip_a_bit(memoryview(body).cast("B"), dice)
 
     def lose_tail(self, link: Link, kept: int) -> None:
-        """Lose all frames on their way but the first `kept`."""
+        """Lose all frames in flight but the first `kept`."""
         while len(self._links[link]) > kept:
             self._links[link].pop()
             self._sent_at_s[link].pop()
 
     def end_link(self, link: Link, kept: int, reason: str) -> None:
-        """Break the link in this direction: its receiver gets the first `kept` frames, then the end."""
+        """Break the link in this direction: its receiver gets the first `kept` frames, then the end of the link."""
         self.lose_tail(link, kept)
         self.put(*link, reason)
 
@@ -104,5 +106,5 @@ def _flip_a_bit(data: bytes | memoryview, dice: random.Random) -> bytes:
 
 
 def draw_prefix(dice: random.Random) -> Callable[[int], int]:
-    """Return a draw of how many of the frames on their way still arrive."""
+    """Return a function that draws how many of the frames in flight still arrive."""
     return lambda frames: dice.choice([0, frames, dice.randint(0, frames)])

@@ -1,6 +1,6 @@
-"""From a seed to a run: the seed picks the scenario and everything in it, the same on every machine.
+"""Runs of seeds: a seed picks the scenario and everything in it, the same on every machine.
 
-In: a seed, and a scenario if it is not the seed's to pick.  Out: an outcome, with the event log of the run.
+In: a seed, and a scenario if the seed shall not pick one.  Out: an outcome, with the event log of the run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from undertow.tools.faults.scenarios import SCENARIOS, Scenario
 
 @dataclass(frozen=True)
 class Outcome:
+    """Outcome of a run, with the events that led to it."""
+
     seed: int
     scenario: Scenario
     log: EventLog
@@ -29,14 +31,14 @@ class Outcome:
         return f"undertow faults --seed {self.seed}" + (f" --scenario {self.scenario.name}" if self.is_forced else "")
 
     def explain(self, *, whole: bool = False) -> list[str]:
-        """Return what broke, the events that led there, and the command that repeats it."""
+        """Return the claim that did not hold, the events, and the command that repeats the run."""
         lines = [f"seed {self.seed}, {self.scenario.name}: {self.broken}"] if self.broken else []
         lines += self.log.lines() if whole else self.log.last_lines()
         return [*lines, f"broken: {self.broken}", f"replay: {self.replay}"] if self.broken else lines
 
 
 def run_seed(seed: int, scenario: Scenario | None = None) -> Outcome:
-    """Run one seed.  Never raises what is the run's own fault: the outcome says what broke."""
+    """Run one seed.  Never raises an error of the run: the outcome has it."""
     dice = random.Random(seed)
     picked = dice.choices(SCENARIOS, [one.weight for one in SCENARIOS])[0]
     chosen = scenario or picked
@@ -53,7 +55,7 @@ def _run(scenario: Scenario, case: Case) -> str:
             scenario.run(case)
         except Broken as broken:
             return broken.claim
-        except Exception as error:  # a defect outside of the workers' engines
+        except Exception as error:  # a defect outside the workers' engines
             case.log.note(traceback.format_exc().rstrip())
             return f"something else was raised: {type(error).__name__}: {error}"
     return ""

@@ -1,7 +1,7 @@
-"""Random tables, and one worker's contributions to their sums, as in a training loop: contribute, go on, wait.
+"""Random tables, and a worker's contributions to their sums, as in a training loop: contribute, continue, wait.
 
-A contribution is a function of seed, job, key, step and rank, so the right result of any round can be computed again,
-by a plain loop over the ranks that took part.  Every result is compared with it when it comes, bit by bit.
+A contribution is a function of seed, job, key, step and rank.  So the expected result of any round can be computed by a
+plain loop over the ranks that took part; every result is compared with it bit by bit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from undertow.engine.core.rounds import Array, Op
 from undertow.engine.core.slicing import Slice, TensorSpec
 from undertow.tools.faults.cluster import Cluster
 from undertow.tools.faults.invariants import Answers
-from undertow.tools.faults.worker import MOMENT, Script, Worker
+from undertow.tools.faults.worker import Script, Worker
 
 Result = tuple[Array | None, int]  # bytes, and which tensors are in them
 FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
-# Values differ so much in size that another order of additions would give other bits.
+# Values differ so much in magnitude that adding them in another order gives other bits.
 SCALES = np.array([1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3])
 
 
@@ -36,18 +36,18 @@ class Table:
     keep: bool
     slices: list[Slice] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # how often each contribution was answered
-    values: dict[tuple[int, int, int], Result] = field(default_factory=dict)  # worked out already
+    values: dict[tuple[int, int, int], Result] = field(default_factory=dict)  # those computed already
     results: dict[tuple[Any, ...], Result] = field(default_factory=dict)
 
 
 def draw_tables(cluster: Cluster, *, most: int = 2, most_tensors: int = 4) -> list[Table]:
-    """Draw tables that no rank knows yet."""
+    """Draw tables that no rank has registered yet."""
     pick = cluster.random
     return [_draw_table(pick, index, pick.randint(1, most_tensors)) for index in range(pick.randint(1, most))]
 
 
 def make_tables(cluster: Cluster, *, most: int = 2, most_tensors: int = 4) -> list[Table]:
-    """Draw tables, and let all ranks have agreed on them."""
+    """Draw tables that all ranks have registered."""
     tables = draw_tables(cluster, most=most, most_tensors=most_tensors)
     for table in tables:
         table.slices = cluster.register(table.tensors, op=table.op, keep=table.keep)
@@ -65,11 +65,11 @@ def _draw_table(pick: random.Random, index: int, size: int) -> Table:
 
 
 def value(cluster: Cluster, table: Table, item: Slice, step: int, rank: int) -> Result:
-    """Return what this rank contributes: bytes and which tensors are in them, or nothing."""
-    question = (item.spec.key, step, rank)
-    if question not in table.values:
-        table.values[question] = _make_value(cluster, table, item, step, rank)
-    array, present = table.values[question]
+    """Return this rank's contribution: bytes and which tensors are in them, or nothing."""
+    name = (item.spec.key, step, rank)
+    if name not in table.values:
+        table.values[name] = _make_value(cluster, table, item, step, rank)
+    array, present = table.values[name]
     return None if array is None else array.copy(), present
 
 
@@ -90,11 +90,11 @@ def reference(
     cluster: Cluster, table: Table, item: Slice, step: int, ranks: Sequence[int], *, by_active: bool = False
 ) -> Result:
     """Return the result of a round in which these ranks took part."""
-    question = (item.spec.key, step, tuple(ranks), by_active)
-    if question not in table.results:
+    name = (item.spec.key, step, tuple(ranks), by_active)
+    if name not in table.results:
         values = [value(cluster, table, item, step, rank) for rank in sorted(ranks)]
-        table.results[question] = _add(values, item, table.op, len(ranks) if by_active else cluster.size)
-    return table.results[question]
+        table.results[name] = _add(values, item, table.op, len(ranks) if by_active else cluster.size)
+    return table.results[name]
 
 
 def _add(values: list[Result], item: Slice, op: Op, divisor: int) -> Result:
@@ -113,7 +113,7 @@ def _add(values: list[Result], item: Slice, op: Op, divisor: int) -> Result:
 
 
 def check_all_done(cluster: Cluster, tables: Sequence[Table]) -> None:
-    """Check that every rank has come to its end, and that every contribution is answered once."""
+    """Check that every rank has finished its training, and that every contribution is answered once."""
     for worker in cluster.workers:
         cluster.check(worker.is_done, f"rank {worker.rank} ended with {worker.failure!r}")
     for table in tables:
@@ -121,7 +121,7 @@ def check_all_done(cluster: Cluster, tables: Sequence[Table]) -> None:
 
 
 class Contributor:
-    """Worker that contributes, and counts the answers that it waits for."""
+    """Contributions of one worker, and the answers that it waits for."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster = cluster
@@ -130,7 +130,7 @@ class Contributor:
         self._open: list[Answers] = []
 
     def wait(self) -> Script:
-        """Wait until everything is answered."""
+        """Wait until all contributions are answered."""
         yield from self.worker.until("its answers", lambda: all(answers.ticket.is_done for answers in self._open))
 
     def post(self, items: Sequence[Contribution], name: str, is_ready: Callable[[], bool] | None = None) -> None:
@@ -164,10 +164,10 @@ class Summer(Contributor):
         self.by_active = False
         self._tables = tables
 
-    def train(self, first: int, end: int, everyone: list[int] | None = None) -> Script:
-        """Train rounds `first` to `end`; `everyone` has each rank's own end, if they are not the same."""
+    def train(self, first: int, end: int, ends: list[int] | None = None) -> Script:
+        """Train rounds `first` to `end`; `ends` has the end of every rank if they differ."""
         pick = self.cluster.random
-        ends = everyone or [end] * self.cluster.size
+        ends = ends or [end] * self.cluster.size
         for step in range(first, end):
             taking_part = [rank for rank in range(self.cluster.size) if ends[rank] > step]
             waits = pick.random() < 0.6
@@ -183,7 +183,7 @@ class Summer(Contributor):
             yield from self._contribute(table, step, list(range(self.cluster.size)), waits=False)
 
     def pull(self, step: int) -> Script:
-        """Ask for the values that are kept after the rounds up to `step`."""
+        """Pull the values that are kept after the rounds up to `step`."""
         for table in (table for table in self._tables if table.keep and step):
             self.post([self._pull_one(table, item, step) for item in table.slices], "pulls")
             yield from self.wait()
@@ -194,11 +194,11 @@ class Summer(Contributor):
         pick.shuffle(items)
         while items:
             count = pick.randint(1, len(items))
-            # Bytes may come late only in a step that is waited for: the next step must not overtake it.
+            # Bytes may become ready late only in a step that is waited for: the next step must not overtake it.
             is_late = waits and pick.random() < 0.2
-            self.post(items[:count], f"slices of step {step}", _come_late(pick.randint(1, 3)) if is_late else None)
+            self.post(items[:count], f"slices of step {step}", _ready_after(pick.randint(1, 3)) if is_late else None)
             del items[:count]
-            yield from self.worker.until(*_now)
+            yield from self.worker.pause()
 
     def _push_one(self, table: Table, item: Slice, step: int, taking_part: list[int]) -> Contribution:
         pick = self.cluster.random
@@ -240,11 +240,8 @@ class Summer(Contributor):
             self.cluster.fail(f"sum: {name}: got {target}, expected {expected[0]}")
 
 
-_now = (MOMENT.what, MOMENT.is_over)
-
-
-def _come_late(polls: int) -> Callable[[], bool]:
-    """Return a check that holds after this many calls, as of a copy from a device."""
+def _ready_after(polls: int) -> Callable[[], bool]:
+    """Return a check that holds after this many calls, like that of a copy from a device."""
     left = iter(range(polls))
     return lambda: next(left, None) is None
 

@@ -1,7 +1,7 @@
 """Whole job, from the first agreement to the last goodbye, so that a fault can hit every step of the protocol.
 
-The ranks agree on tables, train with sums, gathered bytes and rows, run out of input at different times and go on
-together, pull what is kept, compare digests, and leave.
+The ranks agree on tables, train with sums, gathered bytes and rows, pull the kept values, run out of input at different
+times and resume together, compare digests, and leave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from undertow.tools.faults.worker import Script, Worker
 class WholeJob:
     """Scripts of all workers, drawn from the cluster's own dice.
 
-    The same seed gives the same run up to the event of a fault.
+    Runs of one seed with and without a fault are equal up to the event of the fault.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -30,8 +30,8 @@ class WholeJob:
         self._published = draw_published(cluster) if pick.random() < 0.4 else []
         self._steps = pick.randint(1, 2)
         self._uneven = [pick.randint(0, 2) for _ in range(cluster.size)] if pick.random() < 0.4 else []
-        says_why = pick.random() < 0.5
-        cluster.start_all(lambda worker: worker.live(self._train(worker), says_why=says_why))
+        sends_error = pick.random() < 0.5
+        cluster.start_all(lambda worker: worker.run(self._train(worker), sends_error=sends_error))
 
     def _train(self, worker: Worker) -> Script:
         yield from self._register(worker)
@@ -42,7 +42,7 @@ class WholeJob:
             yield from join(summer, self.tables, self._steps, self._uneven)
         digest: list[tuple[str, bytes]] = [("weight", b"the same")]
         differing = yield from worker.agree("digest", msgspec.msgpack.encode(digest))
-        self.cluster.check(not differing, f"rank {worker.rank} hears of drift: {differing!r}")
+        self.cluster.check(not differing, f"rank {worker.rank} finds drift: {differing!r}")
 
     def _register(self, worker: Worker) -> Script:
         for table in self.tables:
@@ -68,7 +68,7 @@ class WholeJob:
 
 
 def join(summer: Summer, tables: list[Table], first: int, rounds: list[int]) -> Script:
-    """Train each rank's own number of rounds, from `first` on; then all go on together, as after `join()`."""
+    """Train each rank's number of rounds, starting with `first`; then all resume together, as after `join()`."""
     worker = summer.worker
     ends = [first + count for count in rounds]
     yield from summer.train(first, ends[summer.rank], ends)
@@ -83,7 +83,7 @@ def join(summer: Summer, tables: list[Table], first: int, rounds: list[int]) -> 
 
 
 def check_named(cluster: Cluster, culprits: set[int]) -> None:
-    """Check that every worker that has not come to its end names one of these."""
+    """Check that every worker that has not finished its training names one of these."""
     for worker in cluster.workers:
         named = cluster.invariants.find_named(worker.failure)
         is_well = worker.is_done or not worker.is_running or named in culprits
@@ -91,7 +91,7 @@ def check_named(cluster: Cluster, culprits: set[int]) -> None:
 
 
 def check_quiet(cluster: Cluster) -> None:
-    """Check that no worker waits for anything or has anything left to send."""
+    """Check that no worker waits for a result or has frames left to send."""
     for worker in cluster.workers:
         pending = worker.exchange.pending()
         cluster.check(pending is None, f"rank {worker.rank} still waits for {pending}")
@@ -99,7 +99,7 @@ def check_quiet(cluster: Cluster) -> None:
 
 
 def rehearse(case: Case, *, fewest_workers: int) -> int:
-    """Return how many events the whole job of this case has without any fault; it must go well."""
+    """Return the number of events of this case's whole job without a fault, and check that it goes well."""
     cluster = Cluster(case, fewest_workers=fewest_workers)
     whole_job = WholeJob(cluster)
     cluster.run()

@@ -1,9 +1,8 @@
-"""One worker of a run: the real group, with stand-ins for its engine's thread, its helper and its training thread.
+"""Worker of a run: the real group, with stand-ins for its engine thread, its helper thread and its training thread.
 
-A script is a generator that yields a `Wait` and goes on when it is over.  What blocks a training thread
-(`ConnectedGroup.agree`, `register`, `close`) is written here once more as such a wait; nothing else is.
-Of the driver, only this module and the scenario that looks for what was forgotten (`scenarios/discards.py`) look inside
-of a group.
+A script is a generator that yields a `Wait` and continues when it is over.  Only the calls that block a training thread
+(`ConnectedGroup.agree`, `register`, `close`) are written here again, as such waits.
+Only this module and the scenario of discarded keys (`scenarios/discards.py`) use private parts of a group.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
 
 class VirtualLoop:
-    """Loop of one worker's engine, which runs timers when the driver says so.
+    """Loop of one worker's engine, which runs timers when the driver tells it to.
 
-    It keeps the promises of the engine thread (see `engine.wire.loop`): calls run one after the other and in order,
-    timers not before they are due, a tick every second.  A posted call runs at once, unless the driver lets the engine
-    lag behind.
+    It keeps the guarantees of the engine thread (see `engine.wire.loop`): calls run one at a time and in order, timers
+    never before they are due, a tick every second.  A posted call runs at once, unless the driver lets the engine lag.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +46,7 @@ class VirtualLoop:
         self._tickers: list[Callable[[float], None]] = []
         self._is_running = False
 
-    # What a group asks of its loop
+    # Interface of the engine's loop
 
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
         self._posted.append((call, arguments))
@@ -71,11 +69,11 @@ class VirtualLoop:
 
     def no_failure(self, call: Callable[[Exception], None]) -> None: ...
 
-    # The driver's side
+    # Interface for the driver
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to run now."""
+        """Whether a call or a timer is due."""
         return bool(self._posted) or self._timers.next_s <= self._clock.now_s
 
     @property
@@ -84,7 +82,7 @@ class VirtualLoop:
         return self._timers.next_s
 
     def run_due(self) -> None:
-        """Run what was posted, then all timers that are due, as the engine thread does."""
+        """Run the posted calls, then all timers that are due, as the engine thread does."""
         self._run_posted()
         while self._timers.next_s <= self._clock.now_s:
             self.post(self._timers.pop())
@@ -115,8 +113,8 @@ class Wait:
 
 _Result = TypeVar("_Result")
 Script = Generator[Wait, None, None]
-Asked = Generator[Wait, None, _Result]  # a part of a script that brings something back
-MOMENT = Wait("its turn", lambda: True)
+Subscript = Generator[Wait, None, _Result]  # a part of a script that returns a result
+MOMENT = Wait("the driver", lambda: True)
 
 
 class State(enum.Enum):
@@ -126,11 +124,11 @@ class State(enum.Enum):
 
 
 class GaveUp(Exception):
-    """The group has failed: what a wait raises in a training thread."""
+    """Error raised by a wait because the group has failed."""
 
 
 class VirtualHelper:
-    """Stands in for a group's helper thread: the driver decides when it works."""
+    """Stand-in for a group's helper thread: the driver decides when it works."""
 
     def __init__(self, queue: deque[Callable[[], None]]) -> None:
         self._queue = queue
@@ -156,11 +154,11 @@ class Worker:
         self.script: Script | None = None
         self.wait = MOMENT
         self.waits_since_s = 0.0
-        self.helper: deque[Callable[[], None]] = deque()  # work beside engine and training, of `ConnectedGroup.aside`
+        self.helper: deque[Callable[[], None]] = deque()  # work of the helper thread, from `ConnectedGroup.aside`
         stand_in: Any = VirtualHelper(self.helper)
         group._helper = stand_in
-        self.is_done = False  # its training has ended as it should
-        self.failure: UndertowError | None = None  # what has ended its training otherwise
+        self.is_done = False  # its training has ended in order
+        self.failure: UndertowError | None = None  # the error that has ended its training
         self._cluster = cluster
 
     @property
@@ -169,15 +167,15 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its script can go on."""
+        """Whether its script can continue."""
         return self.script is not None and self.wait.is_over()
 
     @property
     def is_closed(self) -> bool:
         return self.group._closed.is_set()
 
-    def go_on(self) -> bool:
-        """Run the script up to its next wait.  False if it has ended."""
+    def run_script(self) -> bool:
+        """Run the script up to its next wait, and return whether there is one."""
         assert self.script is not None
         try:
             self.wait = next(self.script)
@@ -186,7 +184,7 @@ class Worker:
         return self.script is not None
 
     def ask_who_is_missing(self) -> None:
-        """Do what a training thread does whose wait lasts long."""
+        """Do what a training thread does when its wait takes long."""
         self.group._on_stall(FIRST_NOTICE_S)
 
     def change_credit(self, size_bytes: int) -> None:
@@ -202,8 +200,12 @@ class Worker:
         if waiters.error is not None:
             raise GaveUp
 
+    def pause(self) -> Script:
+        """Let the driver choose other events before the script continues."""
+        yield from self.until(MOMENT.what, MOMENT.is_over)
+
     def train(self, script: Script) -> Script:
-        """Run this to its end, or to the group's error, which is kept."""
+        """Run this script to its end, or to the group's error, which is kept."""
         try:
             yield from script
             self.is_done = True
@@ -211,39 +213,39 @@ class Worker:
             self.failure = self.group.waiters.error
 
     def contribute(self, items: Sequence[Contribution], is_ready: Callable[[], bool] | None = None) -> None:
-        """Hand over; now and then the engine is busy and takes it later."""
+        """Contribute; now and then the engine lags and takes the contributions later."""
         self.loop.lags = self._cluster.random.random() < 0.3
         self.group.contribute(items, is_ready)
         self.loop.lags = False
 
-    def agree(self, matter: str, payload: bytes = b"") -> Asked[bytes]:
-        """Agree as `ConnectedGroup.agree` does, where no rank can disagree."""
-        result = yield from self.ask(matter, payload)
+    def agree(self, matter: str, payload: bytes = b"") -> Subscript[bytes]:
+        """Agree as `ConnectedGroup.agree` does; a mismatch breaks the run."""
+        result = yield from self.find_agreement(matter, payload)
         if result.mismatch is not None:
-            self._cluster.fail(f"rank {self.rank} hears at {matter!r}: {result.mismatch.message}")
+            self._cluster.fail(f"rank {self.rank} cannot agree on {matter!r}: {result.mismatch.message}")
         return result.payload
 
-    def ask(self, matter: str, payload: bytes = b"") -> Asked[messages.AgreementResult]:
-        """Return the coordinator's result, whatever it is."""
+    def find_agreement(self, matter: str, payload: bytes = b"") -> Subscript[messages.AgreementResult]:
+        """Return the coordinator's result, which may be a mismatch."""
         pending = self.group.begin_agreement(matter, payload)
         yield from self.until(f"the agreement on {matter!r}", pending.done.is_set)
         assert pending.result is not None
         return pending.result
 
-    def register(self, tensors: Sequence[TensorSpec], *, op: Op, keep: bool) -> Asked[list[Slice]]:
-        """Register as `ConnectedGroup.register` does, but for the barrier at its end."""
+    def register(self, tensors: Sequence[TensorSpec], *, op: Op, keep: bool) -> Subscript[list[Slice]]:
+        """Register as `ConnectedGroup.register` does, without the barrier at its end."""
         proposal = messages.TableProposal("the table", list(tensors), op, keep)
         reply = yield from self.agree("tensors", msgspec.msgpack.encode(proposal))
         slices = self.group.cut_as_agreed(proposal, reply)
         self.group.learn(slices)
         return slices
 
-    def live(self, training: Script, *, says_why: bool = True) -> Script:
-        """Train, then leave; the other ranks may hear what has ended the training."""
+    def run(self, training: Script, *, sends_error: bool = True) -> Script:
+        """Train, then leave; the goodbye may carry the error that has ended the training."""
         yield from self.train(training)
-        yield from self.leave(str(self.failure or "") if says_why else "")
+        yield from self.leave(str(self.failure or "") if sends_error else "")
 
     def leave(self, error: str = "") -> Script:
         """Leave as `ConnectedGroup.close` does, which never raises."""
         self.group.leave(error)
-        yield Wait("the farewells", self.group._closed.is_set)
+        yield Wait("the goodbyes", self.group._closed.is_set)

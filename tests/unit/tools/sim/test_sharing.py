@@ -254,7 +254,7 @@ def test_a_job_that_hardly_ever_computes_is_said_to_take_for_ever(monkeypatch: p
 
 def test_what_cannot_share_is_refused() -> None:
     tenant = make_tenant(make_subject("a", 0.2))
-    with pytest.raises(ConfigError, match="two jobs at least"):
+    with pytest.raises(ConfigError, match="at least two jobs"):
         share([tenant], TWO)
     with pytest.raises(ConfigError, match="9 jobs cannot share a device: at most 8 can"):
         share([tenant] * 9, TWO)

@@ -1,4 +1,4 @@
-"""What can happen to a cluster: one scenario per claim, of which a seed picks one."""
+"""Scenarios of the fault driver, one for each claim; a seed picks one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from undertow.tools.faults.scenarios import (
 
 @dataclass(frozen=True)
 class Scenario:
+    """Scenario and the claim that it checks."""
+
     name: str
-    weight: int  # how many of a hundred seeds, about
+    weight: int  # its share of the seeds, in proportion
     run: Callable[[Case], None]  # raises `Broken`
     needs_torch: bool = False
 
@@ -33,7 +35,7 @@ class Scenario:
         return capitalise((self.run.__doc__ or "").strip().removeprefix("Check that "))
 
 
-# A new one goes to the end: which scenario a seed picks is decided by the order.
+# Which scenario a seed picks depends on this order.
 SCENARIOS = [
     Scenario("schedule", 9, schedules.run_schedule),
     Scenario("credit", 7, schedules.run_credit),

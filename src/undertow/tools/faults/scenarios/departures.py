@@ -1,6 +1,6 @@
-"""Workers that only train and leave, in order or not, also before other ranks have their results.
+"""Workers that train and leave, in order or not, some before other ranks have their results.
 
-None hangs, nothing is lost, and all name the same cause.
+No rank hangs, nothing is lost, and all ranks name the same cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from undertow.tools.faults.whole_job import check_named, check_quiet
 from undertow.tools.faults.worker import Script, Worker
 
 ENDLESS = 10**6  # steps
-# From the last contribution to the last goodbye: results, pauses between two looks, and the answers to the goodbye.
+# From the last contribution to the last goodbye: results, pauses between two checks, and the answers to the goodbye.
 LONGEST_END_S = 4 * LONGEST_DELAY_S + SILENCE_S
 
 
@@ -40,12 +40,12 @@ def run_early(case: Case) -> None:
     train_and_leave(cluster, tables, ends)
     cluster.run()
     early = cluster.workers[culprit]
-    cluster.check(early.is_done, f"rank {culprit} left in order and hears {early.failure}")
+    cluster.check(early.is_done, f"rank {culprit} left in order and failed: {early.failure}")
     check_all_name(cluster, {culprit})
 
 
 def run_endless(case: Case) -> None:
-    """Check that in a job without end every rank hears of a death or a cut, and none is done before."""
+    """Check that in a job without end a death or a cut ends every rank, and none finishes before."""
     cluster, dice = Cluster(case, fewest_workers=3), case.dice
     train_and_leave(cluster, make_work(cluster), [ENDLESS] * cluster.size)
     one, other = dice.sample(range(cluster.size), 2)
@@ -59,7 +59,7 @@ def run_endless(case: Case) -> None:
 
 
 def make_work(cluster: Cluster) -> list[Table]:
-    """Draw tables with something to wait for."""
+    """Draw tables until there is one with slices."""
     while True:
         tables = make_tables(cluster)
         if any(table.slices for table in tables):
@@ -67,12 +67,12 @@ def make_work(cluster: Cluster) -> list[Table]:
 
 
 def train_and_leave(cluster: Cluster, tables: list[Table], steps: list[int]) -> None:
-    """Let every rank make its own number of steps, although all take part in the longest."""
+    """Let every rank make its own number of steps, although each step needs all ranks."""
 
     def train(worker: Worker) -> Script:
         return Summer(cluster, worker.rank, tables).train(0, steps[worker.rank], [max(steps)] * cluster.size)
 
-    cluster.start_all(lambda worker: worker.live(train(worker)))
+    cluster.start_all(lambda worker: worker.run(train(worker)))
 
 
 def check_all_name(cluster: Cluster, culprits: set[int]) -> None:
@@ -87,7 +87,7 @@ def check_all_name(cluster: Cluster, culprits: set[int]) -> None:
 
 
 def run_ending(case: Case) -> None:
-    """Check that a script that ends right after its last contribution still gives all other ranks what it owes them."""
+    """Check that a rank whose script ends right after its last contribution still sends the others all they need."""
     if case.dice.random() < 0.25:
         _run_crossed(case)
         return
@@ -98,7 +98,7 @@ def run_ending(case: Case) -> None:
 
 
 def run_late_leaving(case: Case) -> None:
-    """Check that ranks whose scripts have ended wait for a rank that is minutes late, but for no dead one."""
+    """Check that ranks whose scripts have ended wait for a rank that is minutes late, but not for a dead one."""
     cluster, dice = Cluster(case, fewest_workers=2), case.dice
     late, late_s, culprits = dice.randrange(cluster.size), _draw_lateness(dice), set[int]()
     ends = Ends(cluster, [late_s if rank == late else 0.0 for rank in range(cluster.size)])
@@ -117,9 +117,9 @@ def _draw_lateness(dice: random.Random) -> float:
 
 
 class Ends:
-    """Scripts with sums, gathered bytes and rows, whose last step begins late, by each rank's own delay.
+    """Scripts with sums, gathered bytes and rows, whose last step begins late, by a delay of each rank.
 
-    Some scripts wait for its results, the others end at once.
+    Some scripts wait for the results of that step; the others end at once.
     """
 
     def __init__(self, cluster: Cluster, delays_s: list[float]) -> None:
@@ -131,7 +131,7 @@ class Ends:
         self._publishers = [Publisher(cluster, rank, self._published) for rank in range(cluster.size)]
         for worker in cluster.workers:
             worker.exchange.learn(self._published)
-        cluster.start_all(lambda worker: worker.live(self._train(worker)))
+        cluster.start_all(lambda worker: worker.run(self._train(worker)))
 
     def _train(self, worker: Worker) -> Script:
         summer, publisher = Summer(self.cluster, worker.rank, self._tables), self._publishers[worker.rank]
@@ -155,21 +155,21 @@ class Ends:
         cluster.check(all(set(table.answers) == {1} for table in self._tables if table.slices), "a sum has no answer")
         check_quiet(cluster)
         last_s = cluster.clock.now_s - max(self._delays_s)
-        cluster.check(last_s < LONGEST_END_S, f"the last one left {last_s:.1f} s after the last step began")
+        cluster.check(last_s < LONGEST_END_S, f"the last rank left {last_s:.1f} s after the last step began")
 
     def _count_answers(self) -> int:
         return self._steps * sum(not item.spec.is_published for item in self._published)
 
 
 def _sleep(worker: Worker, cluster: Cluster, delay_s: float) -> Script:
-    """Let the training thread do something else for a while; its engine goes on."""
+    """Let the training thread do something else for a while; its engine keeps running."""
     until_s = cluster.clock.now_s + delay_s
     cluster.appoint(delay_s, lambda: None)
     yield from worker.until("its last step", lambda: cluster.clock.now_s >= until_s)
 
 
 def _run_crossed(case: Case) -> None:
-    """End every script after sums of its own choice, without waiting: ranks that lack each other still leave."""
+    """End every script after sums of its own choice, without waiting: ranks that wait for each other still leave."""
     cluster = Cluster(case, fewest_workers=2)
     tables = [*make_work(cluster), *make_work(cluster)]
     cluster.invariants.may_be_named = set(range(cluster.size))
@@ -180,7 +180,7 @@ def _run_crossed(case: Case) -> None:
 
     for worker in cluster.workers:
         chosen = [table for table in tables if case.dice.random() < 0.5]
-        cluster.start(worker.rank, worker.live(train(worker, chosen)))
+        cluster.start(worker.rank, worker.run(train(worker, chosen)))
     cluster.run()
     for worker in cluster.workers:
         cluster.check(worker.is_closed, f"rank {worker.rank} has not left")

@@ -1,4 +1,4 @@
-"""Tables that ranks discard at different times: all forget them once all have discarded them, and never before."""
+"""Tables that ranks discard at different times: all forget them after all have discarded them, and never before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from undertow.tools.faults.worker import Script, Worker
 
 
 def run_discards(case: Case) -> None:
-    """Check that keys that all ranks have discarded, even with rounds under way, are forgotten by all; others stay."""
+    """Check that all ranks forget the keys that all have discarded, even with rounds under way, and no others."""
     cluster, dice = Cluster(case), case.dice
     models = Models(cluster, keeper=dice.choice([None, dice.randrange(cluster.size)]))
     is_killed = cluster.size > 1 and dice.random() < 0.2
@@ -27,9 +27,9 @@ def run_discards(case: Case) -> None:
 
 
 class Models:
-    """Scripts that make one model after the other, and discard each before they make the next.
+    """Scripts that make several models, and discard each before they make the next.
 
-    The keeper, if there is one, never discards the first of them.
+    The keeper, if there is one, never discards the first model.
     """
 
     def __init__(self, cluster: Cluster, keeper: int | None) -> None:
@@ -39,7 +39,7 @@ class Models:
         self._models = [draw_tables(cluster, most_tensors=2) for _ in range(pick.randint(1, 3))]
         self._published = draw_published(cluster) if pick.random() < 0.5 else draw_gathered(cluster)[:1]
         self._publishers = [Publisher(cluster, rank, self._published) for rank in range(cluster.size)]
-        cluster.start_all(lambda worker: worker.live(self._train(worker)))
+        cluster.start_all(lambda worker: worker.run(self._train(worker)))
 
     def _train(self, worker: Worker) -> Script:
         worker.group.learn(self._published)
@@ -70,10 +70,10 @@ class Models:
         for keys in [*ranges, _find_keys(self._published) if with_published else range(0)]:
             if keys:
                 worker.group.discard(keys)
-                yield from worker.until("its turn", lambda: True)
+                yield from worker.pause()
 
     def _is_over(self, worker: Worker) -> bool:
-        """Return whether this rank has forgotten what all discard."""
+        """Return whether this rank has forgotten all keys that all ranks discard."""
         return not any(worker.exchange.knows(key) for key in self._find_discarded())
 
     def _find_discarded(self) -> list[int]:
@@ -93,7 +93,7 @@ class Models:
 
 
 def find_known(worker: Worker) -> set[int]:
-    """Return all keys that any object of this worker still knows."""
+    """Return all keys that any object of this worker still holds."""
     exchange = worker.exchange
     holders: list[Iterable[int]] = [
         exchange.worker.flow._specs,

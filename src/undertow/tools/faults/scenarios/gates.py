@@ -1,6 +1,6 @@
-"""Gates over the real exchange: any schedule, any credit, any size of slices give the same bits.
+"""Gates over the real exchange: any schedule, credit and slice size give the same bits.
 
-Needs torch, which is imported when a seed asks for it.
+Needs torch, which is imported when a seed picks this scenario.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class EchoGroup(ConnectedGroup):
-    """First worker's group of two; the other worker contributes a multiple of what this one does, at once."""
+    """Group of the first of two workers; the other one contributes a multiple of each contribution at once."""
 
     def __init__(self, cluster: Cluster, times: int) -> None:
         vars(self).update(vars(cluster.workers[0].group))  # the same engine
-        self.missing: dict[Ticket, int] = {}  # our own count of what each one lacks
+        self.missing: dict[Ticket, int] = {}  # our own count of each ticket's missing answers
         self._cluster = cluster
         self._times = times
 
     def discard(self, keys: range) -> None:
-        """Keep the keys: when Python lets go of a table is not decided by the seed."""
+        """Keep the keys: the seed does not decide when Python collects a table."""
 
     def register(
         self, label: str, tensors: Sequence[TensorSpec], *, op: Op, keep: bool = False, keys: int = 0
@@ -76,22 +76,22 @@ class EchoGroup(ConnectedGroup):
 
 
 def run_gates(case: Case) -> None:
-    """Check that gates under any credit give the same bits, and none is open before its result is there."""
+    """Check that gates under any credit give the same bits, and none is open before its result has come."""
     from undertow.tools.faults import gated_training
 
     cluster, dice = Cluster(case, fewest_workers=2, most_workers=2), case.dice
     cluster.change_credit()
     group = EchoGroup(cluster, gated_training.OTHER)
 
-    def let_some_come() -> None:
+    def deliver_some() -> None:
         events = iter(range(dice.choice([0, 1, 5, 50])))
         cluster.run(until=lambda: next(events, None) is None)
 
-    with _groups_are(group):
+    with _use_group(group):
         make_optimizer = gated_training.OPTIMIZERS[dice.choice(sorted(gated_training.OPTIMIZERS))]
         twin = gated_training.Twin(gated_training.Net(), make_optimizer)
         cluster.invariants.further.append(lambda: _check_gates(cluster, group, twin))
-        gated_training.train(twin, dice, let_some_come)
+        gated_training.train(twin, dice, deliver_some)
         difference = twin.find_difference()
     cluster.check(difference is None, f"gates: {difference} differs from a training without gates")
 
@@ -110,8 +110,8 @@ def _check_gates(cluster: Cluster, group: EchoGroup, twin: Twin) -> None:
 
 
 @contextmanager
-def _groups_are(group: EchoGroup) -> Iterator[None]:
-    """Wrap models with this group inside of the block."""
+def _use_group(group: EchoGroup) -> Iterator[None]:
+    """Make models use this group while the block runs."""
     from undertow.torch import synchroniser
 
     module: Any = synchroniser

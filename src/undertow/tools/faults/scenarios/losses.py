@@ -1,4 +1,4 @@
-"""Workers that die, stop, are slow or cut off at any event of a job: none hangs, all name the same cause."""
+"""Workers that die, stop, are slow or cut off at any event of a job: no rank hangs, and all name the same cause."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from undertow.tools.faults.sums import check_all_done, make_tables
 from undertow.tools.faults.whole_job import WholeJob, check_named, rehearse
 from undertow.tools.faults.worker import Worker
 
-# A worker that is stopped for this long, and heard again after a tick and the longest delay, is no loss.
+# A worker that is stopped for this long, and whose next frame comes after a tick and the longest delay, is not lost.
 LONGEST_STOP_S = 6.0
-# From a stop to the last one's error: what was on its way, the timeout, two ticks, and the news of it.
+# From a stop to the last rank's error: frames in flight, the timeout, two ticks, and the report of the loss.
 LATEST_ERROR_S = LONGEST_DELAY_S + SILENCE_S + 3.0 + LONGEST_DELAY_S
 
 
@@ -42,14 +42,14 @@ def run_cut(case: Case) -> None:
 
 
 def run_damaged(case: Case) -> None:
-    """Check that a flipped bit of any frame ends the job, and all name its sender, unless the frame was not needed."""
+    """Check that a flipped bit in any frame ends the job, and all name its sender, unless the frame was not needed."""
 
     def damage(cluster: Cluster) -> set[int]:
         links = cluster.network.links_with_sent_frames()
         if not links:
             return set()
         link = case.dice.choice(links)
-        cluster.note(f"a bit flips on the way from {link[0]} to {link[1]}")
+        cluster.note(f"a bit flips on the link from {link[0]} to {link[1]}")
         cluster.invariants.may_be_named.add(link[0])
         cluster.network.damage(link, case.dice)
         return {link[0]}
@@ -72,21 +72,21 @@ def run_stopped(case: Case) -> None:
     cluster = _strike(case, stop)
     for rank, failed_at_s in cluster.invariants.failed_at_s.items():
         after_s = failed_at_s - stopped_at_s
-        cluster.check(after_s < LATEST_ERROR_S, f"rank {rank} names the silent one after {after_s:.1f} s only")
+        cluster.check(after_s < LATEST_ERROR_S, f"rank {rank} names the stopped rank only after {after_s:.1f} s")
     for worker in cluster.workers:
         if not worker.is_running:
-            _wake(cluster, worker)
+            _resume(cluster, worker)
 
 
-def _wake(cluster: Cluster, worker: Worker) -> None:
-    """Let a stopped worker run again when all others have gone: it must come to an end, too, whatever rank it names."""
+def _resume(cluster: Cluster, worker: Worker) -> None:
+    """Let a stopped worker run again after all others have gone: it must end too, whatever rank it names."""
     cluster.invariants.may_be_named = set(range(cluster.size))
     cluster.resume(worker.rank)
     cluster.run()
 
 
 def _strike(case: Case, fault: Callable[[Cluster], set[int]]) -> Cluster:
-    """Run a whole job in which this happens at one event, each as likely as any other."""
+    """Run a whole job with this fault at one of its events, all equally likely."""
     events = rehearse(case, fewest_workers=2)
     cluster = Cluster(case, fewest_workers=2)
     WholeJob(cluster)
@@ -98,7 +98,7 @@ def _strike(case: Case, fault: Callable[[Cluster], set[int]]) -> Cluster:
 
 
 def run_slow(case: Case) -> None:
-    """Check that workers that are stopped for less than the silence timeout are never named, and name no other."""
+    """Check that workers that are stopped for less than the silence timeout are not named and name no others."""
     cluster, dice = Cluster(case, fewest_workers=2), case.dice
     cluster.time_share = 0.02
     stop = _make_stop(cluster, dice)
@@ -110,7 +110,7 @@ def run_slow(case: Case) -> None:
 
 
 def run_slow_goodbye(case: Case) -> None:
-    """Check that a rank that has everything leaves only when another, stopped for a while, has what it is owed."""
+    """Check that a rank that is done leaves only after a rank that was stopped for a while has all it needs."""
     cluster = Cluster(case, fewest_workers=2, most_credit=2)
     cluster.slow_links()
     stop = _make_stop(cluster, case.dice)
@@ -124,8 +124,8 @@ def run_slow_goodbye(case: Case) -> None:
 
 
 def _make_stop(cluster: Cluster, dice: random.Random) -> Callable[[], None]:
-    """Return a call that stops the next worker, and lets it run again."""
-    fresh = dice.sample(range(cluster.size), cluster.size)  # each once: two stops in a row may be too long
+    """Return a function that stops the next worker and lets it run again."""
+    fresh = dice.sample(range(cluster.size), cluster.size)  # each only once: two stops in a row may be too long
 
     def stop() -> None:
         if fresh:

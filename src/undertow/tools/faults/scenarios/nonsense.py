@@ -1,4 +1,4 @@
-"""Frames that make no sense, or that come from an old job: they are dropped and counted, nothing else."""
+"""Frames that make no sense, or come from an old job: they are dropped and counted, and change nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from undertow.tools.faults.whole_job import WholeJob, check_named, rehearse
 from undertow.tools.faults.worker import Script
 
 MOST_FRAMES, MOST_LATE_FRAMES = 20, 30
-# A heartbeat carries nothing that could be wrong.  Pulling twice is allowed: both pulls are answered, and if the puller
-# drops an answer, its shard waits for that credit in vain.
+# A heartbeat has no content that could be wrong.  Pulling twice is allowed: both pulls are answered, and if the puller
+# drops an answer, the credit for it never returns to the shard.
 HARMLESS = (Kind.HEARTBEAT, Kind.PULL)
 NEXT_JOB = 8
 
@@ -29,12 +29,12 @@ NEXT_JOB = 8
 class RoguePeer:
     """Peer that knows the token, and sends nonsense between its worker's own frames.
 
-    No frame of it makes sense to its receiver, so each must be dropped and counted, and change nothing.
+    None of its frames is valid for the receiver, so each must be dropped and counted, and change nothing.
     """
 
     def __init__(self, cluster: Cluster, rank: int, tables: list[Table], dice: random.Random) -> None:
         self.rank = rank
-        self.said = 0
+        self.sent = 0
         self._cluster = cluster
         self._tables = tables
         self._dice = dice
@@ -46,7 +46,7 @@ class RoguePeer:
         peer = self._dice.choice([rank for rank in range(self._cluster.size) if rank != self.rank])
         sent = self._dice.choice(self._list_kinds())(peer)
         self._cluster.note(f"rank {self.rank} sends nonsense to {sent[1]}: {frames.unpack(sent[2])}")
-        self.said += self._cluster.network.inject(sent)
+        self.sent += self._cluster.network.inject(sent)
 
     def _list_kinds(self) -> list[Callable[[int], Sent]]:
         kinds: list[Callable[[int], Sent]] = [
@@ -62,7 +62,7 @@ class RoguePeer:
         return [item.spec for table in self._tables for item in table.slices]
 
     def _slices_sent(self) -> list[Sent]:
-        """Return sent frames whose repetition is dropped; asking again or confirming again is harmless."""
+        """Return sent frames whose repetition is dropped; repeated requests and confirmations are harmless."""
         kinds = (Kind.PUSH, Kind.RESULT, Kind.VALUE)
         record = self._cluster.network.record or []
         return [sent for sent in record if sent[0] == self.rank and frames.unpack(sent[2]).kind in kinds]
@@ -77,7 +77,7 @@ class RoguePeer:
         return self._frame(peer, kind, body, key=10**6, step=1, dtype=DType.FLOAT32)
 
     def _misfit(self, peer: int) -> Sent:
-        """Make a frame of a key that exists, to or from any rank, that is wrong in one field."""
+        """Make a frame of an existing key, to or from any rank, with one wrong field."""
         pick, spec = self._dice, self._dice.choice(self._specs())
         kind = pick.choice([Kind.PUSH, Kind.RESULT, Kind.VALUE])
         fields: dict[str, Any] = {"key": spec.key, "step": pick.randint(0, 3), "dtype": spec.dtype, "present": 1}
@@ -112,12 +112,12 @@ class RoguePeer:
         choices: list[messages.Message] = [messages.Lost(Loss(99, 0, "so I say")), messages.AgreementResult(4711, b"")]
         message = self._dice.choice(choices)
         if peer != 0 and self._dice.random() < 0.5:
-            message = messages.Arrive(1, "barrier", b"")  # to one that is not the coordinator
+            message = messages.Arrive(1, "barrier", b"")  # to a rank that is not the coordinator
         return self._frame(peer, Kind.CONTROL, messages.encode(message))
 
 
 def run_nonsense(case: Case) -> None:
-    """Check that nonsense of all ranks is dropped and counted, frame by frame, and every sum is right."""
+    """Check that nonsense from all ranks is dropped and counted, frame by frame, and every sum is right."""
     cluster, dice = Cluster(case, fewest_workers=2), case.dice
     tables = make_tables(cluster)
     rogues = [RoguePeer(cluster, rank, tables, dice) for rank in range(cluster.size)]
@@ -134,13 +134,13 @@ def run_nonsense(case: Case) -> None:
     cluster.start_all(lambda worker: worker.train(script(worker.rank)))
     cluster.run()
     check_all_done(cluster, tables)
-    said = sum(rogue.said for rogue in rogues)
+    sent = sum(rogue.sent for rogue in rogues)
     dropped = sum(worker.group.receiver.dropped.total() for worker in cluster.workers)
-    cluster.check(said == dropped, f"nonsense: {said} frames were said, {dropped} dropped")
+    cluster.check(sent == dropped, f"nonsense: {sent} frames were sent, {dropped} dropped")
 
 
 def run_nonsense_and_death(case: Case) -> None:
-    """Check that survivors name a dead or stopped rank, and not the one that sends nonsense meanwhile."""
+    """Check that survivors name a dead or stopped rank, and not another one that sends nonsense."""
     events = rehearse(case, fewest_workers=3)
     cluster, dice = Cluster(case, fewest_workers=3), case.dice
     whole_job = WholeJob(cluster)
@@ -158,7 +158,7 @@ def run_nonsense_and_death(case: Case) -> None:
 
 
 def run_repeats(case: Case) -> None:
-    """Check that frames of any kind that a peer repeats, with their bodies, change no sum and fail no rank."""
+    """Check that repeated frames of any kind, with their bodies, change no sum and make no rank fail."""
     events = rehearse(case, fewest_workers=2)
     cluster, dice = Cluster(case, fewest_workers=2), case.dice
     cluster.invariants.may_drop = True
@@ -166,10 +166,10 @@ def run_repeats(case: Case) -> None:
     whole_job = WholeJob(cluster)
 
     def repeat() -> None:
-        sayings = [sent for sent in record if frames.unpack(sent[2]).kind not in HARMLESS]
-        if sayings:
-            sent = dice.choice(sayings[-30:] if dice.random() < 0.5 else sayings)
-            cluster.note(f"rank {sent[0]} says again to {sent[1]}: {frames.unpack(sent[2])}")
+        repeatable = [sent for sent in record if frames.unpack(sent[2]).kind not in HARMLESS]
+        if repeatable:
+            sent = dice.choice(repeatable[-30:] if dice.random() < 0.5 else repeatable)
+            cluster.note(f"rank {sent[0]} sends again to {sent[1]}: {frames.unpack(sent[2])}")
             cluster.network.inject(sent)
 
     for _ in range(dice.randint(1, MOST_FRAMES)):
@@ -179,7 +179,7 @@ def run_repeats(case: Case) -> None:
 
 
 def run_restart(case: Case) -> None:
-    """Check that frames of the old job are dropped and counted, and every sum of the new one is right."""
+    """Check that frames of an old job are dropped and counted, and every sum of the new one is right."""
     first, dice = Cluster(case, fewest_workers=2), case.dice
     record = first.network.record = []
     WholeJob(first)
@@ -191,19 +191,19 @@ def run_restart(case: Case) -> None:
 
 
 def _start_again(case: Case, most_workers: int, record: list[Sent]) -> None:
-    """Start some of the workers as a new job; the dead one's host may be missing."""
+    """Start some of the workers as a new job; the dead worker's host may be missing."""
     cluster, dice = Cluster(case, fewest_workers=2, most_workers=most_workers, job=NEXT_JOB), case.dice
     cluster.invariants.may_drop = True
     whole_job = WholeJob(cluster)
     late = [sent for sent in record if max(sent[:2]) < cluster.size]
 
-    def let_one_come() -> None:
+    def deliver_one() -> None:
         sent = dice.choice(late)
-        cluster.note(f"late, of the old job, from {sent[0]} to {sent[1]}: {frames.unpack(sent[2])}")
+        cluster.note(f"late frame of the old job from {sent[0]} to {sent[1]}: {frames.unpack(sent[2])}")
         cluster.network.inject(sent)
 
     for _ in range(dice.randint(1, MOST_LATE_FRAMES) if late else 0):
-        cluster.plan(dice.choice([0, dice.randrange(60)]), let_one_come)
+        cluster.plan(dice.choice([0, dice.randrange(60)]), deliver_one)
     cluster.run()
     whole_job.check_all_well()
     came = cluster.invariants.strangers

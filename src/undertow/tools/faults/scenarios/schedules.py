@@ -1,4 +1,4 @@
-"""Runs in which nothing breaks, but everything may take any time: sums have the bits of a plain loop."""
+"""Runs without faults in which everything may take any time: sums have the bits of a plain loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from undertow.tools.faults.worker import Script
 
 
 def run_schedule(case: Case) -> None:
-    """Check that any order between links gives the bits of the plain sum in rank order."""
+    """Check that any order of deliveries of different links gives the bits of the plain sum in rank order."""
     _train(Cluster(case))
 
 
@@ -23,7 +23,7 @@ def run_credit(case: Case) -> None:
 
 
 def _train(cluster: Cluster) -> None:
-    cluster.asks_around = True
+    cluster.asks_who_is_missing = True
     tables, steps = make_tables(cluster), cluster.random.randint(1, 3)
 
     def script(rank: int) -> Script:
@@ -37,7 +37,7 @@ def _train(cluster: Cluster) -> None:
 
 
 def run_gathering(case: Case) -> None:
-    """Check that gathered bytes of any length reach their receivers in rank order, beside sums."""
+    """Check that gathered bytes of any length reach their receivers in rank order, along with sums."""
     cluster = Cluster(case, fewest_workers=2)
     if case.dice.random() < 0.3:
         cluster.change_credit()
@@ -64,7 +64,7 @@ def run_gathering(case: Case) -> None:
 
 
 def run_join(case: Case) -> None:
-    """Check that rounds go on without ranks that ran out of input, and with them afterwards."""
+    """Check that rounds continue without ranks that have run out of input, and with them afterwards."""
     cluster = Cluster(case)
     tables = make_tables(cluster)
     epochs = [[cluster.random.randint(0, 2) for _ in range(cluster.size)] for _ in range(3)]

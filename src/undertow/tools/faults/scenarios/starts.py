@@ -1,4 +1,4 @@
-"""Losses between the hosts' rendezvous and the workers': every host names them in time, and names nothing else."""
+"""Losses between the hosts' rendezvous and the workers' rendezvous: every host names them in time, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FOREVER_S = float("inf")
 
 @dataclass
 class Fault:
-    """Fault that hits the job; `victim` is how a cause must name it, empty if the job must go on."""
+    """Fault that hits the job; `victim` is what a cause must name, empty if the job must continue."""
 
     happen: Callable[[], None]
     victim: str = ""
     within_s: float = 0.0
-    launcher: Launcher | None = None  # whose own words do not count
-    waiters: Callable[[Launcher], float] = lambda launcher: 0.0  # when that launcher knows that it is missed
+    launcher: Launcher | None = None  # whose cause is not checked
+    waiters: Callable[[Launcher], float] = lambda launcher: 0.0  # when that launcher knows that the victim is missed
     may_be_early: bool = False  # it can happen before the workers are started
 
 
 def run_start_losses(case: Case) -> None:
-    """Check that every launcher names a loss before the workers have met: in 5 s if killed, in 15 s if stopped."""
-    # What is stopped, or has ended in order, is lost only where workers wait for it.
+    """Check that every launcher names a loss before the workers have met: within 5 s if killed, 15 s if stopped."""
+    # A process that is stopped, or has ended in order, is lost only if workers wait for it.
     world = CheckedWorld(case)
     job = _draw_job(world)
     fault = _draw_fault(case.dice, job)
@@ -57,7 +57,7 @@ def _draw_job(world: CheckedWorld) -> Job:
     places = [HostRanks("abcde"[host], sum(counts[:host]), count) for host, count in enumerate(counts)]
     job = Job(world, delays_s=[dice.choice([0.0001, 0.01, 0.5]) for _ in counts])
     spread_s = dice.choice([0.1, 5.0, 60.0])
-    is_group = dice.random() < 0.75  # else its workers train without each other, or by torch's means
+    is_group = dice.random() < 0.75  # otherwise its workers train without each other, or with torch's process group
     for host, place in enumerate(places):
         launcher = Launcher(world, host, place, HostWatch(host, places, now_s=world.now_s))
         comes_s = [dice.uniform(0.0, spread_s) if is_group else FOREVER_S for _ in place.ranks]
@@ -83,7 +83,7 @@ def _draw_fault(dice: random.Random, job: Job) -> Fault:
         return min((each.came_s for each in job.workers if each is not worker), default=FOREVER_S)
 
     def await_ended(by: Launcher) -> float:
-        # The first launcher passes on who waits, unless it has left with its only worker.
+        # The first launcher relays which workers wait, unless it has left with its only worker.
         is_alone = launcher.host == HUB and len(launcher.workers) == 1
         return by.awaits_s if is_alone else await_worker(by)
 
@@ -129,10 +129,10 @@ def _check(job: Job, fault: Fault, when_s: float, met_before: list[bool]) -> Non
         if launcher.cause and launcher is not fault.launcher:
             is_missed = any(fault.waiters(each) <= launcher.ended_s for each in job.launchers)
             _check_cause(launcher, fault, may_end=is_missed and not all(met_before))
-    # Workers whose launcher is stopped may meet all the same.
+    # Even workers whose launcher is stopped may meet.
     if fault.victim and not job.launchers[HUB].watch.has_met:
         for launcher in job.launchers:
-            _check_told(launcher, fault, when_s)
+            _check_in_time(launcher, fault, when_s)
     is_group = job.workers[0].comes_s < FOREVER_S
     if not fault.victim and is_group and not all(launcher.watch.has_met for launcher in job.launchers):
         job.world.fail("the workers have met, but not all launchers know")
@@ -142,15 +142,15 @@ def _check_cause(launcher: Launcher, fault: Fault, *, may_end: bool) -> None:
     if not fault.victim or not may_end:
         launcher.world.fail(f"{launcher.name} ended its workers without a reason: {launcher.cause}")
     if fault.victim not in launcher.cause:
-        launcher.world.fail(f"{launcher.name} does not name the {fault.victim}but says: {launcher.cause}")
+        launcher.world.fail(f"{launcher.name} does not name the {fault.victim}but gives the cause: {launcher.cause}")
 
 
-def _check_told(launcher: Launcher, fault: Fault, when_s: float) -> None:
+def _check_in_time(launcher: Launcher, fault: Fault, when_s: float) -> None:
     missed_s = max(when_s, fault.waiters(launcher))
     if launcher.is_dead or (launcher.has_left and not launcher.cause) or missed_s == FOREVER_S:
         return
     if all(worker.mark is Mark.MET for worker in launcher.workers):
-        return  # they notice by themselves
+        return  # connected workers notice the loss themselves
     took_s = launcher.ended_s - missed_s
     within_s = LONG_S + KILLED_S if launcher is fault.launcher else fault.within_s
     if took_s > within_s:

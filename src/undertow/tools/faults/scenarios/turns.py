@@ -1,4 +1,4 @@
-"""Jobs that share devices: one computes at a time, in the same order on all hosts, and each gets its fair share."""
+"""Jobs that share devices: they compute one at a time, in the same order on all hosts, and each gets a fair share."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from undertow.tools.faults.turns_job import Job, JobTraits, SlowHost
 from undertow.tools.faults.turns_setup import SharedSetup, draw_setup, make_setup
 from undertow.tools.faults.world import CheckedWorld
 
-# After a fault: to miss the arbiter, to find the next one, to be welcomed or not.
+# After a fault: to notice that the arbiter is gone, to find the next one, and to be accepted or not.
 AFTER_A_FAULT_S = 2 * ANSWER_S + 2 * ASK_EVERY_S + 2 * LOOK_EVERY_S
-# Of jobs whose order and shares are checked.
+# For jobs whose order and shares are checked.
 COMPUTE_S = 0.1
 STEPS, FIRST_STEPS = 16, 6
-# A convoy would take up to half as long again.
+# Largest factor on the shortest time of a step; a convoy can take 1.5 times as long.
 ORDERLY = 1.1
 
 
 def run_turns(case: Case) -> None:
-    """Check that jobs compute one at a time, all of them end, and an urgent one waits for hardly more than a layer."""
+    """Check that jobs compute one at a time, all end, and an urgent one waits for hardly more than a layer."""
     setup = draw_setup(case)
     setup.run()
     for host in setup.hosts:
         if host.arbiter is None or host.arbiter.lapses:
-            setup.world.fail(f"a worker on host {host.number} has lost its turn, although none has overstayed")
+            setup.world.fail(f"a worker on host {host.number} has lost its turn, although none exceeded the lease")
     urgent = [job for job in setup.jobs if job.traits.is_urgent]
     if len(urgent) == 1:
         _check_urgent(setup, urgent[0])
 
 
 def _check_urgent(setup: SharedSetup, urgent: Job) -> None:
-    """Check the longest wait: a layer, four messages (ask, recall, give, grant), and the moment kept at a gate."""
+    """Check the longest wait: a layer, four messages (ask, recall, give, grant), and `KEEP_TURN_S` at a gate."""
     for worker in urgent.workers:
         others = [job.traits for job in setup.jobs if job is not urgent and worker.host in job.hosts]
         layer_s = max((max(one.layer_s, one.optimizer_s) * (1 + one.jitter) for one in others), default=0.0)
@@ -48,7 +48,7 @@ def _check_urgent(setup: SharedSetup, urgent: Job) -> None:
 
 
 def run_turns_faults(case: Case) -> None:
-    """Check that a worker or arbiter that dies or stops keeps a turn for the lease at most, and the others end."""
+    """Check that a worker or arbiter that dies or stops holds a turn for at most the lease, and the others end."""
     dice = case.dice
     lease_s = dice.choice([0.2, 1.0, 5.0])
     setup = draw_setup(case, lease_s=lease_s, most_jobs=4)
@@ -58,7 +58,7 @@ def run_turns_faults(case: Case) -> None:
 
 
 def _plan_fault(setup: SharedSetup, lease_s: float) -> float:
-    """Plan one fault, and return for how long it may keep others from going on, besides the lease."""
+    """Plan one fault, and return for how long it may delay others, besides the lease."""
     world, dice = setup.world, setup.world.dice
     job, host = dice.choice(setup.jobs), dice.choice(setup.hosts)
     worker = dice.choice(job.workers)
@@ -77,7 +77,7 @@ def _plan_fault(setup: SharedSetup, lease_s: float) -> float:
 
 
 def run_turns_order(case: Case) -> None:
-    """Check that equal jobs run in the same order on all hosts, however they came, and lose hardly any time."""
+    """Check that equal jobs run in the same order on all hosts, whenever they start, and lose hardly any time."""
     dice, world = case.dice, CheckedWorld(case)
     jobs_hosts = dice.choice([(2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)])
     hosts = _make_hosts(world, jobs_hosts[1], delay_s=COMPUTE_S * dice.choice([0.001, 0.01, 0.02]))
@@ -85,7 +85,7 @@ def run_turns_order(case: Case) -> None:
     for host in hosts:
         host.slowness = 1 + dice.uniform(0, slowness)
     traits = _draw_equal(dice)
-    # First workers on one host: a step is counted there, and counts of hosts of different speeds are not alike.
+    # All first workers are on one host: they count the device time, which differs between hosts of different speeds.
     jobs = [Job(world, replace(traits, name=name), _mix(dice, hosts)) for name in "ABCD"[: jobs_hosts[0]]]
     setup = make_setup(world, hosts, jobs, [dice.choice([0.0, dice.uniform(0, 4 * COMPUTE_S)]) for _ in jobs])
     hiccups = dice.choice([0, 1, 2, 3])
@@ -119,7 +119,7 @@ def _mix(dice: random.Random, hosts: list[SlowHost]) -> list[SlowHost]:
 
 
 def _plan_hiccup(setup: SharedSetup) -> None:
-    """Stop a worker for a moment, early on: from then on the jobs come in another order on its host."""
+    """Stop a worker early for a moment, after which the jobs ask in another order on its host."""
     world, dice = setup.world, setup.world.dice
     worker = dice.choice(dice.choice(setup.jobs).workers)
     lasts_s = COMPUTE_S * dice.uniform(0.5, 2)
@@ -127,19 +127,19 @@ def _plan_hiccup(setup: SharedSetup) -> None:
 
 
 def _check_pace(setup: SharedSetup) -> None:
-    """Check the pace from when the order has settled to when the first job has ended."""
+    """Check the pace from the time when the order has settled until the first job ends."""
     begin_s = max(job.steps_s[FIRST_STEPS - 1] for job in setup.jobs)
     end_s = min(job.steps_s[-1] for job in setup.jobs)
     steps = sum(begin_s < step_s <= end_s for job in setup.jobs for step_s in job.steps_s) / len(setup.jobs)
     wanted_s = _find_period_s(setup)
-    # At either end a step may be counted for one job and not yet for another.
+    # At both ends a step may be counted for one job and not yet for another.
     if end_s - begin_s > ORDERLY * wanted_s * (steps + 0.5):
         pace = (end_s - begin_s) / steps / wanted_s
         setup.world.fail(f"convoy: a step of each takes {pace:.2f} times what it must")
 
 
 def _check_positions(setup: SharedSetup) -> None:
-    """Check that all workers of a job ask for a step with the same position."""
+    """Check that all workers of a job ask with the same position in each step."""
     for job in setup.jobs:
         for step, positions in job.positions.items():
             if len(positions) > 1:
@@ -149,7 +149,7 @@ def _check_positions(setup: SharedSetup) -> None:
 
 
 def _find_period_s(setup: SharedSetup) -> float:
-    """Return T = max(sum c, max(c + m)), with two hand-overs of two messages, and data that no other job covers."""
+    """Return max(sum c, max(c + m)), where c includes loading and two changes of the turn, of two messages each."""
     traits = setup.jobs[0].traits
     slowest = max(host.slowness for host in setup.hosts)
     device_s = traits.device_s * slowest + traits.load_s + 4 * setup.hosts[0].delay_s / 2
@@ -157,7 +157,7 @@ def _find_period_s(setup: SharedSetup) -> float:
 
 
 def run_turns_shares(case: Case) -> None:
-    """Check that jobs that always want to compute have device time by their weights, to a step and a half of each."""
+    """Check that jobs that always compute get device time by their weights, to within a step and a half of each."""
     dice, world = case.dice, CheckedWorld(case)
     hosts = _make_hosts(world, dice.choice([1, 1, 2, 3]), delay_s=dice.choice([1e-5, 1e-4, 1e-3]))
     jitter = dice.choice([0.0, 0.03])
@@ -166,7 +166,7 @@ def run_turns_shares(case: Case) -> None:
         traits = JobTraits(
             name=name,
             steps=STEPS,
-            layers=8,  # a waiting job gets one whenever another ends a step: it must be worth less than that
+            layers=8,  # a waiting job gets a layer whenever another ends a step: it must be short
             compute_s=dice.uniform(0.08, 0.16),
             network_s=0.0,
             jitter=jitter,
@@ -184,9 +184,9 @@ def run_turns_shares(case: Case) -> None:
 
 
 class Shares:
-    """Claim that the difference in device time per weight of any two jobs stays the same, to a step and a half of each.
+    """Claim that the difference in device time per weight of two jobs varies by at most a step and a half of each.
 
-    Half a step does not count as far behind.
+    A job that is half a step behind does not count as far behind.
     """
 
     def __init__(self, setup: SharedSetup) -> None:
@@ -212,12 +212,12 @@ class Shares:
 
 
 def _step_s(traits: JobTraits) -> float:
-    """Return the device time per weight of a step, and of a layer, which is not interrupted."""
+    """Return the device time per weight of a step and one more layer, because layers are not interrupted."""
     return traits.compute_s * (1 + traits.jitter) * (1 + 1 / traits.layers) / traits.weight
 
 
 def run_turns_killed(case: Case) -> None:
-    """Check that a job that dies delays another one not at all, and one that stops by no more than the lease."""
+    """Check that a job that dies does not delay another one, and one that stops delays it by at most the lease."""
     dice = case.dice
     kills, rank, when_s, lease_s = (
         dice.random() < 0.5,
@@ -231,7 +231,7 @@ def run_turns_killed(case: Case) -> None:
     ended_s, dying = setup.jobs[1].ended_s, setup.jobs[0].traits
     assert usual_s is not None
     assert ended_s is not None
-    # What the other workers of the dying job have begun they end, up to the network that never comes.
+    # The other workers of the dying job end the step that they have begun; its results never come.
     most_s = usual_s + (0.0 if kills else lease_s) + dying.device_s
     if ended_s > most_s:
         setup.world.fail(f"B should have ended at {most_s:.3f} and not at {ended_s:.3f}, if A had not died")
