@@ -26,7 +26,7 @@ from undertow.tools.faults.event_log import Broken, Case
 from undertow.tools.faults.invariants import Invariants
 from undertow.tools.faults.network import FaultyNetwork, Link
 from undertow.tools.faults.worker import MOMENT, Script, State, VirtualLoop, Worker
-from undertow.tools.virtual.world import Clock, Timetable
+from undertow.tools.virtual.world import Clock
 
 SILENCE_S = 10.0
 LONGEST_DELAY_S = 2.0  # of a frame between two workers that run
@@ -70,8 +70,7 @@ class Cluster:
         self._placement = Placement(self.workers[0].group.shape.owners)
         self._next_key = 0
         self._plans: list[tuple[int, Callable[[], None]]] = []
-        self._appointments = Timetable()
-        self._continued_s = 0.0  # when a script or an appointment last ran
+        self._continued_s = 0.0  # when a script or a call of the clock last ran
         self._make_events()
         self.network.connect([worker.group.receiver for worker in self.workers])
         for worker in self.workers:
@@ -128,10 +127,6 @@ class Cluster:
         """Plan a fault before the event of this number."""
         self._plans.append((event, fault))
         self._plans.sort(key=lambda plan: plan[0])
-
-    def appoint(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Plan a call after a delay."""
-        self._appointments.at(self.clock.now_s + delay_s, call)
 
     def note(self, event: str) -> None:
         self.log.note(event)
@@ -242,16 +237,13 @@ class Cluster:
         return [link for link in self.network.links_with_frames() if self.workers[link[1]].is_running]
 
     def _is_waited_for(self) -> bool:
-        return self._appointments.next_s < math.inf or any(
-            worker.is_running and worker.script for worker in self.workers
-        )
+        return self.clock.next_s < math.inf or any(worker.is_running and worker.script for worker in self.workers)
 
     def _passage(self) -> Event | None:
         """Return the passing of time, or an event that must come before; None if a script can continue without."""
-        due_s = min([worker.loop.next_due_s for worker in self.workers if worker.is_running], default=float("inf"))
-        due_s = min(due_s, self._appointments.next_s)
-        is_too_long = self._appointments.next_s == math.inf and self.clock.now_s - self._continued_s > PATIENCE_S
-        if due_s == float("inf") or is_too_long:
+        due_s = min([self.clock.next_s, *(worker.loop.next_due_s for worker in self.workers if worker.is_running)])
+        is_too_long = self.clock.next_s == math.inf and self.clock.now_s - self._continued_s > PATIENCE_S
+        if due_s == math.inf or is_too_long:
             if any(worker.is_running and worker.is_ready for worker in self.workers):
                 return None
             self.fail(f"deadlock: {self.invariants.describe_waits()}")
@@ -268,8 +260,8 @@ class Cluster:
     def _pass_time(self, to_s: float) -> None:
         self.clock.now_s = to_s
         self.note(f"it is {to_s:.3f} s")
-        while self._appointments.next_s <= to_s:
-            self._appointments.pop()()
+        while self.clock.next_s <= to_s:
+            self.clock.pop()()
             self._continued_s = to_s
         for worker in self.workers:
             # As in `Waiters`, which after a while names the ranks that a training thread waits for.

@@ -104,7 +104,7 @@ def run_late_leaving(case: Case) -> None:
     ends = Ends(cluster, [late_s if rank == late else 0.0 for rank in range(cluster.size)])
     if dice.random() < 0.5:
         culprits.add(dice.randrange(cluster.size))
-        cluster.appoint(dice.uniform(0.0, late_s), lambda: cluster.kill(min(culprits), draw_prefix(dice)))
+        cluster.clock.after(dice.uniform(0.0, late_s), lambda: cluster.kill(min(culprits), draw_prefix(dice)))
     cluster.run()
     if culprits:
         check_named(cluster, culprits)
@@ -164,7 +164,7 @@ class Ends:
 def _sleep(worker: Worker, cluster: Cluster, delay_s: float) -> Script:
     """Let the training thread do something else for a while; its engine keeps running."""
     until_s = cluster.clock.now_s + delay_s
-    cluster.appoint(delay_s, lambda: None)
+    cluster.clock.after(delay_s, lambda: None)
     yield from worker.until("its last step", lambda: cluster.clock.now_s >= until_s)
 
 

@@ -131,6 +131,6 @@ def _make_stop(cluster: Cluster, dice: random.Random) -> Callable[[], None]:
         if fresh:
             rank = fresh.pop()
             cluster.stop(rank)
-            cluster.appoint(dice.uniform(0.1, LONGEST_STOP_S), lambda: cluster.resume(rank))
+            cluster.clock.after(dice.uniform(0.1, LONGEST_STOP_S), lambda: cluster.resume(rank))
 
     return stop
