@@ -19,7 +19,9 @@ from undertow.units import format_bandwidth
 SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
 # The search ends when the answer is known within this factor.
 PRECISION = 1.03
-MOST_HOSTS = 256
+# Each number is half or a third more than the previous one.
+_HOSTS = sorted({2**power for power in range(1, 9)} | {3 * 2**power for power in range(7)})
+MOST_HOSTS = _HOSTS[-1]
 # Runs of a search: both ends, then a bisection down to PRECISION.
 _SEARCH = 2 + math.ceil(math.log2(math.log(FASTEST_BITS_PER_S / SLOWEST_BITS_PER_S) / math.log(PRECISION)))
 
@@ -88,7 +90,7 @@ def find_hosts(
     _check_share(worth)
     best, best_speedup = 1, 1.0
     before, speedup, failures = 1, 1.0, 0
-    for hosts in _list_hosts():
+    for hosts in _HOSTS:
         progress.say(f"{schedule.name} on {hosts} hosts")
         topology = make_topology(hosts, bandwidth_bits_per_s, latency_s=setting.latency_s)
         outcome = run(subject, topology, schedule, setting)
@@ -101,11 +103,6 @@ def find_hosts(
             best, best_speedup = hosts, reached
         before, speedup = hosts, reached
     return best, best_speedup
-
-
-def _list_hosts() -> list[int]:
-    hosts = sorted({2**power for power in range(1, 9)} | {3 * 2**power for power in range(7)})
-    return [count for count in hosts if count <= MOST_HOSTS]
 
 
 def _check_share(share: float) -> None:
