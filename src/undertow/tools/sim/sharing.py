@@ -86,8 +86,8 @@ def share(
 
 def weigh_sharing(tenants: Sequence[Tenant], topology: Topology, setting: Setting | None = None) -> float:
     """Return the units of progress of `share`: each distinct job alone, then all of them twice."""
-    different = [number for number, tenant in enumerate(tenants) if not _find_like(tenant, tenants[:number])]
-    return weigh(len(different) + 2 * len(tenants), topology, setting)
+    distinct = {_find_first_like(tenant, tenants) for tenant in tenants}
+    return weigh(len(distinct) + 2 * len(tenants), topology, setting)
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:
@@ -105,15 +105,12 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
 def _train_alone(
     tenants: Sequence[Tenant], topology: Topology, setting: Setting | None, progress: Progress, title: str
 ) -> list[JobFigures]:
-    runs: list[tuple[Tenant, SharedRun]] = []
-    for tenant in tenants:
-        like = _find_like(tenant, [before for before, _ in runs])
-        if like:
-            trained = runs[like[0]][1]
-        else:
-            progress.say(f"{title}: {tenant.subject.name} alone")
-            trained = train([tenant], topology, setting, has_arbiters=False, progress=progress)
-        runs.append((tenant, trained))
+    firsts = [_find_first_like(tenant, tenants) for tenant in tenants]
+    runs: dict[int, SharedRun] = {}
+    for first in sorted(set(firsts)):
+        progress.say(f"{title}: {tenants[first].subject.name} alone")
+        runs[first] = train([tenants[first]], topology, setting, has_arbiters=False, progress=progress)
+    alone = [runs[first] for first in firsts]
     return [
         JobFigures(
             model=tenant.subject.name,
@@ -123,17 +120,14 @@ def _train_alone(
             exposed_s=max(0.0, run.steps_s[0] - run.compute_s[0]),
             links_s=run.links_s,
         )
-        for tenant, run in runs
+        for tenant, run in zip(tenants, alone, strict=True)
     ]
 
 
-def _find_like(tenant: Tenant, others: Sequence[Tenant]) -> list[int]:
-    """Return which of the others train the same model under the same schedule: their runs alone are equal."""
-    return [
-        number
-        for number, other in enumerate(others)
-        if (other.subject, other.schedule) == (tenant.subject, tenant.schedule)
-    ]
+def _find_first_like(tenant: Tenant, tenants: Sequence[Tenant]) -> int:
+    """Return the first job with the same model and schedule: alone, their runs are equal."""
+    like = (tenant.subject, tenant.schedule)
+    return next(number for number, other in enumerate(tenants) if (other.subject, other.schedule) == like)
 
 
 def _compare(arrangement: Arrangement, trained: SharedRun, jobs: Sequence[JobFigures]) -> Row:
