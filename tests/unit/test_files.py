@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from undertow.files import create_private, replace_file, write_file, write_whole
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 from undertow.observe.trace.merging import MERGED, merge
 from undertow.observe.trace.trace_file import TraceFile
 from undertow.tracing.window import Window
@@ -68,7 +68,7 @@ def test_traces_are_for_their_user_only_and_follow_no_link(tmp_path: Path) -> No
     victim.write_text("precious")
     for name in ("rank-0.json", MERGED):
         (folder / name).symlink_to(victim)
-    TraceFile(folder, About(rank=0, world_size=1, host="host", version="1"), Window(0, 9)).close()
+    TraceFile(folder, TraceHeader(rank=0, world_size=1, host="host", version="1"), Window(0, 9)).close()
     merge(folder)
     assert victim.read_text() == "precious"
     assert {path.name: mode_of(path) for path in folder.iterdir()} == {"rank-0.json": 0o600, MERGED: 0o600}

@@ -12,7 +12,7 @@ from pathlib import Path
 from undertow.engine.client.group import ConnectedGroup
 from undertow.errors import ConfigError
 from undertow.observe.meter.status_sender import StatusSender, open_sender
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 from undertow.observe.trace.pump import EventPump
 from undertow.observe.trace.trace_file import TraceFile
 from undertow.release import __version__
@@ -51,7 +51,7 @@ def begin(settings: Settings, group: ConnectedGroup) -> None:
 
 
 def _open_file(settings: Settings, group: ConnectedGroup, pump: EventPump) -> None:
-    about = About(
+    about = TraceHeader(
         rank=group.rank,
         world_size=group.size,
         host=group.shape.hosts[group.rank],

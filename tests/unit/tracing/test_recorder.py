@@ -133,7 +133,7 @@ def test_a_reader_that_fails_is_named_and_gets_no_more_events(caplog: pytest.Log
     assert len(broken.taken) < 200
     assert not broken.is_closed
     assert len(other.taken) == 200
-    assert caplog.messages == ["the book ends here, the training goes on: the disk is full"]
+    assert caplog.messages == ["the book failed and has ended; training continues: the disk is full"]
 
 
 def test_when_the_last_reader_has_failed_nothing_is_recorded() -> None:
@@ -141,7 +141,7 @@ def test_when_the_last_reader_has_failed_nothing_is_recorded() -> None:
     pump = EventPump(recorder)
     pump.add(Reader(fails_at=0))
     recorder.record(make_event(1))
-    pump._carry()
+    pump._hand_over()
     assert not recorder.is_on
     pump.close()
 

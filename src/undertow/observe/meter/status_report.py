@@ -1,7 +1,7 @@
 """The status report that a worker sends about once per second.
 
 In: figures of the step meter.  Out: bytes for a datagram, and back.
-Its texts are names that the script chose: a reader must not trust them.
+Its names are chosen by the script, so readers must not trust them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from undertow.decoding import Count, Decoder, Rank
 
 EVERY_S = 1.0
-# However long a script's names are, a report must fit into a datagram and a control message.
+# Longer names are cut, so that a report fits into a datagram and a control message.
 LONGEST_NAME = 200
-# Views add up the figures of all ranks, and the sum must be finite, too.
+# Views add up the figures of all ranks, and the sum must be finite as well.
 Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 
 
@@ -44,7 +44,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps_per_s: Figure = 0.0
     waited_s: Figure = 0.0
     wait_share: Figure = 0.0
-    waits_for: str = ""  # what it waited for longest
+    waits_for: str = ""  # what caused most of the waiting
     wait_ms_per_step: Figure = 0.0
     turn_share: Figure = 0.0  # share of the time in which another job had the device
     layer: str = ""  # the slowest one

@@ -1,7 +1,7 @@
-"""Sends the status of a worker, about once per second.
+"""Sends the status of a worker about once per second.
 
-In: trace events, from the event pump.  Out: status reports, to the launcher of this host and, through the group, to
-that of rank 0.  Nothing here may delay or fail the training: what cannot be sent at once is dropped.
+In: trace events from the event pump.  Out: status reports, to the launcher of this host and, through the group, to the
+launcher of rank 0.  Nothing here may delay training or make it fail: a report that cannot be sent at once is dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from undertow.tracing.recorder import Recorder
 
 def open_sender(path: str, recorder: Recorder, *, rank: int, local_rank: int) -> StatusSender:
     """Return a sender for this rank; the launcher of its host listens at `path`."""
-    # The first ranks are on the first host, so a rank that equals its local rank is there.
+    # The lowest ranks are on the first host: only there, a rank equals its local rank.
     return StatusSender(recorder, StatusSocket(path), rank=rank, is_beside_first=rank == local_rank)
 
 
 class StatusGroup(Protocol):
-    """The two methods of a group that carry status reports."""
+    """The methods of a group that carry status reports."""
 
     size: int
 
@@ -53,7 +53,7 @@ class StatusSocket:
 
 
 class StatusSender:
-    """An event reader that sends what its step meter shows."""
+    """An event reader that sends the readings of its step meter."""
 
     title = "the live view of this worker"
 
@@ -68,7 +68,7 @@ class StatusSender:
     ) -> None:
         self._recorder, self._socket, self._clock = recorder, status_socket, clock
         self._meter = StepMeter(rank=rank, host=socket.gethostname(), now_s=clock())
-        self._is_beside_first = is_beside_first  # rank 0 has the same launcher
+        self._is_beside_first = is_beside_first  # whether rank 0 has the same launcher
         self._group: StatusGroup | None = None
         self._due_s = clock()
         self._lock = threading.Lock()

@@ -1,9 +1,9 @@
 """Adds up the trace events of a worker and reports its speed, waits and slowest layer.
 
-In: trace events, in their order.  Out: a status report whenever one is asked for.
-Pure: its only clock is the times of the events and of the reading.
-The time of a layer is its forward, without waits and without the layers inside it, plus in backward the time from the
-previous gradient to its own: autograd tells no more.
+In: trace events, in their order.  Out: a status report on request.
+Pure: the time comes from the events and from the caller.
+The time of a layer is that of its forward pass, without waits and inner layers, plus the time in backward from the
+previous gradient to its own.  Autograd gives no finer times.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class StepMeter:
         self._rank, self._host, self._began_s = rank, host, now_s
         self._sequence = 0
         self._steps = 0
-        self._step_ended_s = now_s  # or when the first one began
+        self._step_ended_s = now_s  # before the first step has ended: when it began
         self._waited_s = self._turn_s = 0.0
         self._bytes_out = self._bytes_in = 0
         self._link_bytes_per_s = 0.0
-        self._waits: defaultdict[str, float] = defaultdict(float)  # seconds of each, since the last report
+        self._waits: defaultdict[str, float] = defaultdict(float)  # seconds by cause, since the last report
         self._layers: defaultdict[str, float] = defaultdict(float)
         self._is_in_pass = False
-        self._model: int | None = None  # whose passes are the steps
+        self._model: int | None = None  # the model whose passes are the steps
         self._spans: list[tuple[float, float]] = []  # outermost spans of this forward pass
-        self._hooked_s = 0.0  # when autograd went on after the last gradient
-        self._apart_s = 0.0  # seconds it has waited since then
-        self._moments: deque[_Moment] = deque([self._look(now_s)], maxlen=LONGEST_WINDOW)
+        self._hooked_s = 0.0  # when autograd continued after the last gradient
+        self._paused_s = 0.0  # seconds of waiting since then
+        self._moments: deque[_Moment] = deque([self._make_moment(now_s)], maxlen=LONGEST_WINDOW)
 
     def take(self, taken: Sequence[TraceEvent]) -> None:
         for event in taken:
@@ -64,15 +64,15 @@ class StepMeter:
     def read(
         self, now_s: float, *, standstill: tuple[str, float] | None = None, has_ended: bool = False
     ) -> StatusReport:
-        """Return a report; `standstill` is what the training waits for right now, and since when."""
+        """Return a report; `standstill` is what training waits for at this moment, and since when."""
         stands_s = max(0.0, now_s - standstill[1]) if standstill else 0.0
-        now = self._look(now_s, stands_s)
+        now = self._make_moment(now_s, stands_s)
         self._moments.append(now)
         self._waits, self._layers = defaultdict(float), defaultdict(float)
-        first = self._forget(now)
+        first = self._drop_old(now)
         steps, span_s = now.steps - first.steps, max(now.time_s - first.time_s, 1e-9)
         recent = list(self._moments)[1:]
-        waits, layers = _add(moment.waits for moment in recent), _add(moment.layers for moment in recent)
+        waits, layers = _add_up(moment.waits for moment in recent), _add_up(moment.layers for moment in recent)
         self._sequence += 1
         return StatusReport(
             rank=self._rank,
@@ -86,11 +86,11 @@ class StepMeter:
             steps_per_s=_rate(first, now),
             waited_s=now.waited_s,
             wait_share=_share(now.waited_s - first.waited_s, span_s),
-            waits_for=_most(waits),
-            wait_ms_per_step=_each_ms(max(0.0, now.waited_s - first.waited_s), steps),
+            waits_for=_find_longest(waits),
+            wait_ms_per_step=_ms_per_step(max(0.0, now.waited_s - first.waited_s), steps),
             turn_share=_share(now.turn_s - first.turn_s, span_s),
-            layer=_most(layers) if steps else "",
-            layer_ms_per_step=_each_ms(max(layers.values(), default=0.0), steps),
+            layer=_find_longest(layers) if steps else "",
+            layer_ms_per_step=_ms_per_step(max(layers.values(), default=0.0), steps),
             bytes_out=now.bytes_out,
             bytes_in=now.bytes_in,
             out_bytes_per_s=(now.bytes_out - first.bytes_out) / span_s,
@@ -98,16 +98,16 @@ class StepMeter:
             link_bytes_per_s=self._link_bytes_per_s,
         )
 
-    def _look(self, now_s: float, stands_s: float = 0.0) -> _Moment:
-        # A wait counts while it lasts, so that it does not all fall into the second in which it ends.
+    def _make_moment(self, now_s: float, stands_s: float = 0.0) -> _Moment:
+        # A wait counts while it lasts; otherwise all of it would count in the second in which it ends.
         waited_s = self._waited_s + stands_s
         bytes_both = self._bytes_out, self._bytes_in
         return _Moment(
             now_s, self._step_ended_s, self._steps, waited_s, self._turn_s, *bytes_both, self._waits, self._layers
         )
 
-    def _forget(self, now: _Moment) -> _Moment:
-        """Drop moments older than the window; return the one at which it begins."""
+    def _drop_old(self, now: _Moment) -> _Moment:
+        """Drop moments older than the window, and return the first moment of the window."""
         moments = self._moments
         while len(moments) > 2 and moments[1].time_s <= now.time_s - WINDOW_S and moments[1].steps < now.steps:
             moments.popleft()
@@ -120,14 +120,14 @@ class StepMeter:
             return Activity.WAITING
         return Activity.COMPUTING if self._model is not None or self._bytes_out else Activity.STARTING
 
-    # What each kind of event adds
+    # Handlers of each type of event
 
     def _begin_pass(self, event: events.PassBegan) -> None:
         if self._model is None:  # the passes of the first model that trains are the steps
             self._model, self._step_ended_s = event.model, event.time_s
         self._is_in_pass = True
         self._spans.clear()
-        self._hooked_s, self._apart_s = event.time_s, 0.0
+        self._hooked_s, self._paused_s = event.time_s, 0.0
 
     def _end_pass(self, event: events.PassEnded) -> None:
         self._is_in_pass = False
@@ -138,8 +138,8 @@ class StepMeter:
     def _hook(self, event: events.Hooked) -> None:
         layer = events.find_layer(event.tensor)
         if self._is_in_pass:
-            self._layers[layer] += max(0.0, event.began_s - self._hooked_s - self._apart_s)
-        self._hooked_s, self._apart_s = event.ended_s, 0.0
+            self._layers[layer] += max(0.0, event.began_s - self._hooked_s - self._paused_s)
+        self._hooked_s, self._paused_s = event.ended_s, 0.0
 
     def _forward(self, event: events.Forward) -> None:
         inside_s = 0.0
@@ -152,16 +152,16 @@ class StepMeter:
     def _wait(self, event: events.Waited) -> None:
         self._waited_s += event.ended_s - event.began_s
         self._waits[event.tensor or event.reason] += event.ended_s - event.began_s
-        self._stand(event)
+        self._pause(event)
 
     def _await_turn(self, event: events.TurnAwaited) -> None:
         self._turn_s += event.ended_s - event.began_s
-        self._stand(event)
+        self._pause(event)
 
-    def _stand(self, event: events.Waited | events.TurnAwaited) -> None:
-        """Count a time in which no layer computed."""
+    def _pause(self, event: events.Waited | events.TurnAwaited) -> None:
+        """Exclude this time, in which no layer computed, from the layers' times."""
         if self._is_in_pass:
-            self._apart_s += event.ended_s - event.began_s
+            self._paused_s += event.ended_s - event.began_s
         else:
             self._spans.append((event.began_s, event.ended_s))
 
@@ -189,7 +189,7 @@ _COUNTS: dict[type[TraceEvent], Callable[[StepMeter, Any], None]] = {
 
 
 def _rate(first: _Moment, now: _Moment) -> float:
-    """Return steps per second: from the end of one step to that of another, or until now if the next is overdue."""
+    """Return steps per second between the ends of two steps, or until now if the next step is overdue."""
     steps = now.steps - first.steps
     if not steps:
         return 0.0
@@ -202,17 +202,17 @@ def _share(part_s: float, whole_s: float) -> float:
     return min(1.0, max(0.0, part_s / whole_s))
 
 
-def _each_ms(all_s: float, steps: int) -> float:
-    return 1e3 * all_s / steps if steps else 0.0
+def _ms_per_step(total_s: float, steps: int) -> float:
+    return 1e3 * total_s / steps if steps else 0.0
 
 
-def _add(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _add_up(moments: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
-    for seconds in each:
-        for name, count in seconds.items():
-            total[name] += count
+    for seconds in moments:
+        for name, time_s in seconds.items():
+            total[name] += time_s
     return total
 
 
-def _most(seconds: Mapping[str, float]) -> str:
+def _find_longest(seconds: Mapping[str, float]) -> str:
     return max(seconds, key=lambda name: seconds[name], default="")[:LONGEST_NAME]

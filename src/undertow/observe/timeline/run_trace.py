@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 from undertow.plan.cluster import Cluster
 from undertow.plan.plan import Plan
 from undertow.plan.profile import Profile
@@ -105,7 +105,7 @@ class PlanInForce:
 class RankTrace:
     """Record of one rank.  Every list is in the order of time."""
 
-    header: About
+    header: TraceHeader
     steps: dict[int, Step] = field(default_factory=dict)
     thread: list[Span] = field(default_factory=list)
     shard: list[Span] = field(default_factory=list)

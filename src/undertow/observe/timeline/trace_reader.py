@@ -19,7 +19,7 @@ from undertow.decoding import Decoder, Format
 from undertow.errors import Garbled, PlanError, name_ranks
 from undertow.observe.timeline.run_trace import PlanInForce, RankTrace, Span, SpanKind, Step, Trace, Wire
 from undertow.observe.timeline.trace_line import Args, Event, decode, to_ns
-from undertow.observe.trace.chrome import FORMAT, About
+from undertow.observe.trace.chrome import FORMAT, TraceHeader
 from undertow.observe.trace.merging import MERGED, find_files
 from undertow.plain_text import capitalise, clean
 from undertow.plan.checks import check_plan, check_profile
@@ -203,8 +203,8 @@ class _FileReader:
 _THREAD_CATS = frozenset(lane.value for lane in SpanKind)
 
 
-def _make_header(args: Args) -> About:
-    return About(
+def _make_header(args: Args) -> TraceHeader:
+    return TraceHeader(
         rank=args.rank,
         world_size=args.world_size,
         host=clean(args.host),

@@ -1,1 +1,1 @@
-"""Trace files: trace events in a format that viewers open, and what writes and merges them."""
+"""Trace files: trace events in a format that viewers open, written by each rank and merged into one file."""

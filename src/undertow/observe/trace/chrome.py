@@ -1,9 +1,9 @@
 """Converts trace events to the format of Chrome's trace viewer, which ui.perfetto.dev opens.
 
 In: the events of one rank, in their order.  Out: lines of JSON, as docs/trace.md describes them.
-An event becomes one line or two.  What an event alone does not say (which step it is in, which tensors a key carries,
-when the slice before it was done) is kept here.  This must be quick, because it runs beside the training: lines are
-written as text directly, which takes half the time of making objects first.
+An event becomes one or two lines.  Facts that a single event lacks (its step, the tensors of its key, the end of the
+previous slice on the same link) are remembered from earlier events.  Conversion runs beside the training and must be
+fast: lines are formatted as text directly, which takes half the time of building objects first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from undertow.tracing.events import TraceEvent
 from undertow.tracing.window import EVERYTHING, Window
 
 FORMAT = 1
-# A slice that was queued for less than this has not really waited.
+# Shorter times in the send queue are not drawn.
 QUEUED_S = 0.0001
-# Viewers attach an arrow at the very end of a span to the next span, so it is drawn a little earlier.
+# Viewers attach an arrow at the very end of a span to the next span, so arrows end a little earlier.
 INSIDE_S = 0.000001
 
 _KINDS = {int(kind): kind.name.lower() for kind in Kind}
@@ -40,8 +40,8 @@ class KeyTensors(NamedTuple):
     quoted: str
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a trace: rank, job and program that it is of."""
+class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a trace: the rank that wrote it, its job and its program."""
 
     rank: int
     world_size: int
@@ -54,29 +54,29 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Composer:
-    """Lines of one rank, made for steps in the window only."""
+    """Converter of one rank's events to lines, for steps in the window only."""
 
-    def __init__(self, about: About, clocks: Clocks, window: Window = EVERYTHING) -> None:
+    def __init__(self, about: TraceHeader, clocks: Clocks, window: Window = EVERYTHING) -> None:
         self.step = 0
         self._about = about
         self._rank = about.rank
         self._conversion = Conversion(clocks)
         self._ts = self._conversion.convert
         self._window = window
-        self._is_wanted = window.holds(0)  # whether lines of this step are made
+        self._is_wanted = window.holds(0)  # whether the current step is in the window
         self._lines: list[str] = []  # not taken yet
         self._kept: dict[tuple[str, str, str], str] = {}  # newest fact of each kind, for the first step in the window
         self._quoted: dict[str, str] = {}  # names as JSON
-        self._lanes: set[int] = set()  # those with a name already
+        self._lanes: set[int] = set()  # lanes that were named
         self._free_s: dict[int, float] = {}  # end of the latest span in each lane that shows one at a time
         self._tensors: dict[int, KeyTensors] = {}  # by key
         self._sent: dict[int, deque[events.Sent]] = {}  # by peer, until written
-        self._model: int | None = None  # whose passes are the steps
+        self._model: int | None = None  # the model whose passes are the steps
         self._is_between = True  # the next forward or pass begins a step
         self._step_s: float | None = None  # when the current step began
-        self._computed_s = 0.0  # up to here, backward has its spans
+        self._computed_s = 0.0  # end of the latest span of backward
         self._arrows = Arrows(self._draw)
-        self._first_arrow = about.rank << 32  # viewers want numbers that differ between ranks
+        self._first_arrow = about.rank << 32  # viewers need numbers that differ between ranks
 
     def open(self) -> list[str]:
         self._add_fact("process_name", name=f"rank {self._rank} on {self._about.host}")
@@ -194,7 +194,7 @@ class Composer:
     def _on_written(self, event: events.Written) -> None:
         sent = self._find_sent(event)
         if sent is None:
-            return  # it left before recording began
+            return  # sent before recording began
         tensors, lane = self._find_tensors(event.key), lane_to(event.peer)
         began_s = self._occupy(lane, sent.time_s, event.time_s)
         args = f'{_describe(sent, tensors)},"to":{event.peer},"sent":{self._ts(sent.time_s):.3f}'
@@ -204,7 +204,7 @@ class Composer:
             self._arrows.leave(tensors.names, sent.queued_s, began_s, lane)
 
     def _find_sent(self, event: events.Written) -> events.Sent | None:
-        """Remove and return the event of the same slice: on a real link it is the oldest one."""
+        """Remove and return the event of the same slice; on a real link it is always the oldest one."""
         waiting = self._sent.get(event.peer, _NOTHING)
         for index, sent in enumerate(waiting):
             if sent.key == event.key and sent.round == event.round and sent.kind == event.kind:
@@ -228,12 +228,12 @@ class Composer:
     def _find_tensors(self, key: int) -> KeyTensors:
         return self._tensors.get(key, _UNNAMED)
 
-    # What is needed to read the other lines
+    # Facts that are needed to read the other lines
 
     def _on_named(self, event: events.Named) -> None:
         new = {key: names for key, names in event.tensors.items() if self._find_tensors(key).names != names}
         if not new:
-            return  # a call that is made repeatedly
+            return  # repeated calls name the same tensors
         for key, names in new.items():
             self._tensors[key] = KeyTensors(names, _name(names), _dump(names))
         self._arrows.expect(event.tensors)
@@ -265,7 +265,7 @@ class Composer:
         )
 
     def _add_fact(self, kind: str, time_s: float | None = None, *, lane: int = 0, **args: Any) -> None:
-        """Add a line that is needed to read others.  Before the window, only the newest of each kind is kept."""
+        """Add a line that is needed to read others.  Before the window, only the newest fact of each kind is kept."""
         when = "" if time_s is None else f'"ts":{self._ts(time_s):.3f},'
         fact = f'{{"ph":"M","name":"{kind}","pid":{self._rank},"tid":{lane},{when}"args":{_dump(args)}}}'
         if self._is_wanted or time_s is None:
@@ -274,7 +274,7 @@ class Composer:
             self._kept[kind, str(args.get("table")), min(args.get("tensors", ("",)))] = fact
 
     def _draw(self, phase: str, number: int, time_s: float, lane: int) -> None:
-        """Add the begin, a stop or the end of an arrow."""
+        """Add the start, a point on the way or the end of an arrow."""
         if self._is_wanted:
             binding = ',"bp":"e"' if phase == "f" else ""
             self._lines.append(
@@ -283,7 +283,7 @@ class Composer:
             )
 
     def _occupy(self, lane: int, from_s: float, to_s: float) -> float:
-        """Return when this span begins in a lane that shows one at a time: not before the end of the previous one."""
+        """Return `from_s`, or the end of the previous span if later: such a lane shows one span at a time."""
         free_s = self._free_s.get(lane, 0.0)
         self._free_s[lane] = max(free_s, to_s)
         return min(to_s, max(from_s, free_s))

@@ -1,10 +1,13 @@
 """Converts a worker's times to microseconds of rank 0's clock, so that a trace never runs backwards.
 
-In: comparisons of the clocks, each a difference and the length of its round trip; times.  Out: the same times on rank
+In: comparisons of the clocks, each an offset and the duration of its round trip; times.  Out: the same times on rank
 0's clock.
-A comparison is wrong by at most half of its round trip; most round trips were delayed and say little.  The older a
-comparison is, the further the clocks may have drifted apart since.  So the best one is that whose round trip and age
-leave the least doubt.  Two good ones that are far apart show the drift, and how far it can be trusted.
+A comparison is wrong by at most half of its round trip, and most round trips are delayed.  The clocks also drift apart
+with its age.  The best comparison has the least
+
+    doubt = round trip / 2 + uncertainty of the drift * age
+
+Two fast comparisons that are far apart give the drift and its uncertainty.
 A better estimate applies only to times after those converted so far: a time is always converted to the same value, and
 a later time to a later value.  Otherwise a step could end after the next one begins.  Where the new estimate is behind
 the old one, the converted clock runs at half speed until they agree.
@@ -17,14 +20,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 KEPT_COMPARISONS = 256
-# Assumed drift until one is measured: that of the quartz of a machine without a time service.
+# Assumed drift until one is measured: that of a quartz clock without a time service.
 UNSEEN_DRIFT = 0.00005
 # Estimates kept for past times.  There are at most four per second, so these cover a quarter of an hour.
 KEPT_ESTIMATES = 4096
 
 
 class _Comparison(NamedTuple):
-    """Difference of the clocks at one time."""
+    """Offset between the clocks at one time."""
 
     time_s: float
     offset_s: float
@@ -32,7 +35,7 @@ class _Comparison(NamedTuple):
 
 
 class _Drift(NamedTuple):
-    """Drift in seconds per second, and its largest error."""
+    """Drift in seconds per second, and its largest possible error."""
 
     rate: float
     doubt: float
@@ -63,7 +66,7 @@ class Clocks:
 
 
 def _find_drift(comparisons: list[_Comparison]) -> _Drift:
-    """Return the drift between the fastest comparison of the older half and that of the newer half."""
+    """Return the drift between the fastest comparisons of the older and of the newer half."""
     middle = len(comparisons) // 2
     if not middle:
         return _Drift(0.0, UNSEEN_DRIFT)
@@ -78,7 +81,7 @@ def _find_fastest(comparisons: Iterable[_Comparison]) -> _Comparison:
 
 
 class _Segment(NamedTuple):
-    """An estimate that applies from `since_s` on, but never below the line of half speed, `least`."""
+    """An estimate that applies after `since_s`, but never below the line of half speed, `least`."""
 
     since_s: float
     factor: float
@@ -91,7 +94,7 @@ class _Segment(NamedTuple):
 
 
 class Conversion:
-    """Conversion to microseconds of rank 0's clock.  Used by one thread."""
+    """Converter of times to microseconds of rank 0's clock.  Used by one thread."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks

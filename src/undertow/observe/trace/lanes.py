@@ -1,7 +1,7 @@
 """The lanes in which a trace shows the stages of a rank, from top to bottom, and the arrows between them.
 
-In: what happens to tensors.  Out: flow events from a gradient's hook over the wire to its gate; a viewer attaches each
-to the span at its time.
+In: hooks, transfers and updates of tensors.  Out: flow events from a gradient's hook over the wire to its gate; a
+viewer attaches each one to the span at that time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Draw = Callable[[str, int, float, int], None]  # phase, number, time, lane
 
 
 class Lane:
-    """Numbers of the lanes, not an enum: one is written with every event, and an enum takes three times as long."""
+    """Numbers of the lanes.  Not an enum: one is written with every event, and an enum takes three times as long."""
 
     STEPS: Final = 1
     COMPUTE: Final = 2
@@ -31,7 +31,7 @@ _NAMES = {
     Lane.SHARD: "shard",
     Lane.ALLREDUCE: "allreduce",
 }
-# Two lanes for every peer follow.
+# Below them there are two lanes for every peer.
 _TO, _FROM = 1_000, 100_000
 
 
@@ -55,13 +55,13 @@ class Arrows:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._count = 0
-        self._open: dict[str, tuple[int, float]] = {}  # number and begin of each tensor's arrow
-        self._left: set[int] = set()  # arrows that were on the wire
-        self._slices: dict[str, int] = {}  # results that each tensor gets
+        self._open: dict[str, tuple[int, float]] = {}  # number and start of each tensor's arrow
+        self._left: set[int] = set()  # arrows that have reached the wire
+        self._slices: dict[str, int] = {}  # results per tensor
         self._missing: dict[str, int] = {}  # results still to come
 
     def expect(self, tensors: Mapping[int, tuple[str, ...]]) -> None:
-        """Set which tensors the keys carry from now on."""
+        """Set the tensors that each key carries."""
         for names in tensors.values():
             for name in names:
                 self._slices[name] = 0
@@ -76,7 +76,7 @@ class Arrows:
         self._draw("s", self._count, time_s, Lane.COMPUTE)
 
     def leave(self, tensors: Iterable[str], queued_s: float, time_s: float, lane: int) -> None:
-        """Continue the arrow at the first slice that leaves.  Slices of other shards may leave after the next hook."""
+        """Continue the arrow at the first slice that is sent.  Those of other shards may follow after the next hook."""
         for tensor in tensors:
             number, hooked_s = self._open.get(tensor, (0, 0.0))
             if number and number not in self._left and queued_s >= hooked_s:

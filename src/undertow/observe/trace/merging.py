@@ -1,7 +1,7 @@
 """Merges the traces of all ranks into one file, for viewers.
 
-In: a folder with `rank-N.json`.  Out: `trace.json` in it.  All times are rank 0's already, so the lines are copied; a
-last line that was cut off is left out.
+In: a folder with `rank-N.json`.  Out: `trace.json` in it.  All times are already on rank 0's clock, so lines are copied
+unchanged; a last line that was cut off is left out.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def merge(folder: Path) -> Path | None:
 
 
 def _read_events(path: Path) -> Iterator[bytes]:
-    """Yield the lines that are events."""
+    """Yield the lines that are complete events."""
     with path.open("rb") as lines:
         for line in lines:
             text = line.strip().rstrip(b",")
             if text in (b"[", b"]", b""):
                 continue
-            if line.endswith(b",\n") or _is_whole(text):
+            if line.endswith(b",\n") or _is_complete(text):
                 yield text
 
 
-def _is_whole(text: bytes) -> bool:
+def _is_complete(text: bytes) -> bool:
     try:
         _anything.decode(text)
     except Garbled:

@@ -1,8 +1,8 @@
-"""Carries trace events from the recorder to their readers, beside the training: to a file, to the live view.
+"""Hands trace events from the recorder to their readers (a file, the live view) in a thread of its own.
 
-In: the events of a recorder.  Out: the same events, a few at a time, to every reader.
-One thread wakes a few times per second.  It hands the events over in small batches, because the training threads wait
-for Python's lock meanwhile.  A reader that fails is removed, and the training goes on.
+In: the events of a recorder.  Out: the same events, in batches, to every reader.
+The thread wakes up four times per second.  Batches are small, because training threads wait for the GIL meanwhile.  A
+reader that fails is removed; training continues.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from undertow.tracing.recorder import Recorder
 log = logging.getLogger("undertow")
 
 EVERY_S = 0.25
-# A reader takes about 2 microseconds for each.
-BATCH = 64
+BATCH = 64  # events; a reader takes about 2 microseconds for each
 
 
 class EventReader(Protocol):
@@ -29,13 +28,13 @@ class EventReader(Protocol):
 
     @property
     def title(self) -> str:
-        """Return what a user would call it."""
+        """Return the reader's name for messages."""
 
     def take(self, events: Sequence[TraceEvent]) -> None:
-        """Read the next events.  There may be none: then only time has passed."""
+        """Read the next events; an empty batch only shows that time has passed."""
 
     def close(self) -> None:
-        """Finish: there will be no more events."""
+        """Finish: no more events will follow."""
 
 
 class EventPump:
@@ -49,7 +48,7 @@ class EventPump:
         self._thread: threading.Thread | None = None
 
     def add(self, reader: EventReader) -> None:
-        """Hand all further events to this reader too; the recorder is on as long as there is a reader."""
+        """Hand all further events to this reader too.  The recorder is on while there is at least one reader."""
         with self._lock:
             self._readers.append(reader)
         self._recorder.is_on = True
@@ -72,27 +71,27 @@ class EventPump:
         self._thread.join()
         self._thread = None
         self._recorder.is_on = False
-        self._carry()
+        self._hand_over()
         for reader in tuple(self._readers):
-            self._attempt(reader, reader.close)
+            self._call(reader, reader.close)
         self._readers = []
 
     def _run(self) -> None:
         while not self._ending.wait(EVERY_S):
-            self._carry()
+            self._hand_over()
 
-    def _carry(self) -> None:
+    def _hand_over(self) -> None:
         events = self._recorder.take()
         for start in range(0, len(events) or 1, BATCH):
             batch = events[start : start + BATCH]
             with self._lock:
                 for reader in tuple(self._readers):
-                    self._attempt(reader, functools.partial(reader.take, batch))
+                    self._call(reader, functools.partial(reader.take, batch))
             time.sleep(0)  # lets a training thread run first
 
-    def _attempt(self, reader: EventReader, work: Callable[[], None]) -> None:
+    def _call(self, reader: EventReader, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
             self.remove(reader)
-            log.warning("%s ends here, the training goes on: %s", reader.title, error)
+            log.warning("%s failed and has ended; training continues: %s", reader.title, error)

@@ -1,7 +1,7 @@
 """Writes the trace of one rank while the job runs.
 
-In: trace events.  Out: `rank-N.json`, a JSON array with one event per line; cut off anywhere, it is still a trace.
-Only the chosen steps are written, with everything that is needed to read them.
+In: trace events.  Out: `rank-N.json`, a JSON array with one event per line, which can be read even if it is cut off.
+Only the chosen steps are written, with the facts that are needed to read them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from undertow.files import create_private
-from undertow.observe.trace.chrome import About, Composer
+from undertow.observe.trace.chrome import Composer, TraceHeader
 from undertow.observe.trace.clocks import Clocks
 from undertow.tracing import events
 from undertow.tracing.events import TraceEvent
@@ -23,15 +23,17 @@ def name_file(rank: int) -> str:
 
 
 class TraceFile:
-    """An event reader that writes a file.  `on_full` is called when the last chosen step is written."""
+    """An event reader that writes a file.  `on_full` is called when the last chosen step has been written."""
 
-    def __init__(self, folder: Path, about: About, window: Window, on_full: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, folder: Path, about: TraceHeader, window: Window, on_full: Callable[[], None] = lambda: None
+    ) -> None:
         self.title = f"the trace in {folder}"
         folder.mkdir(parents=True, exist_ok=True)
         self._clocks = Clocks()
         self._composer = Composer(about, self._clocks, window)
         self._needs_clock = about.rank != 0 and about.source == "worker"
-        self._held: list[TraceEvent] = []  # until the clocks are compared
+        self._held: list[TraceEvent] = []  # events from before the first comparison of the clocks
         self._window = window
         self._on_full = on_full
         self._is_full = False
@@ -50,7 +52,7 @@ class TraceFile:
             return
         self._write_held()
         if self._window.is_over(self._composer.step):
-            self._end(f"only steps {self._window} were asked for")
+            self._end(f"only steps {self._window} were requested")
             self._on_full()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 from undertow.observe.trace.merging import find_files, merge
 from undertow.observe.trace.trace_file import TraceFile
 from undertow.release import __version__
@@ -32,7 +32,7 @@ def trace_run(folder: Path, subject: Subject, topology: Topology, schedule: Sche
         path.unlink()
     started = secrets.token_hex(6)
     for rank, trace in enumerate(traces):
-        about = About(
+        about = TraceHeader(
             rank=rank,
             world_size=len(traces),
             host=f"host{topology.places[rank]}",

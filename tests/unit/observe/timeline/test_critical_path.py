@@ -13,7 +13,7 @@ from undertow.observe.timeline.analysis import Study, study
 from undertow.observe.timeline.critical_path import Cause, PathLink, add_up
 from undertow.observe.timeline.run_trace import RankTrace, Span, SpanKind, Step, Trace, Wire
 from undertow.observe.timeline.trace_reader import read_trace
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 
 
 def read_study(folder: Path, traces: dict[int, list[Event]]) -> Study:
@@ -85,7 +85,7 @@ def test_waits_without_a_cause_in_the_trace_say_so(tmp_path: Path) -> None:
 def test_each_link_of_a_chain() -> None:
     """Rank 0 waits for a result of shard 1, which waited for the contribution of rank 0 itself, queued for a while."""
     steps = {1: Step(1, 0, 1000)}
-    zero = RankTrace(About(rank=0, world_size=2), steps=dict(steps))
+    zero = RankTrace(TraceHeader(rank=0, world_size=2), steps=dict(steps))
     zero.thread = [
         Span(cat=SpanKind.BACKWARD, name="a", begin_ns=0, end_ns=100, step=1),
         Span(cat=SpanKind.HOOK, name="a", begin_ns=100, end_ns=110, step=1, tensors=("a",)),
@@ -94,7 +94,7 @@ def test_each_link_of_a_chain() -> None:
     ]
     zero.outs = [Wire("push", 7, 1, 1, 8, 1, ("a",), begin_ns=300, end_ns=380, queued_ns=120, sent_ns=300)]
     zero.ins = [Wire("result", 7, 1, 1, 8, 1, ("a",), begin_ns=700, end_ns=880)]
-    one = RankTrace(About(rank=1, world_size=2), steps={1: Step(1, 0, 900)})
+    one = RankTrace(TraceHeader(rank=1, world_size=2), steps={1: Step(1, 0, 900)})
     one.thread = [Span(cat=SpanKind.HOOK, name="a", begin_ns=40, end_ns=50, step=1, tensors=("a",))]
     one.ins = [Wire("push", 7, 1, 1, 8, 0, ("a",), begin_ns=310, end_ns=400)]
     one.shard = [Span(cat="shard", name="a", begin_ns=405, end_ns=450, step=1, tensors=("a",), key=7, round=1)]
@@ -116,12 +116,12 @@ def test_each_link_of_a_chain() -> None:
 
 
 def test_what_is_gathered_has_no_shard() -> None:
-    zero = RankTrace(About(rank=0, world_size=2), steps={1: Step(1, 0, 1000)}, gathered={7})
+    zero = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 1000)}, gathered={7})
     zero.thread = [
         Span(cat=SpanKind.WAIT, name="wait", begin_ns=200, end_ns=900, step=1, tensors=("a",), reason="a gate")
     ]
     zero.ins = [Wire("push", 7, 1, 1, 8, 1, ("a",), begin_ns=700, end_ns=890)]
-    one = RankTrace(About(rank=1, world_size=2), steps={1: Step(1, 0, 990)}, gathered={7})
+    one = RankTrace(TraceHeader(rank=1, world_size=2), steps={1: Step(1, 0, 990)}, gathered={7})
     one.thread = [Span(cat=SpanKind.HOOK, name="a", begin_ns=600, end_ns=650, step=1, tensors=("a",))]
     one.outs = [Wire("push", 7, 1, 1, 8, 0, ("a",), begin_ns=680, end_ns=800, queued_ns=640, sent_ns=680)]
     found = study(Trace("", 2, {0: zero, 1: one}, []))
@@ -135,7 +135,7 @@ def test_what_is_gathered_has_no_shard() -> None:
 
 
 def test_torchs_own_sums_are_causes_too() -> None:
-    zero = RankTrace(About(rank=0, world_size=1), steps={1: Step(1, 0, 1000)})
+    zero = RankTrace(TraceHeader(rank=0, world_size=1), steps={1: Step(1, 0, 1000)})
     zero.thread = [Span(cat=SpanKind.WAIT, name="w", begin_ns=200, end_ns=900, step=1, reason="the end of backward")]
     zero.reduced = [Span(cat="allreduce", name="a", begin_ns=100, end_ns=880, step=1, tensors=("a",), size_bytes=8)]
     found = study(Trace("", 1, {0: zero}, []))
@@ -145,7 +145,7 @@ def test_torchs_own_sums_are_causes_too() -> None:
 
 
 def test_a_cause_that_leads_nowhere_is_not_followed_forever() -> None:
-    zero = RankTrace(About(rank=0, world_size=2), steps={1: Step(1, 0, 1000)})
+    zero = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 1000)})
     zero.thread = [Span(cat=SpanKind.WAIT, name="w", begin_ns=200, end_ns=900, step=1, tensors=("a",), reason="a gate")]
     zero.ins = [Wire("result", 7, 1, 1, 8, 1, ("a",), begin_ns=900, end_ns=900)]  # of a rank that is not here
     found = study(Trace("", 2, {0: zero}, []))

@@ -18,7 +18,7 @@ from undertow.observe.timeline.rank_rows import draw_course, intersect, unite
 from undertow.observe.timeline.run_trace import RankTrace, Span, SpanKind, Step, Trace, Wire
 from undertow.observe.timeline.thread_time import ThreadTimeline, TimeUse
 from undertow.observe.timeline.trace_reader import read_trace
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 
 SPENT = {
     "forward": TimeUse.COMPUTE,
@@ -118,7 +118,7 @@ lanes = st.lists(
 @given(lanes, st.lists(st.integers(1, 150), min_size=1, max_size=4))
 @settings(suppress_health_check=[HealthCheck.differing_executors])
 def test_any_spans_add_up_to_the_step(lane: list[tuple[str, int, int]], lengths: list[int]) -> None:
-    trace = RankTrace(About(rank=0, world_size=1))
+    trace = RankTrace(TraceHeader(rank=0, world_size=1))
     events = []
     for cat, begin, length in lane:
         trace.thread.append(Span(cat=cat, name="", begin_ns=begin * 1000, end_ns=(begin + length) * 1000, step=1))
@@ -136,7 +136,7 @@ def test_any_spans_add_up_to_the_step(lane: list[tuple[str, int, int]], lengths:
 
 
 def test_a_wait_inside_of_a_forward_is_waiting() -> None:
-    trace = RankTrace(About(rank=0, world_size=1), steps={1: Step(1, 0, 100)})
+    trace = RankTrace(TraceHeader(rank=0, world_size=1), steps={1: Step(1, 0, 100)})
     trace.thread = [span(SpanKind.FORWARD, 10, 60), span(SpanKind.WAIT, 20, 50), span(SpanKind.APPLY, 50, 55)]
     sums = add_up(ThreadTimeline(trace), trace.steps[1])
     assert (sums[TimeUse.COMPUTE], sums[TimeUse.WAIT], sums[TimeUse.APPLY]) == (65, 30, 5)
@@ -158,7 +158,7 @@ def span(lane: SpanKind, begin_ns: int, end_ns: int, **more: Any) -> Span:
 
 def wait_for_all(arrivals: Sequence[tuple[int, str]], hooks: Sequence[str]) -> dict[str, int]:
     """A rank that waits from 100 to 200 at the end of backward, while these arrive."""
-    trace = RankTrace(About(rank=0, world_size=2), steps={1: Step(1, 0, 300)})
+    trace = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 300)})
     trace.thread = [span(SpanKind.HOOK, 10, 20, tensors=(name,)) for name in hooks]
     trace.thread.append(span(SpanKind.WAIT, 100, 200, tensors=("a",), reason="the end of backward"))
     trace.ins = [

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.perfetto import Event, find_faults
 from undertow.engine.core.frames import Kind
-from undertow.observe.trace.chrome import _HANDLERS, About, Composer
+from undertow.observe.trace.chrome import _HANDLERS, Composer, TraceHeader
 from undertow.observe.trace.clocks import Clocks
 from undertow.observe.trace.lanes import Lane, lane_from, lane_to
 from undertow.tracing import events
@@ -19,7 +19,7 @@ from undertow.tracing.events import TraceEvent, TraceInstant, TraceSpan
 from undertow.tracing.window import Window
 
 PUSH, RESULT = int(Kind.PUSH), int(Kind.RESULT)
-ABOUT = About(rank=1, world_size=2, host="b", version="0.1.0", started="abc")
+ABOUT = TraceHeader(rank=1, world_size=2, host="b", version="0.1.0", started="abc")
 # One step of one layer on rank 1, whose gradient is summed by rank 0's shard; rank 0 has a gradient for ours.
 TABLE = events.Named(0.0, "the parameters of Net", "mean", {4: ("fc.weight",), 5: ("conv.weight", "conv.bias")})
 STEP = [
@@ -42,7 +42,7 @@ STEP = [
 ]
 
 
-def compose(*given: TraceEvent, about: About = ABOUT, clocks: Clocks | None = None) -> list[Event]:
+def compose(*given: TraceEvent, about: TraceHeader = ABOUT, clocks: Clocks | None = None) -> list[Event]:
     composer = Composer(about, clocks or Clocks())
     lines = [*composer.open(), *composer.compose(given), *composer.close("done")]
     assert not any("\n" in line for line in lines)

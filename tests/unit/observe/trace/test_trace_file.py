@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.perfetto import Event, find_faults, read_events
 from undertow.errors import ConfigError
-from undertow.observe.trace.chrome import About
+from undertow.observe.trace.chrome import TraceHeader
 from undertow.observe.trace.merging import merge
 from undertow.observe.trace.trace_file import TraceFile
 from undertow.tracing import events
@@ -17,8 +17,8 @@ from undertow.tracing.events import TraceEvent
 from undertow.tracing.window import Window, parse_window
 
 
-def about(rank: int = 0, world_size: int = 2) -> About:
-    return About(rank=rank, world_size=world_size, host=f"host{rank}", version="0.1.0", started="abc")
+def about(rank: int = 0, world_size: int = 2) -> TraceHeader:
+    return TraceHeader(rank=rank, world_size=world_size, host=f"host{rank}", version="0.1.0", started="abc")
 
 
 def train(step: int) -> list[TraceEvent]:
@@ -61,7 +61,7 @@ def test_only_the_steps_asked_for_are_written_and_what_they_need(tmp_path: Path)
     assert list_steps(told, "hook") == [3, 4]
     assert {"undertow.table", "undertow.link", "thread_name"} <= {event["name"] for event in told}
     assert [event["args"] for event in told if event["name"] == "undertow.end"] == [
-        {"reason": "only steps 3 to 4 were asked for"}
+        {"reason": "only steps 3 to 4 were requested"}
     ]
     assert ended == ["full"]
     assert find_faults(told) == []
