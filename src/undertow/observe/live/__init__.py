@@ -1,1 +1,1 @@
-"""Live view of a running job: workers send reports, the launcher shows them on a terminal and a page."""
+"""Live view of a running job: workers send reports, and the launcher shows them in a terminal and on a page."""

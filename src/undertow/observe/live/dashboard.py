@@ -1,7 +1,7 @@
 """Draws the dashboard: a header, a table of ranks and the last lines of rank 0.
 
 In: a snapshot of the job, the size of the terminal.  Out: a frame for rich, never larger than the terminal.
-On a narrow terminal the least important columns are left out, and of too many ranks the least interesting.
+If the terminal is too small, the least important columns and the least interesting ranks are left out.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from undertow.plain_text import clean
 from undertow.units import format_byte_rate, format_clock, format_ms, format_percent, format_quantity, format_speed
 
 MOST_ROWS = 20
-FEWEST_LINES = 3  # of rank 0, if there are that many
+FEWEST_LINES = 3  # of rank 0's output, if it has as many
 MOST_NOTICES = 3
 SMALLEST = 9  # lines: enough for one rank
 LONGEST_STATE = 40
 
 
 class Column(NamedTuple):
-    """A column of fixed width: a table whose columns move cannot be read."""
+    """A column of fixed width, because moving columns cannot be read."""
 
     heading: str
     show: Callable[[StatusReport], str]
     width: int
-    importance: int  # 0 is left out last
+    importance: int  # 0 is the most important
     is_word: bool = False
 
 
@@ -59,15 +59,15 @@ def draw(snapshot: JobSnapshot, *, width: int, height: int, notices: Sequence[st
     header = _draw_header(snapshot, width)
     lines = snapshot.lines
     last = notices[max(0, len(notices) - min(MOST_NOTICES, max(0, height - SMALLEST))) :]
-    said = [Text(clean(line), style="yellow", no_wrap=True, overflow="ellipsis") for line in last]
-    room = max(1, height - len(header) - len(said) - 5)  # the table's heading and the gaps around it take 5 lines
-    shown = _choose(snapshot.rows, max(1, min(MOST_ROWS, room - min(FEWEST_LINES, len(lines)))))
+    warnings = [Text(clean(line), style="yellow", no_wrap=True, overflow="ellipsis") for line in last]
+    room = max(1, height - len(header) - len(warnings) - 5)  # the table's heading and the gaps around it take 5 lines
+    shown = _choose_rows(snapshot.rows, max(1, min(MOST_ROWS, room - min(FEWEST_LINES, len(lines)))))
     left_out = len(snapshot.rows) - len(shown)
     renderables: list[RenderableType] = [*header, Text(), _draw_table(shown, width)]
     if left_out:
         renderables.append(Text(f"and {left_out} more like these", style="dim", no_wrap=True))
     room -= len(shown) + bool(left_out)
-    renderables += said
+    renderables += warnings
     if lines and room > 0:
         renderables += [Text(), Text("rank 0", style="dim")]
         renderables += [Text(line, no_wrap=True, overflow="ellipsis") for line in lines[-room:]]
@@ -99,7 +99,7 @@ def _draw_header(snapshot: JobSnapshot, width: int) -> list[Text]:
 
 
 def _draw_table(rows: Sequence[RankRow], width: int) -> Table:
-    columns = _fit(width)
+    columns = _choose_columns(width)
     rest = width - _RANK - _GAP - sum(column.width + _GAP for column in columns)
     longest_host = max((cell_len(row.host) for row in rows), default=0)
     host = min(max(longest_host, len("host")), max(_HOST, rest // 3))
@@ -116,8 +116,8 @@ def _draw_table(rows: Sequence[RankRow], width: int) -> Table:
     return table
 
 
-def _fit(width: int) -> list[Column]:
-    """Return the most important columns that fit, in the order of the table."""
+def _choose_columns(width: int) -> list[Column]:
+    """Choose the most important columns that fit, in the order of the table."""
     left = width - _RANK - _HOST - _STATE - 2 * _GAP
     kept = set()
     for column in sorted(_COLUMNS, key=lambda column: column.importance):
@@ -143,18 +143,18 @@ def _show_cell(column: Column, report: StatusReport | None) -> str:
 
 
 def _shorten(text: str, width: int) -> str:
-    """Cut the beginning: the end of a tensor's name, or of a path, says more."""
+    """Cut the beginning: the end of a tensor's name or of a path is more specific."""
     return text if cell_len(text) <= width else "\N{HORIZONTAL ELLIPSIS}" + text[1 - width :]
 
 
-def _choose(rows: Sequence[RankRow], most: int) -> list[RankRow]:
-    """Return at most `most` rows, ordered by rank.
+def _choose_rows(rows: Sequence[RankRow], most: int) -> list[RankRow]:
+    """Choose at most `most` rows, ordered by rank.
 
-    Chosen first are ranks in trouble, then those that wait most and those that wait least: the others wait for them.
+    Ranks in trouble come first, then the ranks that wait most and those that wait least, as the others wait for them.
     """
     if len(rows) <= most:
         return list(rows)
-    room = max(1, most - 1)  # a line says how many are left out
+    room = max(1, most - 1)  # one line gives the number of ranks left out
     ordered = sorted(rows, key=lambda row: (-row.report.wait_share if row.report else 0.0, row.rank))
     troubled = [row for row in ordered if row.is_alarming][:room]
     others = [row for row in ordered if not row.is_alarming]

@@ -1,4 +1,4 @@
-"""The displays of the live view on stderr or stdout: frames on a terminal, else a line every few seconds.
+"""The displays of the live view on stderr or stdout: frames on a terminal, otherwise a line every few seconds.
 
 In: snapshots of the job; messages of the launcher.  Out: frames or lines.
 """
@@ -30,16 +30,16 @@ def find_terminal(environ: Mapping[str, str]) -> int | None:
 
 
 class Screen:
-    """A display that owns a terminal from `start` to `finish`, and leaves the last frame there.
+    """A display that uses a whole terminal from `start` to `finish`, and leaves the last frame there.
 
-    Frames are drawn on the terminal's alternate screen, each from the top, so nothing remains of one that a resize has
-    broken.
+    Frames are drawn on the terminal's alternate screen, each from the top, so that nothing remains of a frame garbled
+    by a resize.
     """
 
     every_s = 0.5
 
     def __init__(self, fd: int) -> None:
-        # A copy: closing this file must not close the launcher's own stream.
+        # A duplicate, because closing this file must not close the launcher's own stream.
         self._file = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="replace")
         self._console = Console(file=self._file, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._live = Live(
@@ -68,7 +68,7 @@ class Screen:
         return not select.select([], [self._file], [], 0)[1]
 
     def release(self) -> None:
-        """Let the launcher write again, also after a hang, beginning with messages that no frame may have shown."""
+        """Let the launcher write again, even after a hang, beginning with messages that may not have been shown."""
         redirect(None)
         with self._lock:
             notices, self._notices = self._notices, []
@@ -81,7 +81,7 @@ class Screen:
 
 
 class LogDisplay:
-    """A display that writes lines, fit for a log, and at once a warning for each rank that falls silent or fails."""
+    """A display for logs: a line every few seconds, and a warning as soon as a rank falls silent or fails."""
 
     every_s = 0.5
 
@@ -106,20 +106,20 @@ class LogDisplay:
             self._describe(snapshot)
 
     def is_stuck(self) -> bool:
-        return False  # `notify` gives up by itself
+        return False  # `notify` has a timeout of its own
 
     def release(self) -> None:
         pass
 
     def _describe(self, snapshot: JobSnapshot) -> None:
         line = describe(snapshot)
-        if line != self._written:  # the end may come right after a line
+        if line != self._written:  # the job may end right after a line was written
             self._write(line)
         self._written = line
 
 
 def describe(snapshot: JobSnapshot) -> str:
-    """Describe a job in a line: `step 1240, 8.3 steps/s, 9 % waiting (most for fc6.weight), out 93 MB/s, ...`."""
+    """Describe a job in one line: `step 1240, 8.3 steps/s, 9 % waiting (most for fc6.weight), out 93 MB/s, ...`."""
     if not snapshot.reporting:
         return "no worker has reported yet"
     steps = [f"step {snapshot.steps}", format_speed(snapshot.steps_per_s)] if snapshot.steps else ["no step seen yet"]
@@ -140,7 +140,7 @@ def _describe_waits(snapshot: JobSnapshot) -> str:
 
 
 def find_alarms(snapshot: JobSnapshot, known: set[int]) -> list[str]:
-    """Return a warning for each rank that has become alarming; `known` holds those that were, and is updated."""
+    """Return a warning for each newly alarming rank; `known` holds the ranks warned about, and is updated."""
     alarming = {row.rank: row for row in snapshot.rows if row.is_alarming and row.is_up}
     fresh = [row for rank, row in alarming.items() if rank not in known]
     known.clear()

@@ -1,8 +1,8 @@
 """The state of a job as its launcher knows it.
 
-In: status reports, endings of workers, lines of rank 0, the time.  Out: a `JobSnapshot`, which every display shows.
-Pure, and for one thread at a time.  All text of workers is made safe here, once.  An unfinished line of rank 0
-counts in its latest state, so that a progress bar moves.
+In: status reports, endings of workers, output of rank 0, the time.  Out: a `JobSnapshot`, which every display shows.
+Pure, and for one thread at a time.  All text from workers is made safe here, once.  An unfinished line of rank 0 is
+included as it stands, so that a progress bar moves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from undertow.engine.wire.streams import Lines
 from undertow.observe.meter.status_report import LONGEST_NAME, Activity, StatusReport
 from undertow.plain_text import clean, show_line
 
-# A worker whose interpreter is busy elsewhere misses a report or two.
+# A worker may miss a report or two while its interpreter is busy.
 SILENT_S = 5.0
 HISTORY = 120  # points, about one per second
 DONE = "done"  # the ending of a worker without an error
@@ -30,7 +30,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     host: str
-    state: str  # as text
+    state: str  # in words
     is_alarming: bool
     is_up: bool
     report: StatusReport | None = msgspec.field(name="pulse")  # its name in state.json; None until the first one
@@ -43,7 +43,7 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     elapsed_s: float
     verdict: str  # how it ended; empty while it runs
-    reporting: int = msgspec.field(name="heard")  # number of ranks that have reported
+    reporting: int = msgspec.field(name="heard")  # its name in state.json; number of ranks that have reported
     steps: int  # 0 if unknown
     steps_per_s: float
     wait_share: float
@@ -54,8 +54,8 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     layer: str
     layer_ms_per_step: float
     rows: list[RankRow]
-    lines: list[str]  # last lines of rank 0
-    history: list[tuple[float, float]]  # steps per second and share of waits, the latest last
+    lines: list[str]  # last lines of rank 0's output
+    history: list[tuple[float, float]]  # steps per second and share of waits, oldest first
 
 
 class JobState:
@@ -74,12 +74,12 @@ class JobState:
         self._history: deque[tuple[float, float]] = deque(maxlen=HISTORY)
 
     def expect(self, hosts: dict[int, str], world_size: int) -> None:
-        """Set the ranks that this launcher starts, by their hosts, and the number of all ranks."""
+        """Set the ranks that this launcher starts with their hosts, and the number of all ranks."""
         self._hosts = {rank: clean(host) for rank, host in hosts.items()}
         self._world_size = world_size
 
     def add_report(self, report: StatusReport, now_s: float) -> None:
-        """Take a report, unless it is late, a duplicate, or of a rank that does not exist."""
+        """Store a report, unless it is late, a duplicate, or from a rank that does not exist."""
         known = self._reports.get(report.rank)
         if not 0 <= report.rank < self._world_size or (known is not None and report.sequence <= known.sequence):
             return
@@ -90,7 +90,7 @@ class JobState:
         self._reported_s[report.rank] = now_s
 
     def end_rank(self, rank: int, ending: str) -> None:
-        """Set how this worker has ended: `DONE`, or how it failed."""
+        """Record how this worker has ended: `DONE`, or how it failed."""
         self._endings[rank] = ending
 
     def end_job(self, verdict: str) -> None:
@@ -155,7 +155,7 @@ class JobState:
 
 
 def describe_state(report: StatusReport | None) -> str:
-    """Return what a worker does, as text."""
+    """Describe what a worker is doing."""
     if report is None:
         return Activity.STARTING.value
     if report.state is Activity.WAITING:
@@ -167,7 +167,7 @@ def describe_state(report: StatusReport | None) -> str:
 
 
 def _speed(reports: Sequence[StatusReport]) -> float:
-    """Return the median: all ranks make the same steps, and it leaves out ranks that started late."""
+    """Return the median over the ranks, which is not distorted by ranks that started late."""
     known = [report.steps_per_s for report in reports if report.steps]
     return statistics.median(known) if known else 0.0
 
@@ -178,7 +178,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 class LastLines:
-    """The last lines of several streams together; each stream has a number."""
+    """The last lines of several numbered streams together."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)

@@ -1,5 +1,5 @@
 "use strict";
-// Shows the snapshots that /events sends. All text of workers goes through textContent, so none of it is ever markup.
+// Shows the snapshots that /events sends. All text from workers goes through textContent, so it is never markup.
 const find = (id) => document.getElementById(id);
 const text = (id, words) => { if (find(id).textContent !== words) find(id).textContent = words; };
 
@@ -24,7 +24,7 @@ const ofLink = (perSecond, report) =>
 
 function drawSpark(id, values, words) {
   const most = Math.max(...values, 1e-9);
-  const span = Math.max(values.length, 30) - 1; // the line grows to the right, and is squeezed once it fills the box
+  const span = Math.max(values.length, 30) - 1; // the line grows to the right until it fills the box, then is squeezed
   const points = values.map((value, place) => `${(120 * place / span).toFixed(1)},${(27 - 26 * value / most).toFixed(1)}`);
   find(id).firstElementChild.setAttribute("points", points.join(" "));
   find(id).setAttribute("aria-label", words);
@@ -89,24 +89,24 @@ function draw(job) {
   drawLines(job.lines);
 }
 
-function say(state, words) {
+function showLink(state, words) {
   const link = find("link");
   link.dataset.state = state;
   text("link", words);
   document.body.classList.toggle("stale", state === "lost");
 }
 
-// The browser reconnects by itself, unless the job has ended.
+// The browser reconnects on its own, unless the job has ended.
 const events = new EventSource("/events");
 events.onmessage = (event) => {
   const job = JSON.parse(event.data);
   draw(job);
-  if (!job.verdict) return say("live", "live");
+  if (!job.verdict) return showLink("live", "live");
   events.close();
-  say(job.verdict === "done" ? "ended" : "failed", `the job has ended: ${job.verdict}`);
+  showLink(job.verdict === "done" ? "ended" : "failed", `the job has ended: ${job.verdict}`);
 };
 events.onerror = () => {
-  say("lost", "connection lost, reconnecting");
-  // A browser gives up if another program answers on the launcher's port.
+  showLink("lost", "connection lost, reconnecting");
+  // A browser gives up if another program responds on the launcher's port.
   if (events.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
 };

@@ -1,10 +1,10 @@
-"""The live view of a running job: collects its state, and shows it on each display in a thread of its own.
+"""The live view of a running job: collects the job's state, and shows it on each display in a thread of its own.
 
 In: the user's options; status reports, lines and endings.  Out: a dashboard, a log, a page.
-Reports are received at a datagram socket in a folder that only this user can enter; other datagrams are dropped.  The
-socket has a path, not an abstract name: abstract names are open to every user of the host, and emulated hosts do not
-share them.
-No display can delay another one, the workers, or the end of the job: one that hangs is abandoned.
+Reports arrive at a datagram socket in a folder that only this user can enter; other datagrams are dropped.  The socket
+has a path, not an abstract name: abstract names are open to every user of the host, and emulated hosts do not share
+them.
+No display can delay another one, the workers, or the end of the job: a display that hangs is abandoned.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from undertow.launch.relay import VisibleRanks
 from undertow.launch.worker import WorkerSpec
 from undertow.observe.live.displays import LogDisplay, Screen, find_terminal
 from undertow.observe.live.job_state import DONE, JobSnapshot, JobState
-from undertow.observe.live.web import FAREWELL_S, WebDisplay
+from undertow.observe.live.web import LAST_SNAPSHOT_S, WebDisplay
 from undertow.observe.meter.status_report import StatusReport, decode
 
 HISTORY_EVERY_S = 1.0
-# How long a terminal or log that is not read may delay the end of the job.
+# A terminal or log that is not read may delay the end of the job by this long.
 LAST_FRAME_S = 1.0
-# A display that is merely slow, because the machine is, may take this many times as long.
+# A display that is not stuck, but slow because the machine is, may take this many times as long.
 SLOWEST_DISPLAY = 10
 LONGEST_DATAGRAM = 1 << 16
 
@@ -59,20 +59,20 @@ class Display(Protocol):
 class LiveView:
     """State of one job and its displays: `start` before the workers start, `finish` when all have ended.
 
-    Threads begin with `start`: the lab forks before it.
+    `start` is the first to create a thread, because the lab forks before it.
     """
 
     def __init__(self, job: JobState, displays: Sequence[Display], *, visible: VisibleRanks | None) -> None:
-        self.visible = visible  # whose output is shown beside the view; None: as without a view
+        self.visible = visible  # the ranks whose output is shown beside the view; None: as without a view
         self._job, self._lock = job, threading.Lock()
         self._displays = displays
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._endings: Sequence[WorkerExit] = ()
-        self._history_s = 0.0  # when it got its latest point
+        self._history_s = 0.0  # when the latest point of the history was added
         self._receiver = StatusReceiver(self.add_report)
         self.address = str(self._receiver.path)  # where workers send reports
-        self.folder = self._receiver.folder  # a temporary one, which exists from `start` to `collect`
+        self.folder = self._receiver.folder  # temporary: exists from `start` to `collect`
 
     def collect(self) -> None:
         """Take the reports that have arrived, and stop receiving: all workers have ended."""
@@ -115,8 +115,8 @@ class LiveView:
         try:
             while not self._ending.wait(display.every_s):
                 display.show(self._take_snapshot())
-        except Exception as error:  # our defect must neither leave the terminal as it is nor end the job
-            notify(f"the live view ends here, the job goes on: {type(error).__name__}: {error}")
+        except Exception as error:  # a defect here must neither leave the terminal unusable nor end the job
+            notify(f"the live view failed and has ended; the job continues: {type(error).__name__}: {error}")
         finally:
             display.finish(self._take_snapshot())
 
@@ -132,9 +132,9 @@ class LiveView:
 
 
 def _wait_for(display: Display, thread: threading.Thread) -> None:
-    """Return when the display has ended or hangs.  A frame drawn later would cover the launcher's last messages."""
+    """Wait until the display has ended or hangs: a frame drawn later would cover the launcher's last messages."""
     for _ in range(SLOWEST_DISPLAY):
-        thread.join(LAST_FRAME_S + FAREWELL_S)
+        thread.join(LAST_FRAME_S + LAST_SNAPSHOT_S)
         if not thread.is_alive() or display.is_stuck():
             return
 
@@ -165,7 +165,7 @@ def _describe_address(port: int) -> str:
 
 
 class StatusReceiver:
-    """A socket and the thread that reads it.  `folder` and `path` exist from `start` until `close`."""
+    """A socket for status reports, and the thread that reads it.  `folder` and `path` exist from `start` to `close`."""
 
     def __init__(self, on_report: Callable[[StatusReport], None]) -> None:
         self._on_report = on_report
@@ -176,8 +176,8 @@ class StatusReceiver:
         self._thread = threading.Thread(target=self._run, name="undertow-status", daemon=True)
 
     def open(self) -> None:
-        """Make the folder and the socket, in which reports wait from now on."""
-        self.folder.mkdir(mode=0o700)  # fails if it exists: then it would be another user's
+        """Make the folder and the socket.  The socket holds reports until they are read."""
+        self.folder.mkdir(mode=0o700)  # fails if it exists, because it would be another user's
         self._socket.bind(str(self.path))
 
     def start(self) -> None:
@@ -185,7 +185,7 @@ class StatusReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Hand over the reports that have arrived, and stop.  A second call does nothing."""
+        """Hand over the reports that have arrived, and stop the thread.  A second call does nothing."""
         if self._thread.is_alive():
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as waker:
                 waker.sendto(b"", str(self.path))

@@ -1,7 +1,7 @@
-"""The live view for Prometheus: the text format, version 0.0.4.
+"""Writes the figures of a job for Prometheus, in its text format, version 0.0.4.
 
 In: a snapshot of the job.  Out: text.
-A rank that has not reported yet has only `undertow_rank_up`: an unknown figure is not 0.
+Unknown figures are left out, because they are not 0; a rank that has not reported yet has only `undertow_rank_up`.
 """
 
 from __future__ import annotations
@@ -15,33 +15,37 @@ from undertow.observe.meter.status_report import StatusReport
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class _Figure(NamedTuple):
-    """A metric of every rank that has reported."""
+class _Metric(NamedTuple):
+    """A metric of every rank that has reported; `read` returns None where the figure is unknown."""
 
     name: str
     kind: str
     meaning: str
-    read: Callable[[StatusReport], float]
+    read: Callable[[StatusReport], float | None]
 
 
-_FIGURES = (
-    _Figure("undertow_steps_total", "counter", "Synchronised backward passes so far.", lambda p: p.steps),
-    _Figure("undertow_step_rate", "gauge", "Steps per second over the last seconds.", lambda p: p.steps_per_s),
-    _Figure("undertow_wait_seconds_total", "counter", "Time in which the training waited.", lambda p: p.waited_s),
-    _Figure("undertow_wait_ratio", "gauge", "Share of the last seconds in which it waited.", lambda p: p.wait_share),
-    _Figure("undertow_turn_ratio", "gauge", "Share in which another job had the device.", lambda p: p.turn_share),
-    _Figure("undertow_bytes_out_total", "counter", "Bytes of slices sent.", lambda p: p.bytes_out),
-    _Figure("undertow_bytes_in_total", "counter", "Bytes of slices received.", lambda p: p.bytes_in),
-    _Figure("undertow_uptime_seconds", "gauge", "Time since the worker joined the job.", lambda p: p.uptime_s),
-)
-_LINK = _Figure(
-    "undertow_link_bytes_per_second", "gauge", "Measured rate of the link, each way.", lambda p: p.link_bytes_per_s
-)
-_LAYER = _Figure(
-    "undertow_slowest_layer_seconds",
-    "gauge",
-    "Forward and backward time of the slowest layer, per step.",
-    lambda p: p.layer_ms_per_step / 1e3,
+_LAYER = "undertow_slowest_layer_seconds"  # has the layer as a label
+_METRICS = (
+    _Metric("undertow_steps_total", "counter", "Synchronised backward passes so far.", lambda r: r.steps),
+    _Metric("undertow_step_rate", "gauge", "Steps per second over the last seconds.", lambda r: r.steps_per_s),
+    _Metric("undertow_wait_seconds_total", "counter", "Time that the training waited.", lambda r: r.waited_s),
+    _Metric("undertow_wait_ratio", "gauge", "Share of waiting in the last seconds.", lambda r: r.wait_share),
+    _Metric("undertow_turn_ratio", "gauge", "Share in which another job had the device.", lambda r: r.turn_share),
+    _Metric("undertow_bytes_out_total", "counter", "Bytes of slices sent.", lambda r: r.bytes_out),
+    _Metric("undertow_bytes_in_total", "counter", "Bytes of slices received.", lambda r: r.bytes_in),
+    _Metric("undertow_uptime_seconds", "gauge", "Time since the worker joined the job.", lambda r: r.uptime_s),
+    _Metric(
+        "undertow_link_bytes_per_second",
+        "gauge",
+        "Measured rate of the link, each way.",
+        lambda r: r.link_bytes_per_s or None,
+    ),
+    _Metric(
+        _LAYER,
+        "gauge",
+        "Forward and backward time of the slowest layer, per step.",
+        lambda r: r.layer_ms_per_step / 1e3 if r.layer else None,
+    ),
 )
 
 
@@ -54,13 +58,13 @@ def _list_lines(snapshot: JobSnapshot) -> Iterator[str]:
     for row in snapshot.rows:
         yield f"undertow_rank_up{_label(row)} {int(row.is_up and not row.is_alarming and row.report is not None)}"
     rows = [(row, row.report) for row in snapshot.rows if row.report is not None]
-    for figure in _FIGURES:
-        yield from _explain(figure.name, figure.kind, figure.meaning)
-        yield from (f"{figure.name}{_label(row)} {figure.read(report):.12g}" for row, report in rows)
-    yield from _explain(_LINK.name, _LINK.kind, _LINK.meaning)
-    yield from (f"{_LINK.name}{_label(row)} {_LINK.read(p):.12g}" for row, p in rows if p.link_bytes_per_s)
-    yield from _explain(_LAYER.name, _LAYER.kind, _LAYER.meaning)
-    yield from (f"{_LAYER.name}{_label(row, layer=p.layer)} {_LAYER.read(p):.12g}" for row, p in rows if p.layer)
+    for metric in _METRICS:
+        yield from _explain(metric.name, metric.kind, metric.meaning)
+        for row, report in rows:
+            value = metric.read(report)
+            if value is not None:
+                labels = {"layer": report.layer} if metric.name == _LAYER else {}
+                yield f"{metric.name}{_label(row, **labels)} {value:.12g}"
 
 
 def _explain(name: str, kind: str, meaning: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Opens the live view if the user wants one; imports little, because every launch comes here.
+"""Opens the live view if the user wants one.  Imports little, because every launch runs this.
 
-In: the user's options, the environment.  Out: the view or None, and the environment of the workers, which says where
-to send status reports.
+In: the user's options, the environment.  Out: the view or None, and the environment of the workers, which tells them
+where to send status reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def open_view(
 ) -> Iterator[tuple[LiveView | None, dict[str, str]]]:
     """Open the view around a job.  Raises `ConfigError` if the port is not available."""
     if not live and port is None:
-        yield None, {**environ, "UNDERTOW_LIVE": ""}  # the setting of an outer job is not for these workers
+        yield None, {**environ, "UNDERTOW_LIVE": ""}  # these workers must not report to the view of an outer job
         return
     from undertow.observe.live.live_view import open_live_view  # imports a web server and a dashboard
 

@@ -1,6 +1,7 @@
-"""The live view over HTTP: a page, its events, the figures as JSON and for Prometheus; on loopback only.
+"""Serves the live view over HTTP, on loopback only: a page, its events, the figures as JSON and for Prometheus.
 
-In: snapshots of the job; HTML, style and script of the page, the files beside this one.  Out: answers to GET and HEAD.
+In: snapshots of the job; HTML, style and script of the page, from the files beside this one.  Out: responses to GET and
+HEAD.
 The page loads nothing from elsewhere, and its policy lets a browser run no other script.
 A request under another host name is refused: a foreign web site may have pointed that name at this host, and its
 scripts must not read a job's output.  Connections, viewers and the size of a request are limited, to protect the
@@ -32,11 +33,12 @@ from undertow.observe.live.metrics import CONTENT_TYPE, write_metrics
 from undertow.observe.report.document import hash_source
 
 ADDRESS = "127.0.0.1"
-# How long browsers may take to fetch the last snapshot.
-FAREWELL_S = 1.0
+# Browsers may take this long to fetch the last snapshot.
+LAST_SNAPSHOT_S = 1.0
 POLL_S = 0.1
-MOST_VIEWERS = 64  # that follow the events; also the limit of other answers and of connections without a request yet
-REQUEST_S = 10.0  # for a browser that neither sends nor reads
+# Limit of viewers that follow the events, of other responses at once, and of connections without a request yet.
+MOST_VIEWERS = 64
+REQUEST_S = 10.0  # then a browser that neither sends nor reads is disconnected
 MOST_REQUEST_BYTES = 16 << 10
 _OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 _HEADERS = {
@@ -55,13 +57,13 @@ class WebDisplay(ThreadingHTTPServer):
     every_s = 1.0
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 2 * MOST_VIEWERS  # otherwise many that connect at once wait for seconds in the kernel
+    request_queue_size = 2 * MOST_VIEWERS  # otherwise simultaneous connections may wait for seconds in the kernel
 
     def __init__(self, port: int, snapshot: JobSnapshot) -> None:
         self.latest = LatestSnapshot(snapshot)
         self.viewers = threading.Semaphore(MOST_VIEWERS)
-        self.answers = threading.Semaphore(MOST_VIEWERS)
-        self._asking: dict[socket.socket, float] = {}  # connections without a request, and since when; oldest first
+        self.responses = threading.Semaphore(MOST_VIEWERS)
+        self._silent: dict[socket.socket, float] = {}  # connections without a request, and since when; oldest first
         self._lock = threading.Lock()
         try:
             super().__init__((ADDRESS, port), Handler)
@@ -70,7 +72,7 @@ class WebDisplay(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="undertow-web", daemon=True)
 
     def server_bind(self) -> None:
-        # Replaces that of HTTPServer, which asks the name service for our name and may have to wait.
+        # HTTPServer's own method resolves the name of this host, which may take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -82,7 +84,7 @@ class WebDisplay(ThreadingHTTPServer):
 
     def finish(self, snapshot: JobSnapshot) -> None:
         self.latest.set(snapshot, is_last=True)
-        self.latest.wait_for_viewers(FAREWELL_S)
+        self.latest.wait_for_viewers(LAST_SNAPSHOT_S)
 
     def is_stuck(self) -> bool:
         return False  # each browser has its own thread
@@ -94,32 +96,32 @@ class WebDisplay(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            oldest = find_surplus(self._asking, MOST_VIEWERS)
+            oldest = find_surplus(self._silent, MOST_VIEWERS)
             if oldest is not None:
-                self._end(oldest)
-            self._asking[request] = time.monotonic()
+                self._disconnect(oldest)
+            self._silent[request] = time.monotonic()
         super().process_request(request, client_address)
 
-    def has_asked(self, request: Any) -> None:
-        """Record that this connection has sent its request."""
+    def on_request(self, request: Any) -> None:
+        """Record that this connection has sent its request, or was closed."""
         with self._lock:
-            self._asking.pop(request, None)
+            self._silent.pop(request, None)
 
     def shutdown_request(self, request: Any) -> None:
-        self.has_asked(request)
+        self.on_request(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """End connections that send their request too slowly; called every `POLL_S`."""
         with self._lock:
             late_s = time.monotonic() - REQUEST_S
-            for request in [each for each, since_s in self._asking.items() if since_s < late_s]:
-                self._end(request)
+            for request in [each for each, since_s in self._silent.items() if since_s < late_s]:
+                self._disconnect(request)
 
-    def _end(self, request: socket.socket) -> None:
-        del self._asking[request]
+    def _disconnect(self, request: socket.socket) -> None:
+        del self._silent[request]
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+            request.shutdown(socket.SHUT_RDWR)  # wakes up its thread, which closes it
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # a browser that disconnected is not worth a line in the job's output
@@ -139,35 +141,35 @@ class Handler(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         try:
             super().handle_one_request()
-        except LineTooLong:  # http.server catches it in the headers, but not in the first line
+        except LineTooLong:  # http.server catches this error in the headers, but not in the first line
             self.requestline, self.request_version, self.command = "", "HTTP/1.1", "GET"
             self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
             self.close_connection = True
 
     def parse_request(self) -> bool:
         is_parsed = super().parse_request()
-        self.server.has_asked(self.connection)
+        self.server.on_request(self.connection)
         return is_parsed
 
     def do_GET(self) -> None:  # http.server's name
-        answer = _ANSWERS.get(self.path.partition("?")[0])
+        respond = _RESPONSES.get(self.path.partition("?")[0])
         if not _OWN_NAMES.fullmatch(self.headers.get("Host", "")):
             self.send_error(
-                HTTPStatus.MISDIRECTED_REQUEST, f"this page answers to http://{ADDRESS} only: use that address"
+                HTTPStatus.MISDIRECTED_REQUEST, f"this page is served at http://{ADDRESS} only: use that address"
             )
-        elif answer is None:
+        elif respond is None:
             self.send_error(HTTPStatus.NOT_FOUND, "no such page: there are /, /events, /state.json and /metrics")
         else:
-            self._answer(answer)
+            self._respond(respond)
 
-    def _answer(self, answer: Callable[[Handler], None]) -> None:
-        slots = self.server.viewers if answer is Handler.stream else self.server.answers
+    def _respond(self, respond: Callable[[Handler], None]) -> None:
+        slots = self.server.viewers if respond is Handler.stream else self.server.responses
         if not slots.acquire(blocking=False):
             message = f"{MOST_VIEWERS} viewers are connected, which is the limit: close one of them"
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, message)
             return
         try:
-            answer(self)
+            respond(self)
         finally:
             slots.release()
 
@@ -203,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Limited:
-    """The request of one connection, limited in bytes."""
+    """A file with the request of one connection, of limited length."""
 
     def __init__(self, file: BinaryIO, most_bytes: int) -> None:
         self._file = file
@@ -234,7 +236,7 @@ def _show_metrics(handler: Handler) -> None:
     handler.reply(write_metrics(handler.server.latest.get()).encode(), CONTENT_TYPE)
 
 
-_ANSWERS: dict[str, Callable[[Handler], None]] = {
+_RESPONSES: dict[str, Callable[[Handler], None]] = {
     "/": _show_page,
     "/events": Handler.stream,
     "/state.json": _show_state,
@@ -290,12 +292,12 @@ class LatestSnapshot:
         return self._snapshot
 
     def wait_for_viewers(self, timeout_s: float) -> None:
-        """Return when all viewers have the last snapshot, or after the timeout."""
+        """Wait until all viewers have the last snapshot, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: not self._viewers, timeout_s)
 
     def follow(self) -> Iterator[JobSnapshot | None]:
-        """Yield the current snapshot and every new one; None where there was none for `KEEP_ALIVE_S`."""
+        """Yield the current snapshot and every new one, and None after each `KEEP_ALIVE_S` without a new one."""
         with self._viewing():
             seen = -1
             while True:

@@ -53,7 +53,7 @@ class SlowView:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "LAST_FRAME_S", 0.0)
-    monkeypatch.setattr(live_view, "FAREWELL_S", 0.01)
+    monkeypatch.setattr(live_view, "LAST_SNAPSHOT_S", 0.01)
 
 
 def run(view: SlowView) -> list[str]:
