@@ -40,7 +40,7 @@ def test_up_status_down_and_each_of_them_twice(cli: Cli, path: Path) -> None:
     status = cli.run("share", "status")
     assert (status.returncode, status.stderr) == (0, "")
     assert f"pid {pid} at {path}, lease 7 s" in status.stdout
-    assert "no job shares a device now: start one with undertow run --share" in status.stdout
+    assert "no job shares a device: start one with undertow run --share" in status.stdout
     said = json.loads(cli.run("share", "status", "--json").stdout)
     assert (said["type"], said["pid"], said["lease_s"], said["devices"]) == ("Status", pid, 7.0, [])
 

@@ -1,1 +1,1 @@
-"""Reports about results, measured or simulated: files, tables, pictures, pages, comparisons."""
+"""Reports on measured or simulated results: files, tables, pictures, pages, comparisons."""

@@ -1,8 +1,8 @@
 """Columns of a table of results: heading, definition, and how each shows a point.
 
 In: points.  Out: the columns that these points need, and the rows in groups.
-The tables in the terminal and on the page are both made from these columns, so that a figure has
-the same name, digits and meaning in both.
+The tables in the terminal and on the page are both made from these columns, so that a figure has the same name, digits
+and meaning in both.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def choose_columns(points: Sequence[Point]) -> list[Column]:
 
 
 def choose_definitions(points: Sequence[Point]) -> list[Column]:
-    """Return the columns that a reader must understand: those of the table, and those described in words."""
+    """Return the columns that a reader must know: those of the table, and those given in words below it."""
     return [column for column in COLUMNS if _is_needed(column, points) or any(_describe(column, points))]
 
 
@@ -174,7 +174,7 @@ def _describe(column: Column, points: Sequence[Point]) -> list[str]:
 def describe_common(points: Sequence[Point], *, among: Sequence[Point] = ()) -> str:
     """Describe what all points share: `resnet50, 4 hosts, batch 32 per host, measured`.
 
-    With `among`, only what distinguishes these points from the others in it.
+    With `among`, include only what distinguishes these points from the others in it.
     """
     if not points:
         return ""

@@ -1,13 +1,13 @@
-"""Comparison of two results: which points became faster, which slower, and which are too noisy to tell.
+"""Compares two results: which points became faster, which slower, and which are too noisy to tell.
 
 In: results before and after.  Out: one `Change` for each point, with the verdict and its reason.
 
 The rule: the noise between two points is the largest of
-- the spread of both medians together: each is uncertain by its notch, and notches must not overlap;
-- the disagreement of either point: how much repeated measurements of it differed;
+- the sum of their notches, which are the uncertainties of their medians;
+- the disagreement of either point, by which its repeated measurements differed;
 - 0.1 %, below which a difference does not matter.
-A difference beyond the noise is FASTER or SLOWER.  Noise above 5 % means that the machine was busy:
-then the difference must be beyond twice the noise, and is TOO_NOISY otherwise.  The rest is SAME.
+A difference beyond the noise is FASTER or SLOWER.  Noise above 5 % means that the machine was busy: then the difference
+must be beyond twice the noise, and is TOO_NOISY otherwise.  All other differences are SAME.
 Pure; swapping before and after swaps the verdict.
 """
 
@@ -49,13 +49,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     before: Point | None
     after: Point | None
-    ratio: float | None  # iteration time after / before; None if there is only one of them
+    ratio: float | None  # iteration time after / before; None if one of them is missing
     verdict: Verdict
     reason: str
 
     @property
     def point(self) -> Point:
-        """The point after, else before; for its model, hosts, bandwidth and system."""
+        """The point after, or else before; both have the same model, hosts, bandwidth and system."""
         point = self.after or self.before
         assert point is not None, "a change has a point"
         return point
@@ -69,7 +69,7 @@ def compare(before: Results, after: Results) -> list[Change]:
 
 
 def list_differences(before: Results, after: Results) -> list[str]:
-    """List other differences between the two: times of different machines or versions compare badly."""
+    """List differences of machine and versions, because their times are hard to compare."""
     return [
         *_describe_differences("machine", before.machine, after.machine),
         *_describe_differences("version", before.versions, after.versions),
@@ -99,7 +99,7 @@ _Key = tuple[object, ...]
 
 
 def _number(points: Sequence[Point]) -> dict[_Key, Point]:
-    """Return points by model, hosts, bandwidth and system, and a number that counts points with the same ones."""
+    """Return points by model, hosts, bandwidth and system, and a number that tells points with equal ones apart."""
     found: dict[_Key, Point] = {}
     seen: Counter[_Key] = Counter()
     for point in points:
@@ -127,7 +127,7 @@ def _weigh(before: Point, after: Point) -> tuple[Verdict, str]:
     is_busy = noise_s > NOISE * shorter_s
     margin = "twice the noise" if is_busy else "the noise"
     is_beyond = abs(difference_s) > noise_s * (_NOISY_TWICE if is_busy else 1.0)
-    # Seconds are compared above, so that the verdict does not depend on which of the two a share refers to.
+    # The verdict compares seconds, because a share depends on which of the two points it refers to.
     share, noise = difference_s / before.iteration_s, noise_s / before.iteration_s
     reason = f"{share * 100:+.1f} %, {'beyond' if is_beyond else 'within'} {margin} of {noise * 100:.1f} %"
     if is_beyond:

@@ -1,4 +1,4 @@
-"""HTML document that all pages share: its frame, fonts and colours, sections and lists of definitions.
+"""The frame of all HTML pages: document, fonts, colours, sections and lists of definitions.
 
 In: HTML.  Out: a document that loads nothing else.
 """

@@ -1,8 +1,8 @@
-"""Description of the machine and the versions with which a result was measured.
+"""Describes the machine and the versions with which a result was measured.
 
 In: the kernel's files and the metadata of installed packages.  Out: names and values.
-Never names the host, its user or a path, because results are published; never imports
-the packages, because importing torch takes seconds.
+Never names the host, its user or a path, because results are published; never imports the packages, because importing
+torch takes seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_INSTALLED = "not installed"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that a file of results begins with: what is needed to repeat the run."""
+    """The first fields of a results file: everything needed to repeat the run."""
 
     machine: dict[str, str]
     date: str  # ISO 8601
@@ -60,13 +60,13 @@ def list_versions() -> dict[str, str]:
 
 
 def find_cpu_model(cpuinfo: str) -> str:
-    """Return the processor's name in /proc/cpuinfo, empty if there is none (as on ARM)."""
+    """Return the processor's name from /proc/cpuinfo, or "" if there is none (as on ARM)."""
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return " ".join(match[1].split()) if match else ""
 
 
 def find_memory(meminfo: str) -> str:
-    """Return the memory in /proc/meminfo in GB (10^9 bytes), empty if it is missing."""
+    """Return the memory from /proc/meminfo in GB (10^9 bytes), or "" if it is missing."""
     match = re.search(r"^MemTotal:\s*(\d+) kB$", meminfo, re.MULTILINE)
     return f"{int(match[1]) * 1024 / 1e9:.1f} GB" if match else ""
 
@@ -79,7 +79,7 @@ def count_cores() -> int:
 
 
 def read_text(path: str | Path) -> str:
-    """Return what a file of the kernel says; empty if there is no such file."""
+    """Return the text of a file of the kernel, or "" if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -87,7 +87,7 @@ def read_text(path: str | Path) -> str:
 
 
 def find_version(package: str) -> str:
-    """Return the installed version; empty if there is none."""
+    """Return the installed version of a package, or "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

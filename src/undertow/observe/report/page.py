@@ -1,7 +1,7 @@
 """HTML page of benchmark results: what was measured, a picture, the table, and what every column means.
 
-In: results.  Out: the page as text.  It loads nothing and runs no script, so that it can be mailed and
-kept.  All text from outside is escaped.  Without matplotlib the page has no picture, and says how to get it.
+In: results.  Out: the page as text.  It loads nothing and runs no script, so that it can be mailed and kept.  All text
+from outside is escaped.  Without matplotlib the page has no picture, but says how to get one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _show_picture(points: Sequence[Point]) -> str:
     try:
         svg = draw_svg(points)
     except ConfigError as error:
-        return f'<p class="quiet">There is no picture here: {escape(str(error))}</p>'
+        return f'<p class="quiet">No picture: {escape(str(error))}</p>'
     # The picture's colours of text and background are replaced by the page's, which follow the reader's colour scheme.
     svg = (
         svg.replace(INK, "currentColor")

@@ -1,8 +1,7 @@
-"""Contents of a picture, before anything is drawn: panels, lines and the position of each mark.
+"""Lays out a picture before it is drawn: panels, lines and the position of each mark.
 
-In: points.  Out: one `Panel` for each model and number of hosts, with throughput over bandwidth;
-if the hosts vary and the bandwidth does not, throughput over hosts.  Pure, and without
-any drawing library.
+In: points.  Out: one `Panel` for each model and number of hosts, with throughput over bandwidth; if the hosts vary and
+the bandwidth does not, throughput over hosts.  Pure, and without any drawing library.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from undertow.observe.report.points import Point
 # Distance of unshaped points from the largest bandwidth: a share of the axis, and at least a factor.
 _APART = 0.18
 _APART_AT_LEAST = 1.5
-# Margin on both sides of a single position on the axis, as a factor.
+# Margin on both sides of the only position on the axis, as a factor.
 _ALONE = 1.6
-# Labels of the axis that are closer than this share of it would overlap.
+# Labels closer than this share of the axis would overlap.
 _CLOSE = 0.045
 
 
@@ -68,7 +67,7 @@ class Panel:
 
 
 def make_panels(points: Sequence[Point]) -> list[Panel]:
-    """Make panels; points that one line must not join, because of another batch or scale, get different ones."""
+    """Make panels; points with different batches or scales get different panels, because no line may join them."""
     axis = choose_axis(points)
     panels: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
@@ -111,7 +110,7 @@ def _make_panel(points: Sequence[Point], axis: Axis, title: str) -> Panel:
 
 
 def _choose_positions(points: Sequence[Point], axis: Axis) -> Callable[[Point], float]:
-    """Return a function from a point to its position; unshaped points, without a bandwidth, are on the right."""
+    """Return a function from a point to its position; unshaped points have no bandwidth and are on the right."""
     if axis is Axis.HOSTS:
         return lambda point: float(point.hosts)
     shaped = [point.bandwidth_gbit for point in points if point.bandwidth_gbit is not None] or [1.0]
@@ -155,14 +154,14 @@ def _make_reference(
 ) -> tuple[tuple[float, float], ...]:
     """Make a reference line; `choose` picks one of the systems' values, which may differ slightly.
 
-    Its points are joined by straight lines, as the systems' are: a bound that is exact in between would run
-    below a straight line that joins two points on it.
+    Its points are joined by straight lines, like those of the systems: an exact curve would run below a straight line
+    that joins two points on it.
     """
     heights: dict[float, list[float]] = {}
     for point in points:
         heights.setdefault(position(point), []).append(_throughput(point, time_s(point)))
     line = [(x, choose(heights[x])) for x in sorted(heights)]
-    if len(line) == 1:  # one position makes no line, so it is drawn across the panel
+    if len(line) == 1:  # a single point is drawn as a line across the panel
         line = [(x, line[0][1]) for x in limits]
     return tuple(line)
 
@@ -179,7 +178,7 @@ def _choose_ticks(
     distance: Callable[[float], float] = float if axis is Axis.HOSTS else math.log
     least = _CLOSE * (distance(limits[1]) - distance(limits[0]))
     ticks: dict[float, str] = {}
-    for x in sorted(names, reverse=True):  # the largest, or `unshaped`, is always labelled
+    for x in sorted(names, reverse=True):  # the rightmost position is always labelled
         if not ticks or distance(min(ticks)) - distance(x) >= least:
             ticks[x] = names[x]
     return ticks

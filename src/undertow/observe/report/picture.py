@@ -1,8 +1,8 @@
 """Draws panels of throughput over bandwidth (or hosts), with one line for each system.
 
 In: points.  Out: a PNG file, or an SVG as text; equal points always give the same SVG.
-Needs matplotlib, which is imported only when something is drawn.  The user's settings of
-matplotlib have no effect here, and are restored afterwards.
+Needs matplotlib, which is imported only when something is drawn.  The user's settings of matplotlib have no effect, and
+are restored afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUIET = "#7d858e"  # readable on white and on black
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow; markers differ as well.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = "osD^vP"
-_FIRST = ("undertow", "ddp")  # with the same colours in every picture
+_FIRST = ("undertow", "ddp")  # these have the same colours in every picture
 _RC_PARAMS: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10.5,
@@ -45,7 +45,7 @@ _RC_PARAMS: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "text.parse_math": False,  # a dollar sign in a name does not begin a formula
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.facecolor": "none",
@@ -68,12 +68,12 @@ def draw_png(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
 
 
 def draw_svg(points: Sequence[Point]) -> str:
-    """Return the picture as an `<svg>` element, which is a valid file as well."""
+    """Return the picture as an `<svg>` element, which is also a valid file."""
     text = io.StringIO()
     with _figure(points) as figure:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()
-    return svg[svg.index("<svg") :]  # without the DOCTYPE, which would name a file on another server
+    return svg[svg.index("<svg") :]  # without the DOCTYPE, which refers to a file on another server
 
 
 @contextmanager
@@ -105,7 +105,7 @@ _Styles = dict[tuple[str, str], _LineStyle]
 
 
 def _choose_styles(panels: Sequence[Panel]) -> _Styles:
-    """Choose colour and marker of every line; simulated lines beside measured ones are dotted and hollow."""
+    """Choose the colour and marker of every line; beside measured lines, simulated ones are dotted and hollow."""
     lines = [line for panel in panels for line in panel.lines]
     systems = list(dict.fromkeys((*_FIRST, *(line.system for line in lines))))
     is_mixed = len({line.origin for line in lines}) > 1
@@ -180,7 +180,7 @@ def _choose_entries(panels: Sequence[Panel], styles: _Styles) -> list[_LineStyle
 
 
 def _draw_legend(figure: Figure, entries: Sequence[_LineStyle], title: str) -> None:
-    """Draw one legend for all panels, outside of them so that no line crosses it, as wide as the picture allows."""
+    """Draw one legend for all panels, outside them so that no line crosses it, as wide as the picture allows."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **entry) for entry in entries]

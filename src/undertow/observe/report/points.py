@@ -1,8 +1,8 @@
 """Results of a benchmark or a simulation, and their file.
 
 In: one `Point` for each system at each bandwidth.  Out: a JSON file, and `Results` again.
-An invalid file is refused with its name and the field; unknown fields are ignored, so that a
-newer undertow may add some.  Never judges what is good or bad.
+An invalid file is refused with its name and the field; unknown fields are ignored, so that a newer undertow can add
+fields.  Never judges what is good or bad.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out_per_host: float | None  # per step, by the kernel's counters, without headers
     cpu_s: float | None  # CPU seconds per step, of all hosts together
     steps: int  # number of measured steps
-    disagreement: float  # by how much two runs of this point may well differ, as a fraction
+    disagreement: float  # likely difference between two runs of this point, as a fraction
     origin: str  # "measured" or "simulated"
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(RunRecord, frozen=True, kw_only=True):
-    """Points, with what is needed to measure them again."""
+    """Points, with everything needed to measure them again."""
 
     points: list[Point]
     notes: list[str]
@@ -116,7 +116,7 @@ _files: Decoder[Results] = Decoder(Results, format=Format.JSON)
 
 
 def find_notch(low_s: float, high_s: float, *, steps: int) -> float:
-    """Return the uncertainty of a median from the quartiles; medians whose notches overlap may be equal.
+    """Return the notch of a median, which is its uncertainty; medians whose notches overlap may be equal.
 
     After McGill, Tukey and Larsen, Variations of box plots, The American Statistician, 1978.
     """
@@ -152,7 +152,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 
 
 def _check(name: str, value: object) -> None:
-    """Refuse values that no run can have, or that would break the arithmetic later."""
+    """Refuse values that are impossible, or that would break later calculations."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} of a point is {value}: give a finite number")
     if isinstance(value, int | float) and abs(value) > LARGEST:

@@ -1,6 +1,6 @@
-"""Text for the terminal that may contain names and messages from hosts, jobs, models or files.
+"""Text for the terminal, which may contain names and messages from hosts, jobs, models or files.
 
-Every table and line that is printed is made of this `Text`, so that no file and no peer can control the terminal.
+All printed tables and lines are made of this `Text`, so that no file and no peer can control the terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures of jobs that share devices, measured by `undertow share bench` or predicted by `undertow simulate --share`.
 
-In: seconds per step, alone and in each arrangement.  Out: the rows and the table that both commands have in common.
+In: seconds per step, alone and in each arrangement.  Out: rows and a table, in the format that both commands share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from undertow.units import format_ms
 
 
 class Arrangement(enum.Enum):
-    """Order in which jobs train; the value is its name in the table."""
+    """Arrangement in which jobs train; the value is its name in the table."""
 
     ALONE = "one after the other"
     TURNS = "alone, taking turns"  # measured only
@@ -39,7 +39,7 @@ class SharingJob(msgspec.Struct, frozen=True, kw_only=True):
     is_urgent: bool
     compute_s: float  # c of a step
     exposed_s: float  # m of a step: what it waits for the network
-    links_s: float | None  # how long its bytes fill a link; None: links are not shaped
+    links_s: float | None  # time that its bytes fill a link; None: links are not shaped
 
     def describe(self, name: str) -> str:
         """Describe the job's weight, urgency and step in words."""

@@ -42,7 +42,7 @@ def make_status(status: Status, path: Path) -> RenderableType:
     first = f"arbiter: {describe_arbiter(status, path)}, up for {format_seconds(status.up_s)}"
     shown: list[RenderableType] = [Text(first)]
     if not status.devices:
-        shown.append(Text("no job shares a device now: start one with undertow run --share"))
+        shown.append(Text("no job shares a device: start one with undertow run --share"))
     for device in status.devices:
         shown += [_DeviceTable(device), Text(describe_gain(device))]
     if status.notices:
@@ -66,9 +66,9 @@ def describe_gain(device: DeviceStatus) -> str:
     ]
     if device.gain is None or len(loads) < len(device.jobs):
         return "predicted gain: unknown until each job has made a few steps"
-    words = explain_no_gain([job.name for job in device.jobs], loads)
-    if words is not None:
-        return f"predicted: {words}"
+    reason = explain_no_gain([job.name for job in device.jobs], loads)
+    if reason is not None:
+        return f"predicted: {reason}"
     return f"predicted: together they do {device.gain:.2f} times as much as one after the other"
 
 
@@ -84,7 +84,7 @@ def make_summary(result: SharedRunResult) -> RenderableType:
 
 
 class _DeviceTable:
-    """Table of the jobs of a device: one row for each if the console is wide enough, else one column."""
+    """Table of the jobs of a device: one row per job if the console is wide enough, otherwise one column per job."""
 
     def __init__(self, device: DeviceStatus) -> None:
         total_s = sum(job.device_s for job in device.jobs)
@@ -151,7 +151,7 @@ def _explain_usage(ends: Sequence[JobEnd]) -> Iterable[str]:
     if len(unknown) < len(ends):
         yield "steps and device times are the arbiter's last ones, up to half a second before the end"
     if unknown:
-        yield f"not seen by the arbiter: {', '.join(unknown)} (ended too soon, or trains without undertow.torch)"
+        yield f"not seen by the arbiter: {', '.join(unknown)} (ended too early, or does not use undertow.torch)"
 
 
 def _show_time(seconds: float, share: float) -> str:

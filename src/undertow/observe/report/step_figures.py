@@ -1,6 +1,6 @@
-"""Static pictures of a step's page, as SVG: the uses of time as one bar, the rates of the links, legend swatches.
+"""Draws the static pictures of a step's page: the uses of time as one bar, the rates of the links, legend swatches.
 
-In: figures.  Out: SVG with the page's colours.  Without style attributes, which the page's policy forbids.
+In: figures.  Out: SVG with the page's colours, without style attributes, which the page's policy forbids.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from html import escape
 
 from undertow.observe.timeline.analysis import Analysis, Study
-from undertow.observe.timeline.rank_rows import draw_course
-from undertow.observe.timeline.run_trace import Step, Wire
+from undertow.observe.timeline.rank_rows import sample_rates
+from undertow.observe.timeline.run_trace import Step
 from undertow.observe.timeline.thread_time import TimeUse
 from undertow.units import format_bandwidth, format_ns, format_share
 
 BINS = 120
-# Rates are drawn up to this multiple of the link's: higher ones are copies to and from the operating system's buffers.
+# Rates are drawn up to this multiple of the link's; higher ones are copies to and from the operating system's buffers.
 BURST = 1.5
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 900.0, 220.0, 8.0, 24.0
 
@@ -53,19 +53,19 @@ LEGEND = (
 
 def draw_bar(analysis: Analysis) -> str:
     """Draw the uses of a step's time side by side; the table below has the figures."""
-    begin, rectangles = 0.0, []
+    left, rectangles = 0.0, []
     for use, time_ns in sorted(analysis.spent_ns.items(), key=lambda item: -item[1]):
         width = _WIDTH * time_ns / analysis.step_ns
         share = format_share(time_ns, analysis.step_ns)
         title = f"<title>{escape(use.value)} {share}</title>"
         rectangles.append(
-            f'<rect class="fill-{FILLS[use]}" x="{begin:.1f}" width="{width:.1f}" height="28">{title}</rect>'
+            f'<rect class="fill-{FILLS[use]}" x="{left:.1f}" width="{width:.1f}" height="28">{title}</rect>'
         )
-        begin += width
-    spoken = ", ".join(f"{use.value} {format_share(time, analysis.step_ns)}" for use, time in analysis.spent_ns.items())
+        left += width
+    uses = ", ".join(f"{use.value} {format_share(time, analysis.step_ns)}" for use, time in analysis.spent_ns.items())
     return (
         f'<svg class="bar" viewBox="0 0 {_WIDTH:g} 28" preserveAspectRatio="none" role="img" '
-        f'aria-label="Parts of a step: {escape(spoken)}">{"".join(rectangles)}</svg>'
+        f'aria-label="Parts of a step: {escape(uses)}">{"".join(rectangles)}</svg>'
     )
 
 
@@ -84,35 +84,29 @@ def draw_swatch(kind: str) -> str:
 
 
 def draw_links(study: Study) -> str:
-    """Draw sent and received rates over the median step: the ranks' mean as a line, their range as a band."""
+    """Draw the rates sent and received over the median step: the ranks' mean as a line, their range as a band."""
     number = study.analysis.median_step
     assert number is not None
     ranks = study.trace.ranks.values()
     window = study.trace.find_window(number)
-    out = [_course(rank.outs, window) for rank in ranks]
-    into = [_course(rank.ins, window) for rank in ranks]
-    rates = [rank.link_bytes_per_s for rank in ranks if rank.link_bytes_per_s]
-    limit = max(rates, default=None)
-    most = max([limit or 0.0, *(max(course) for course in (*out, *into))]) * 1.05 or 1.0
+    out = [sample_rates(rank.outs, window, BINS) for rank in ranks]
+    into = [sample_rates(rank.ins, window, BINS) for rank in ranks]
+    limit = max((rank.link_bytes_per_s for rank in ranks if rank.link_bytes_per_s), default=None)
+    most = max([limit or 0.0, *(max(rates) for rates in (*out, *into))]) * 1.05 or 1.0
     if limit is not None:
         most = min(most, BURST * limit)
-    return _frame(window, most, limit, _draw_course(out, "out", most) + _draw_course(into, "in", most))
+    return _frame(window, most, limit, _draw_rates(out, "out", most) + _draw_rates(into, "in", most))
 
 
-def _course(wires: Sequence[Wire], window: Step) -> list[float]:
-    near = [wire for wire in wires if wire.end_ns > window.begin_ns and wire.begin_ns < window.end_ns]
-    return draw_course(near, window, BINS)
-
-
-def _draw_course(courses: Sequence[Sequence[float]], direction: str, most: float) -> str:
-    columns = list(zip(*courses, strict=True))
-    means = _trace([sum(column) / len(column) for column in columns], most)
-    low, high = (_trace([choose(column) for column in columns], most) for choose in (min, max))
-    band = f'<path class="band-{direction}" d="M{" L".join([*high, *reversed(low)])}Z"/>' if len(courses) > 1 else ""
+def _draw_rates(by_rank: Sequence[Sequence[float]], direction: str, most: float) -> str:
+    columns = list(zip(*by_rank, strict=True))
+    means = _list_vertices([sum(column) / len(column) for column in columns], most)
+    low, high = (_list_vertices([choose(column) for column in columns], most) for choose in (min, max))
+    band = f'<path class="band-{direction}" d="M{" L".join([*high, *reversed(low)])}Z"/>' if len(by_rank) > 1 else ""
     return f'{band}<path class="{direction}" d="M{" L".join(means)}"/>'
 
 
-def _trace(rates: Sequence[float], most: float) -> list[str]:
+def _list_vertices(rates: Sequence[float], most: float) -> list[str]:
     width = (_WIDTH - 2 * _LEFT) / (len(rates) - 1)
     return [f"{_LEFT + index * width:.1f} {_find_y(rate, most):.1f}" for index, rate in enumerate(rates)]
 
@@ -121,7 +115,7 @@ def _find_y(rate: float, most: float) -> float:
     return _HEIGHT - _BELOW - (_HEIGHT - _BELOW - 16) * min(1.0, rate / most)
 
 
-def _frame(window: Step, most: float, limit: float | None, courses: str) -> str:
+def _frame(window: Step, most: float, limit: float | None, lines: str) -> str:
     floor = _HEIGHT - _BELOW
     top = ""
     if limit is not None:
@@ -135,7 +129,7 @@ def _frame(window: Step, most: float, limit: float | None, courses: str) -> str:
         f'<text x="{_WIDTH - _LEFT}" y="{_HEIGHT - 8}" text-anchor="end">{format_ns(window.length_ns)}</text>'
     )
     return (
-        f'<svg class="course" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="Rates of the links over '
-        f'the time of step {window.number}; the table of ranks has the sums.">{top}{courses}'
+        f'<svg class="rates" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="Rates of the links during '
+        f'step {window.number}; the table of ranks has the sums.">{top}{lines}'
         f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _LEFT}" y1="{floor}" y2="{floor}"/>{texts}</svg>'
     )

@@ -1,4 +1,4 @@
-// The timeline of a step.  Everything drawn here is in the page's tables as well.
+// The timeline of a step.  All figures drawn here are also in the page's tables.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("pictures").textContent);
@@ -15,7 +15,7 @@
   };
   const WORDS = {
     forward: "forward of", backward: "backward of", script: "", hook: "hands over", wait: "", apply: "", optimizer: "",
-    "turn-wait": "", push: "contribution:", result: "result:", pull: "asks for", value: "value:", report: "report:",
+    "turn-wait": "", push: "contribution:", result: "result:", pull: "request:", value: "value:", report: "report:",
   };
   const LANES = ["thread", "out", "into"];
   const LANE_WORDS = { thread: "training thread", out: "wire out", into: "wire in" };
@@ -106,7 +106,7 @@
     drawChosen();
     pen.restore();
     drawLabels();
-    tellWindow();
+    showWindow();
   }
 
   function drawAxis() {
@@ -184,7 +184,7 @@
     }
   }
 
-  // Along the lower edge of the thread while it computes, and across while a slice is on the wire.
+  // The path runs along the lower edge of a thread that computes, and across the lanes while a slice is on the wire.
   function drawPath() {
     pen.strokeStyle = colours["--path"];
     pen.lineJoin = "round";
@@ -241,7 +241,7 @@
 
   // Descriptions in words
 
-  function tellWindow() {
+  function showWindow() {
     const whole = toMs(picture.ticks);
     const show = (part) => (part * whole).toFixed(whole * (view.end - view.begin) < 1 ? 4 : 2);
     $("window").textContent = `${show(view.begin)} to ${show(view.end)} ms of ${whole.toFixed(2)} ms`;
@@ -370,7 +370,7 @@
     });
   }
 
-  // Finds the mark under the pointer: of several, the one that began last, which is on top.
+  // Chooses the mark under the pointer; of several, the one that began last, which is drawn on top.
   function point(event) {
     const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
     const row = rows.findIndex((one) => y >= one.top - 1 && y <= one.top + one.height + 1);

@@ -1,7 +1,7 @@
 """HTML page about the steps of a run: the summary in words, the timeline, tables, advice.
 
 In: a study of a trace.  Out: the page as text.  It loads nothing, and its policy allows only its own script and style.
-All text from outside is escaped.  Tables have the figures of the timeline as well.
+All text from outside is escaped.  The tables also have the figures of the timeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHY = {
     "median": "the median",
     "fastest": "the fastest",
     "slowest": "the slowest",
-    "chosen": "as asked for",
+    "chosen": "as requested",
 }
 
 
@@ -54,7 +54,7 @@ def _make_policy(style: str, script: str) -> str:
 
 
 def _embed(study: Study) -> str:
-    """Embed the data that the script draws; `<` is escaped, so that the data cannot end its element."""
+    """Embed the data for the script; `<` is escaped, so that the data cannot end its element."""
     drawer = PictureDrawer(study.trace, study.threads)
     pictures = drawer.draw_all(study.steps.shown, study.paths)
     data = msgspec.json.encode({"kinds": KINDS, "pictures": pictures, "names": drawer.names}).decode()
@@ -165,13 +165,13 @@ _TIMELINE = """<noscript><p>The timeline needs the page's script; the tables bel
 <p class="quiet" id="keys">Drag to move, pinch or Ctrl and wheel to zoom. With the timeline in focus: <kbd>+</kbd>
 <kbd>−</kbd> zoom, <kbd>0</kbd> all, <kbd>←</kbd> <kbd>→</kbd> move, <kbd>↑</kbd> <kbd>↓</kbd> choose a lane,
 <kbd>n</kbd> <kbd>p</kbd> next and previous mark, which is described above. Ranks begin a step at different times:
-thin lines mark the begin and the end of each rank's step. Their clocks agree to within {error}.</p>"""
+thin lines mark the beginning and the end of each rank's step. Their clocks agree to within {error}.</p>"""
 
 
 def _show_path(analysis: Analysis) -> str:
     meaning = (
-        f"What step {analysis.median_step} really waited for, from its begin to its end, across all ranks. Shortening "
-        "anything else does not make the step shorter."
+        f"What step {analysis.median_step} really waited for, from beginning to end, across all ranks. Shortening "
+        "anything else does not shorten the step."
     )
     return f"<p>{escape(meaning)}</p>{show_path(analysis)}"
 
@@ -189,16 +189,17 @@ def _show_ranks(analysis: Analysis) -> str:
     sentences = [
         f"Rank {one.rank} is a straggler: it computes {format_ns(one.excess_ns)} longer per step than the others."
         for one in analysis.stragglers
-    ] + [f"The link of rank {link.rank} is slower than those of the others." for link in analysis.slow_links]
+    ] + [f"The link of rank {link.rank} is slower than those of the other ranks." for link in analysis.slow_links]
     found = _list(sentences) or "<p>No rank computes more than 10 % longer than the others: there is no straggler.</p>"
     return found + show_ranks(analysis)
 
 
 def _show_prediction(analysis: Analysis) -> str:
     why = (
-        "The prediction is based on a few early steps in which nothing overlaps, and on links measured before the "
-        "training; it assumes that all ranks do the same at the same time. It does not include the optimizer, data "
-        "loading, or cores that training and engine share: where these take long, a step is longer than predicted."
+        "The prediction is based on a few early steps in which nothing overlaps, and on links measured before "
+        "training; it assumes that all ranks do the same work at the same time. It does not include the optimizer, "
+        "data loading, or the effect of cores shared by training and engine: where these matter, a step is longer than "
+        "predicted."
     )
     return f'{show_prediction(analysis)}<p class="quiet">{why}</p>'
 
@@ -211,18 +212,18 @@ def _show_advice(analysis: Analysis) -> str:
 _DEFINITIONS = {
     "step": "Time on each rank from the first layer of a forward pass to that of the next one; complete if all ranks "
     "have recorded it.",
-    "compute": "Time of a step without waiting, handing over, applying, the optimizer and the turn. Spans nest, and "
-    "the innermost counts: a wait inside a forward pass is waiting. All uses together are exactly the step.",
-    "exposed waiting": "Time in which the training thread waits for the network. Traffic during compute costs nothing.",
+    "compute": "Time of a step without waiting, handing over, applying, the optimizer and waiting for the turn. Spans "
+    "nest, and the innermost counts: a wait inside a forward pass is waiting. All uses add up to exactly the step.",
+    "exposed waiting": "Time that the training thread waits for the network. Traffic during compute costs nothing.",
     "waited": "A wait at the gate of a tensor counts for that tensor. Where backward waits for all tensors, the time "
     "until a result arrives counts for the tensor that arrives.",
     "queued": "Time that a slice spent in the send queue.",
     "wire": "Time from when a slice left the send queue until its last byte arrived at the receiver.",
     "bytes out": "Bytes that a worker sends for a tensor: its contributions, and the answers of its shard.",
-    "link runs at": "Bytes in the busier direction, as a share of what the link could have carried in the steps, as "
-    "measured.",
-    "critical path": "Chain of causes, followed back from the end of the step on the rank that ended it last: compute "
-    "until a wait ended; it ended because a result arrived, which a shard sent when it had the last contribution, and "
-    "so on.",
+    "link runs at": "Bytes in the busier direction, as a share of the bytes that the link, at its measured rate, could "
+    "have carried in the steps.",
+    "critical path": "Chain of causes, followed back from the end of the step on the rank that ended it last: compute; "
+    "before it a wait, which ended when a result arrived; the shard, which sent the result when it had the last "
+    "contribution; and so on.",
     "straggler": "Rank whose compute is more than 10 % longer than the median of the others.",
 }

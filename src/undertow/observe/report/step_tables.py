@@ -1,6 +1,6 @@
-"""Tables of a step's page: uses of time, critical path, tensors, ranks, prediction.
+"""Makes the tables of a step's page: uses of time, critical path, tensors, ranks, prediction.
 
-In: an analysis.  Out: HTML.  All text from outside is escaped.  A cell that is not sorted by its text has a value.
+In: an analysis.  Out: HTML.  All text from outside is escaped.  Cells are sorted by their value, if any, else by text.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from undertow.observe.timeline.tensor_rows import TensorRow
 from undertow.observe.timeline.thread_time import TimeUse
 from undertow.units import ABSENT, format_bandwidth, format_bytes, format_figure, format_ns, format_share
 
-# Of a path with more links than this, only the longest ones are listed.
+# Of a longer path, only this many of the longest links are listed.
 MOST_LINKS = 40
 
 USE_MEANINGS = {
     TimeUse.COMPUTE: "Layers, and the script's work between them: all time without another use.",
     TimeUse.WAIT: "The training thread waits for the network: at the gate of a tensor, or for all tensors.",
     TimeUse.TURN: "Another job has the device (crossover).",
-    TimeUse.HOOK: "A final gradient is handed to the engine, with the copies that this needs.",
+    TimeUse.HOOK: "A final gradient is handed to the engine, and copied if necessary.",
     TimeUse.APPLY: "Results are written to their tensors: factors are multiplied, deferred optimizer steps run.",
     TimeUse.OPTIMIZER: "The optimizer's own step, where it is not deferred.",
 }
 
 
 class Cell(NamedTuple):
-    """Text of a cell, and the value it is sorted by if that is different."""
+    """Cell of a table: its text, and the value that it is sorted by, if not by the text."""
 
     text: str
     value: float | None = None
-    css_class: str = ""  # a class of the style sheet
+    css_class: str = ""
     title: str = ""
-    swatch: str = ""  # HTML of ours
+    swatch: str = ""  # trusted HTML
 
 
 class Column(NamedTuple):
@@ -56,15 +56,15 @@ def make_table(
     foot: Sequence[Cell] = (),
     marked: Iterable[int] = (),
 ) -> str:
-    """Make a table that its headings sort, in a box with a scroll bar; `marked` rows are highlighted."""
+    """Make a table in a box that scrolls; clicks on headings sort it, and `marked` rows are highlighted."""
     heads = "".join(
         f'<th scope="col"{"" if one.is_number else " class=word"} title="{escape(one.meaning)}">'
         f'<button type="button">{escape(one.heading)}</button></th>'
         for one in columns
     )
-    slow = set(marked)
+    highlighted = set(marked)
     lines = "\n".join(
-        f"<tr{' class=slow' if index in slow else ''}>{''.join(map(_make_cell, row))}</tr>"
+        f"<tr{' class=slow' if index in highlighted else ''}>{''.join(map(_make_cell, row))}</tr>"
         for index, row in enumerate(rows)
     )
     total = f"\n<tfoot><tr>{''.join(map(_make_cell, foot))}</tr></tfoot>" if foot else ""
@@ -97,14 +97,14 @@ def show_uses(analysis: Analysis) -> str:
         Column("use", "What the training thread does.", is_number=False),
         Column("ms", "Per step: the mean of all ranks and counted steps."),
         Column("share", "Share of the step."),
-        Column("worst rank", "The rank with the most of it, and how much."),
-        Column("what it is", "", is_number=False),
+        Column("worst rank", "The rank with the longest time of this use."),
+        Column("meaning", "", is_number=False),
     )
     rows = [
         _make_use(analysis, use) for use in TimeUse if analysis.spent_ns[use] or use in (TimeUse.COMPUTE, TimeUse.WAIT)
     ]
     whole = analysis.step_ns
-    foot = (_word("step"), _time(whole), Cell("100 %"), Cell(""), _word("the uses add up exactly", "long"))
+    foot = (_word("step"), _time(whole), Cell("100 %"), Cell(""), _word("the exact sum of all uses", "long"))
     return make_table("uses", columns, rows, caption="Where the time of a step goes", foot=foot)
 
 
@@ -128,20 +128,18 @@ def show_path(analysis: Analysis) -> str:
     whole = sum(link.length_ns for link in links)
     kept = sorted(sorted(links, key=lambda link: -link.length_ns)[:MOST_LINKS], key=lambda link: link.begin_ns)
     columns = (
-        Column("from ms", "Time since the begin of the step."),
+        Column("from ms", "Time since the beginning of the step."),
         Column("ms", "Duration."),
         Column("share", "Share of the path, which is as long as the step."),
         Column("what", "", is_number=False),
         Column("where", "", is_number=False),
-        Column("of", "The layers, or the tensors that were sent.", is_number=False),
+        Column("layer or tensor", "The layers, or the tensors that were sent.", is_number=False),
     )
     begin_ns = links[0].begin_ns if links else 0
     rows = [_make_link(link, begin_ns, whole) for link in kept]
     left = whole - sum(link.length_ns for link in kept)
-    rest = (
-        f'<p class="quiet">{len(links) - len(kept)} shorter links, {format_ns(left)} together, are left out here.</p>'
-    )
-    table = make_table("path", columns, rows, caption="The critical path, in the order of time")
+    rest = f'<p class="quiet">{len(links) - len(kept)} shorter links, {format_ns(left)} in total, are not listed.</p>'
+    table = make_table("path", columns, rows, caption="The critical path, in chronological order")
     return table + (rest if len(kept) < len(links) else "")
 
 
@@ -166,11 +164,11 @@ def show_tensors(analysis: Analysis) -> str:
         Column("scheme", "How it is synchronised.", is_number=False),
         Column("bytes out", "Sent by one worker in one step: contributions and its shard's answers."),
         Column("slices", "Number of slices with those bytes, per worker and step."),
-        Column("queued ms", "Time in the send queue, the mean of its slices."),
+        Column("queued ms", "Mean time of its slices in the send queue."),
         Column("longest", "Longest time in the send queue."),
-        Column("wire ms", "Time from leaving the send queue to the last byte at the receiver, the mean of its slices."),
+        Column("wire ms", "Mean time of its slices from leaving the send queue to the last byte at the receiver."),
         Column("longest", "Longest time on the wire."),
-        Column("waited ms", "Time that the training thread waited for it, per step; the mean of all ranks."),
+        Column("waited ms", "Time per step that the training thread waited for it; the mean of all ranks."),
         Column("why this scheme", "", is_number=False),
     )
     rounds = analysis.rounds
@@ -179,7 +177,7 @@ def show_tensors(analysis: Analysis) -> str:
     slices = sum(row.total_slices for row in analysis.tensors)
     waited_ns = sum(row.waited_total_ns for row in analysis.tensors)
     foot = (
-        _word("together"),
+        _word("total"),
         _word(""),
         Cell(format_bytes(total_bytes / rounds)),
         Cell(format_figure(slices / rounds)),
@@ -217,8 +215,8 @@ def show_ranks(analysis: Analysis) -> str:
         *(Column(use.value, USE_MEANINGS[use]) for use in uses),
         Column("out", "Bytes that it sends in one step."),
         Column("in", "Bytes that it receives in one step."),
-        Column("link", "Rate of its link, each way, as measured."),
-        Column("used", "Share of what the busier direction of the link could have carried."),
+        Column("link", "Measured rate of its link, each way."),
+        Column("used", "Bytes in the busier direction of the link, as a share of what it could have carried."),
     )
     slow = {straggler.rank for straggler in analysis.stragglers} | {link.rank for link in analysis.slow_links}
     marked = [index for index, row in enumerate(analysis.ranks) if row.rank in slow]
@@ -250,15 +248,20 @@ def show_prediction(analysis: Analysis) -> str:
     columns = (
         Column("time of", "", is_number=False),
         Column("predicted ms", "By the plan in force."),
-        Column("measured ms", "The median of the counted steps; compute: the median of the ranks."),
-        Column("measured is", "Difference from the prediction."),
+        Column("measured ms", "The median of the counted steps; for compute, the median of the ranks."),
+        Column("difference", "Difference of the measured time from the prediction."),
     )
     pairs = (
         ("step", found.predicted_step_s, found.measured_step_s),
         ("compute", found.predicted_compute_s, found.measured_compute_s),
     )
     rows = [
-        (_word(name), _time(said * 1e9), _time(was * 1e9), Cell(f"{was / said - 1:+.0%}" if said else ABSENT))
-        for name, said, was in pairs
+        (
+            _word(name),
+            _time(predicted_s * 1e9),
+            _time(measured_s * 1e9),
+            Cell(f"{measured_s / predicted_s - 1:+.0%}" if predicted_s else ABSENT),
+        )
+        for name, predicted_s, measured_s in pairs
     ]
     return make_table("prediction", columns, rows, caption="Predicted and measured")

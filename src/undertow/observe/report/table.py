@@ -1,6 +1,6 @@
-"""Table of results for a terminal: one row for each point, a line between bandwidths.
+"""Makes tables for the terminal; that of results has one row per point, and a line between bandwidths.
 
-In: points.  Out: a rich table.  Every cell is plain text: a model's name is never markup.
+In: points, or other items.  Out: a rich table.  Every cell is plain text: a model's name is never markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def make_table(points: Sequence[Point], *, title: str = "") -> Table:
-    """Make a table of points, grouped by bandwidth; what they all share is given below the table."""
+    """Make a table of points, grouped by bandwidth; below it is what all points have in common."""
     table = start_table(title, _describe(points))
     columns = choose_columns(points)
     for column in columns:
@@ -56,7 +56,7 @@ def fill_table(
     items: Iterable[T],
     choose_style: Callable[[T], str] = lambda item: "",
 ) -> Table:
-    """Make a table with a row for each item; a column is its heading, its side, and what it shows of an item."""
+    """Make a table with a row for each item; a column is its heading, its alignment, and what it shows of an item."""
     table = start_table(title, caption, [(heading, justify) for heading, justify, _ in columns])
     for item in items:
         table.add_row(*(Text(show(item), choose_style(item)) for _, _, show in columns))
@@ -64,7 +64,7 @@ def fill_table(
 
 
 def add_column(table: Table, column: Column, points: Sequence[Point]) -> None:
-    """Add a column: text left, numbers right; the heading wraps to the width of the values, which never wrap."""
+    """Add a column, with text on the left and numbers on the right; only the heading wraps."""
     widest = max((len(column.show(point)) for point in points), default=0)
     width = max(widest, *map(len, column.heading.split()))
     heading = "\n".join(textwrap.wrap(column.heading, width, break_on_hyphens=False))

@@ -147,8 +147,8 @@ def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Int
     return common
 
 
-def draw_course(wires: Iterable[Wire], step: Step, bins: int) -> list[float]:
-    """Return bytes per second in each of `bins` equal shares of the step; a slice is spread over its time."""
+def sample_rates(wires: Iterable[Wire], step: Step, bins: int) -> list[float]:
+    """Return bytes per second in each of `bins` equal parts of the step; a slice is spread over its duration."""
     width_ns = step.length_ns / bins
     sizes = [0.0] * bins
     for wire in wires:
@@ -160,7 +160,7 @@ def draw_course(wires: Iterable[Wire], step: Step, bins: int) -> list[float]:
 
 
 def _spread(sizes: list[float], begin: float, end: float, size_bytes: int) -> None:
-    """Spread bytes evenly from `begin` to `end`, in bins; what is outside of all bins does not count."""
+    """Spread bytes evenly over the bins from `begin` to `end`; bytes outside of all bins do not count."""
     if end <= begin:
         sizes[min(max(0, int(begin)), len(sizes) - 1)] += size_bytes
         return

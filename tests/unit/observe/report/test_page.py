@@ -138,7 +138,7 @@ def test_without_matplotlib_the_page_says_how_to_get_the_picture(monkeypatch: py
     made = make_page(results([point()]))
     assert "<svg" not in made
     reader = Reader(made)
-    assert "There is no picture here: pictures need matplotlib: pip install 'undertow[pictures]'" in reader.text
+    assert "No picture: pictures need matplotlib: pip install 'undertow[pictures]'" in reader.text
     assert "500 (490–510)" in reader.text
 
 

@@ -99,7 +99,7 @@ def test_where_a_row_has_no_room_a_job_is_a_column_and_nothing_is_cut() -> None:
 
 def test_the_latest_notices_are_shown() -> None:
     shown = show(make_status(make(notices=[f"notice {number}" for number in range(9)]), Path("/s")))
-    assert "no job shares a device now" in shown
+    assert "no job shares a device" in shown
     assert [line for line in shown.splitlines() if line.startswith("- ")] == [f"- notice {n}" for n in range(4, 9)]
 
 

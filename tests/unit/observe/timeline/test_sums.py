@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.timeline_samples import Event, Job, make_trace, spans, write_trace
 from undertow.observe.timeline.analysis import Analysis, Study, study
-from undertow.observe.timeline.rank_rows import draw_course, intersect, unite
+from undertow.observe.timeline.rank_rows import intersect, sample_rates, unite
 from undertow.observe.timeline.run_trace import RankTrace, Span, SpanKind, Step, Trace, Wire
 from undertow.observe.timeline.thread_time import ThreadTimeline, TimeUse
 from undertow.observe.timeline.trace_reader import read_trace
@@ -196,6 +196,6 @@ def test_the_course_of_a_link_has_all_its_bytes() -> None:
         Wire("push", 1, 1, 1, 7, 1, (), begin_ns=500, end_ns=500),
         Wire("push", 1, 1, 1, 7, 1, (), begin_ns=2000, end_ns=2500),
     ]
-    course = draw_course(wires, Step(1, 0, 1000), 10)
-    sizes = [rate * 100 / 1e9 for rate in course]
+    rates = sample_rates(wires, Step(1, 0, 1000), 10)
+    sizes = [rate * 100 / 1e9 for rate in rates]
     assert sizes == pytest.approx([40, 40, 20, 0, 0, 7, 0, 0, 0, 30])
