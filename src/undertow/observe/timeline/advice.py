@@ -1,7 +1,7 @@
 """Advises what would make steps faster, and by how much.
 
-In: an analysis, predictions.  Out: advice with its figures, the most useful first; never empty.  A rule that lacks a
-figure, or whose figure is too inaccurate, says nothing.
+In: an analysis, predictions.  Out: advice with its figures, the most useful first; never empty.  A rule whose figures
+are missing or too inaccurate gives no advice.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from undertow.units import format_bandwidth, format_ms, format_ns, format_share
 if TYPE_CHECKING:
     from undertow.observe.timeline.analysis import Analysis
 
-# Waiting above this share of the step deserves a look at what the links do meanwhile.
-WORTH_A_LOOK = 0.05
-# A change must promise to save this share of the step.
+# Below this share of the step, waiting is not examined.
+NOTABLE_WAIT = 0.05
+# A change must save at least this share of the step.
 WORTH = 0.02
-# Links that are used less, and are idle for this share of the waiting, are not the cause of it.
+# Links with less use than this share, and idle for that share of the waiting, do not cause it.
 IDLE_SHARE, IDLE_WAIT = 0.5, 0.5
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice on what to do, or that nothing needs to be done, and the reason with figures."""
+    """Advice on what to do, or that nothing needs to be done, with the reason and figures."""
 
     title: str
     reason: str
@@ -46,7 +46,7 @@ def advise(analysis: Analysis, forecaster: Forecaster | None) -> list[Advice]:
         *_name_idle_links(analysis),
         *_name_turns(analysis),
     ]
-    return advice or [_admit(analysis)]
+    return advice or [_find_nothing(analysis)]
 
 
 def _name_hidden(analysis: Analysis) -> Iterator[Advice]:
@@ -66,8 +66,8 @@ def _name_stragglers(analysis: Analysis) -> Iterator[Advice]:
     more = f" {capitalise(name_ranks(one.rank for one in others))} {are} slow too." if others else ""
     yield Advice(
         title=f"Check rank {worst.rank} on {worst.host or 'its host'}: the others wait for it",
-        reason=f"It computes {format_ns(worst.compute_ns)} in a step, the others {format_ns(worst.others_ns)} "
-        f"(median): they wait up to {format_ns(worst.excess_ns)} per step for it.{more}",
+        reason=f"It computes {format_ns(worst.compute_ns)} per step, the others {format_ns(worst.others_ns)} "
+        f"(median), so they wait up to {format_ns(worst.excess_ns)} per step.{more}",
     )
 
 
@@ -87,7 +87,7 @@ def _suggest_overlap(analysis: Analysis, forecaster: Forecaster | None) -> Itera
     if now_s - then_s >= WORTH * now_s:
         yield Advice(
             title="Let the next forward pass start early: parallelize(), or undertow run --overlap",
-            reason="Backward waits for all gradients now. With gates each layer waits for its own only: predicted "
+            reason="Backward now waits for all gradients. With gates, each layer waits only for its own: predicted "
             f"{format_ms(then_s)} instead of {format_ms(now_s)} per step.",
         )
 
@@ -116,17 +116,16 @@ def _name_bandwidth(forecaster: Forecaster, needed: float) -> Advice:
         hidden = f"all but {format_ms(rest_s)}, which no bandwidth hides: latency, sums and products"
     return Advice(
         title=f"At this batch {format_bandwidth(needed)}{grade} would hide {hidden}",
-        reason=f"The links carry {format_bandwidth(forecaster.bits_per_s)} now. Predicted {format_ms(then_s)} per "
-        f"step there instead of {format_ms(forecaster.predict_s())}; compute is "
-        f"{format_ms(forecaster.compute_s)} of it.",
+        reason=f"The links now carry {format_bandwidth(forecaster.bits_per_s)}. Predicted: {format_ms(then_s)} per "
+        f"step instead of {format_ms(forecaster.predict_s())}, of which compute is {format_ms(forecaster.compute_s)}.",
     )
 
 
 def _name_idle_links(analysis: Analysis) -> Iterator[Advice]:
-    """Point away from the links if they are idle while ranks wait."""
+    """Rule out the links as the cause if they are idle while ranks wait."""
     waited_ns = sum(row.spent_ns[TimeUse.WAIT] for row in analysis.ranks)
     idle_ns = sum(row.idle_wait_ns for row in analysis.ranks)
-    is_waiting = analysis.wait_ns >= WORTH_A_LOOK * analysis.step_ns
+    is_waiting = analysis.wait_ns >= NOTABLE_WAIT * analysis.step_ns
     link_share = None if analysis.busiest is None else analysis.busiest.link.share
     if link_share is None or link_share >= IDLE_SHARE or not is_waiting:
         return
@@ -135,8 +134,8 @@ def _name_idle_links(analysis: Analysis) -> Iterator[Advice]:
         return
     yield Advice(
         title="The links are not the cause of the waiting: check the processors",
-        reason=f"In {format_share(idle_ns, waited_ns)} of the waiting nothing was on the waiting rank's own link, and "
-        f"links run at {format_share(link_share, 1)}. The remaining causes are the engine, the shards and "
+        reason=f"During {format_share(idle_ns, waited_ns)} of the waiting, the waiting rank's own link was idle, and "
+        f"the links run at {format_share(link_share, 1)}. The remaining causes are the engine, the shards and "
         "late ranks: leave the engine a core, or try larger slices (UNDERTOW_SLICE_TIME) and more credit "
         "(UNDERTOW_CREDIT).",
     )
@@ -144,16 +143,16 @@ def _name_idle_links(analysis: Analysis) -> Iterator[Advice]:
 
 def _name_turns(analysis: Analysis) -> Iterator[Advice]:
     turns_ns = analysis.spent_ns[TimeUse.TURN]
-    if turns_ns >= WORTH_A_LOOK * analysis.step_ns:
+    if turns_ns >= NOTABLE_WAIT * analysis.step_ns:
         yield Advice(
             title="Another job uses the device",
             reason=f"{format_ns(turns_ns)} of a step ({format_share(turns_ns, analysis.step_ns)}) is waiting for the "
-            "turn: the jobs share the device. Alone, the step would be shorter by up to that much.",
+            "turn, because the jobs share the device. Alone, the step would be shorter by at most that time.",
         )
 
 
-def _admit(analysis: Analysis) -> Advice:
-    """Admit that no rule explains the waiting."""
+def _find_nothing(analysis: Analysis) -> Advice:
+    """Return what to tell if no rule explains the waiting."""
     return Advice(
         title="No advice",
         reason=f"{format_ns(analysis.wait_ns)} of a step is waiting, and the trace does not show what would shorten "

@@ -1,6 +1,6 @@
-"""Works out all figures of a page once; they are shown as sentences, tables, pictures and JSON.
+"""Computes all figures of a page, which are shown as sentences, tables, pictures and JSON.
 
-In: a trace.  Out: an `Analysis`, and what is needed to draw its steps.
+In: a trace.  Out: an `Analysis`, and the data to draw its steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from undertow.observe.timeline.advice import Advice, advise
-from undertow.observe.timeline.arrivals import Arrivals, find_gates, share_out
+from undertow.observe.timeline.arrivals import Arrivals, divide_waits, find_gates
 from undertow.observe.timeline.critical_path import Cause, Pathfinder, PathLink, add_up
 from undertow.observe.timeline.forecast import Forecaster, Prediction, guess_cluster, guess_profile
 from undertow.observe.timeline.rank_rows import (
@@ -33,9 +33,9 @@ from undertow.observe.timeline.tensor_rows import TensorRow, find_savings, make_
 from undertow.observe.timeline.thread_time import Segment, ThreadTimeline, TimeUse
 
 FORMAT = 1
-# A smaller share of slices without a counterpart is not mentioned.
+# A smaller share of slices without a counterpart is not reported.
 LOST = 0.01
-# Waiting below this share of the step is not worth a faster network.
+# Below this share of the step, waiting does not justify a faster network.
 HIDDEN_SHARE = 0.02
 
 
@@ -54,7 +54,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     median_ns: float
     step_ns: float  # mean
     spent_ns: dict[TimeUse, float]  # mean; adds up to step_ns
-    waited_total_ns: dict[str, int]  # by what was waited for
+    waited_total_ns: dict[str, int]  # by tensor or reason
     ranks: tuple[RankRow, ...]
     tensors: tuple[TensorRow, ...]
     savings: dict[str, float]  # bytes per worker and step
@@ -74,7 +74,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """Return ranks times steps, by which totals are divided."""
+        """Return ranks * steps; a total over `rounds` is the mean per rank and step."""
         return len(self.ranks) * len(self.counted)
 
     @property
@@ -92,7 +92,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def top_wait(self) -> tuple[str, float] | None:
-        """Return what is waited for longest, and how long in an average step."""
+        """Return the tensor or reason with the longest waiting, and its time in an average step."""
         if not self.waited_total_ns:
             return None
         name = max(self.waited_total_ns, key=lambda name: self.waited_total_ns[name])
@@ -104,12 +104,12 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Study:
-    """An analysis, with what it was made from."""
+    """An analysis, with the data that it was made from."""
 
     trace: Trace
     steps: StepChoice
     threads: Mapping[int, ThreadTimeline]  # by rank
-    paths: Mapping[int, list[PathLink]]  # by step, of those that are shown
+    paths: Mapping[int, list[PathLink]]  # by step, of the steps that are shown
     analysis: Analysis
 
 
@@ -141,7 +141,7 @@ class _Analyser:
 
     def analyse(self, paths: Mapping[int, list[PathLink]]) -> Analysis:
         trace, steps, header = self._trace, self._steps, next(iter(self._trace.ranks.values())).header
-        waited = self._share_waits()
+        waited = self._divide_waits()
         rows = make_rows(trace, self._counted, waited) if steps.counted else []
         median = steps.shown.get("median", steps.shown.get("chosen"))
         bare = Analysis(
@@ -195,10 +195,10 @@ class _Analyser:
             link=measure_use(trace, self._counted),
         )
 
-    def _share_waits(self) -> Counter[str]:
+    def _divide_waits(self) -> Counter[str]:
         waited: Counter[str] = Counter()
         for rank in self._trace.ranks:
-            waited.update(share_out(self._cut(rank), self._arrivals[rank]))
+            waited.update(divide_waits(self._cut(rank), self._arrivals[rank]))
         return waited
 
     def _cut(self, rank: int) -> Iterator[Segment]:

@@ -1,12 +1,12 @@
-"""The arrivals of results at one rank, which end its waits, and the names to which waiting belongs.
+"""The arrivals of results at one rank, which end its waits, and the tensors that each wait was for.
 
 In: one rank's wires, its shard's sums and those of torch; segments of waiting.  Out: arrivals by time, for all tensors
-or for one; nanoseconds of waiting by tensor, or by reason if it was for none.
-A result comes over a link, from the rank's own shard, or from torch's process group.  A gathered tensor comes as the
-contributions of the others, and has no shard.
-Every nanosecond of waiting belongs to one name.  A wait at the gate of a tensor belongs to that tensor.  A wait for all
-tensors (the end of backward without gates, which asks for one after the other) is divided: the time until a result
-arrived belongs to the tensor that arrived.
+or for one; nanoseconds of waiting by tensor, or by reason if no tensor was waited for.
+A result comes over a link, from the rank's own shard, or from torch's process group.  A gathered tensor arrives as the
+contributions of the other ranks, without a shard.
+Every nanosecond of waiting counts for one name.  A wait at the gate of a tensor counts for that tensor.  A wait for all
+tensors (at the end of backward without gates) is divided: the time until a result arrived counts for the tensor that
+arrived.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from undertow.observe.timeline.thread_time import Segment, TimeUse
 from undertow.tracing.events import AT_THE_END, AT_THE_GATE
 
 OTHER = "something else"
-# The time after the last result has arrived.
+# The name of the time after the last result has arrived.
 WAKING = "the training thread to wake up"
 
 
 class Arrival(NamedTuple):
-    """A result that arrived; exactly one of the last three fields says from where."""
+    """A result that arrived; exactly one of the last three fields is set, and gives its origin."""
 
     time_ns: int
     tensors: tuple[str, ...]
@@ -72,18 +72,18 @@ def _list_arrivals(trace: RankTrace) -> Iterator[Arrival]:
         yield Arrival(reduced.end_ns, reduced.tensors, reduced=reduced)
 
 
-def share_out(segments: Iterable[Segment], arrivals: Arrivals) -> dict[str, int]:
-    """Divide the waiting of these segments by name; the sum is exact to the nanosecond."""
-    shares: dict[str, int] = {}
+def divide_waits(segments: Iterable[Segment], arrivals: Arrivals) -> dict[str, int]:
+    """Divide the waiting in these segments by name; the sum is exact to the nanosecond."""
+    waited_ns: dict[str, int] = {}
     for segment in segments:
         if segment.use is TimeUse.WAIT:
-            for name, length_ns in _share(segment, arrivals):
-                shares[name] = shares.get(name, 0) + length_ns
-    return shares
+            for name, length_ns in _divide(segment, arrivals):
+                waited_ns[name] = waited_ns.get(name, 0) + length_ns
+    return waited_ns
 
 
 def find_gates(trace: RankTrace, steps: Collection[int]) -> bool | None:
-    """Return true if the next forward pass starts before all gradients are there; None if unknown."""
+    """Return whether the next forward pass starts before all gradients have arrived; None if unknown."""
     spans = [span for span in trace.thread if span.step in steps]
     reasons = {span.reason for span in spans if span.cat == SpanKind.WAIT}
     if AT_THE_GATE in reasons:
@@ -93,7 +93,7 @@ def find_gates(trace: RankTrace, steps: Collection[int]) -> bool | None:
     return True if any(span.cat == SpanKind.APPLY for span in spans) else None
 
 
-def _share(segment: Segment, arrivals: Arrivals) -> Iterator[tuple[str, int]]:
+def _divide(segment: Segment, arrivals: Arrivals) -> Iterator[tuple[str, int]]:
     span = segment.span
     assert span is not None
     if span.reason == AT_THE_GATE and span.tensors:

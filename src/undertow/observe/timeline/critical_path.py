@@ -1,10 +1,11 @@
-"""Finds the critical path: what a step really waited for, from its end back to its begin, across all ranks.
+"""Finds the critical path: what a step really waited for, from its end back to its beginning, across all ranks.
 
 In: a trace, one step.  Out: links without gaps between them.
-The search starts at the rank that ended the step last and goes back.  Compute is its own cause.  A wait ended because
-a result arrived; a shard sent it when its sum was ready; the sum waited for the last contribution; a rank sent that
-when its gradient was final; and there the training thread computes again.  Where a cause is not in the trace (a file
-is missing, a slice has no counterpart) the path stays on its rank, goes back by time, and says so.
+The search goes back from the end of the step on the rank that ended it last.  Compute is its own cause.  A wait ended
+because a result arrived; a shard sent the result when its sum was ready; the sum waited for the last contribution; a
+rank sent that contribution when its gradient was final; and before that, its training thread computed.  Where the cause
+is not in the trace (a file is missing, a slice has no counterpart), the path stays on its rank and names the cause as
+unknown.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from undertow.observe.timeline.arrivals import Arrival, Arrivals
 from undertow.observe.timeline.run_trace import RankTrace, Span, Trace, Wire, name_tensors
 from undertow.observe.timeline.thread_time import Segment, ThreadTimeline, TimeUse
 
-# A longer path would be a defect of ours.
+# A longer path would be a defect in the search.
 MOST_LINKS = 100_000
 
 
 class Cause(enum.StrEnum):
-    """Cause of the time of a link of the path."""
+    """Cause of the time that a link of the path takes."""
 
     COMPUTE = "compute"
     APPLY = "applying and optimizer"
@@ -48,7 +49,7 @@ _OF_THREAD = {
 
 
 class PathLink(NamedTuple):
-    """A link of the path: `rank` is where it happened, `peer` the other end of a wire."""
+    """A link of the path on `rank`; `peer` is the other end of a wire."""
 
     cause: Cause
     rank: int
@@ -72,7 +73,7 @@ class Pathfinder:
         self._causes = {rank: _RankCauses(known) for rank, known in trace.ranks.items()}
 
     def find(self, number: int) -> list[PathLink]:
-        """Return the links in the order of time; together they are the step of the rank that ended it last."""
+        """Return the links in chronological order; together they cover the step of the rank that ended it last."""
         steps = {rank: trace.steps[number] for rank, trace in self._trace.ranks.items()}
         last = max(steps, key=lambda rank: (steps[rank].end_ns, -rank))
         floor_ns = steps[last].begin_ns
@@ -88,14 +89,14 @@ class Pathfinder:
                 yield PathLink(Cause.UNKNOWN, rank, floor_ns, time_ns, "before its first recorded step")
                 return
             chain = [] if segment.use is not TimeUse.WAIT else list(self._explain(rank, segment))
-            # A chain that does not lead back in time would repeat forever.
+            # A chain that did not lead back in time would repeat forever.
             if not chain or chain[-1].begin_ns >= time_ns:
                 chain = [_as_link(rank, segment)]
             yield from chain
             rank, time_ns = chain[-1].rank, chain[-1].begin_ns
 
     def _explain(self, rank: int, wait: Segment) -> Iterator[PathLink]:
-        """Yield why this wait ended when it did, back to a gradient; nothing if that is not in the trace."""
+        """Yield the causes of the end of this wait, back to a gradient; nothing if they are not in the trace."""
         assert wait.span is not None
         tensor = wait.span.tensors[0] if wait.span.tensors else ""
         arrival = self._arrivals[rank].find_last(wait.span.begin_ns, wait.end_ns, tensor)
@@ -126,7 +127,7 @@ class Pathfinder:
             yield from self._explain_sum(sender, summed, ended_ns)
 
     def _explain_sum(self, rank: int, summed: Span, until_ns: int) -> Iterator[PathLink]:
-        """Follow the last contribution to a sum: of another rank, over the wire, or of this one."""
+        """Follow the last contribution to a sum: over the wire from another rank, or from this rank."""
         name = name_tensors(summed.tensors)
         push = self._causes[rank].find_last_push(summed.key, summed.round, until_ns)
         hook = self._causes[rank].find_hook(summed.tensors, until_ns)
@@ -163,7 +164,7 @@ class Pathfinder:
 
 
 def _find_queued(wire: Wire) -> int:
-    """Return when a slice was queued, by the sender's clock but not after its arrival: the clocks may disagree."""
+    """Return when a slice was queued; at the latest, when it was sent or arrived, because the clocks may disagree."""
     return min(wire.queued_ns, wire.sent_ns, wire.end_ns)
 
 
@@ -187,9 +188,9 @@ class _RankCauses:
         return max(known, key=lambda wire: wire.end_ns, default=None)
 
     def find_hook(self, tensors: Iterable[str], until_ns: int) -> Span | None:
-        """Return the last hook of these tensors: a slice that carries several waits for all.
+        """Return the last hook of these tensors, because a slice with several tensors waits for all of them.
 
-        The engine may take a gradient while the hook that hands it over still returns.
+        The engine may take a gradient before the hook that hands it over has returned.
         """
         found = []
         for tensor in tensors:
@@ -205,14 +206,14 @@ def _as_link(rank: int, segment: Segment) -> PathLink:
 
 
 def clip(links: Iterable[PathLink], floor_ns: int) -> Iterator[PathLink]:
-    """Cut off what is before the step, and leave out links without length."""
+    """Cut off the time before the step, and leave out links without length."""
     for link in links:
         if link.end_ns > max(link.begin_ns, floor_ns):
             yield link._replace(begin_ns=max(link.begin_ns, floor_ns))
 
 
 def join(links: Iterable[PathLink]) -> list[PathLink]:
-    """Join neighbours of one cause on one rank, such as one layer after the other."""
+    """Join neighbours of one cause on one rank, such as consecutive layers."""
     joined: list[PathLink] = []
     for link in links:
         last = joined[-1] if joined else None

@@ -1,9 +1,9 @@
 """Compares the prediction of a run with its measurement, and predicts the same model on other links.
 
-In: the plan of a trace with the profile and cluster it was made from, measurements.  Out: predictions, to be used only
-if that of the run itself is accurate enough.
-For a run without a plan, profile and cluster are guessed from the trace, or None if it does not say enough: layers with
-their mean times and the bytes of their tensors.  Good enough to predict a step on another link; no plan is made of it.
+In: the profile and cluster of the plan in a trace, measurements.  Out: predictions, to be used only if the prediction
+of the run itself is accurate enough.
+For a run without a plan, profile and cluster are estimated from the trace, which needs the mean times of layers and the
+bytes of their tensors.  The estimates are good enough to predict a step on another link, but not to make a plan.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from undertow.plan.profile import LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
 from undertow.tracing.events import find_layer
 
-# A step within this factor of the fastest hides everything that can be hidden.
+# A step within this factor of the step on the fastest link hides everything that can be hidden.
 HIDDEN = 1.02
-# If the prediction of the measured run is further off, predictions for other links are not used.
+# Predictions for other links are used only if the prediction of the measured run is off by at most this fraction.
 BELIEVABLE = 0.25
 SLOWEST_BITS_PER_S, FASTEST_BITS_PER_S = 1e8, 8e11
 # The bandwidth is searched to within this factor.
 PRECISION = 1.03
-# A dense plan multiplies nothing, so the value does not matter.
+# The value does not matter, because dense schemes multiply nothing.
 _FLOPS_PER_S = 1e12
 
 
@@ -42,7 +42,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecaster:
-    """Forecaster of steps of one model on other links, with the same schemes."""
+    """Predictor of the steps of one model on other links, with the same schemes."""
 
     def __init__(
         self, profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *, measured_s: float, has_gates: bool
@@ -72,8 +72,8 @@ class Forecaster:
         return self._cluster.bytes_per_s / PAYLOAD_SHARE * 8
 
     def predict_s(self, *, bits_per_s: float | None = None, has_gates: bool | None = None) -> float:
-        """Predict a step on a link of this bandwidth, or on the actual one."""
-        cluster = self._cluster if bits_per_s is None else self._change(bits_per_s)
+        """Predict a step on links of this bandwidth, or on the actual links."""
+        cluster = self._cluster if bits_per_s is None else self._scale_links(bits_per_s)
         gates = self._has_gates if has_gates is None else has_gates
         return predict(self._profile, cluster, self._schemes, has_gates=gates)
 
@@ -92,7 +92,7 @@ class Forecaster:
             low, high = (low, middle) if is_enough else (middle, high)
         return high
 
-    def _change(self, bits_per_s: float) -> Cluster:
+    def _scale_links(self, bits_per_s: float) -> Cluster:
         factor = bits_per_s / self.bits_per_s
         allreduce_bytes_per_s = self._cluster.allreduce_bytes_per_s
         return msgspec.structs.replace(
@@ -103,7 +103,7 @@ class Forecaster:
 
 
 def guess_cluster(trace: Trace) -> Cluster | None:
-    """Return a cluster whose links are all as slow as the slowest one."""
+    """Return a cluster in which all links are as slow as the slowest one, or None if no link was measured."""
     rates = [rank.link_bytes_per_s for rank in trace.ranks.values() if rank.link_bytes_per_s]
     if not rates:
         return None
@@ -116,7 +116,7 @@ def guess_cluster(trace: Trace) -> Cluster | None:
 
 
 def guess_profile(trace: Trace, steps: Collection[int]) -> Profile | None:
-    """Return a profile with layers in the order of their first forward."""
+    """Return a profile with layers in the order of their first forward, or None if the trace lacks times or bytes."""
     rank = next(iter(trace.ranks.values()))
     forward_ns, backward_ns = (_find_means(rank, kind, steps) for kind in (SpanKind.FORWARD, SpanKind.BACKWARD))
     by_layer = _group_by_layer(_find_sizes(trace, steps), forward_ns)
@@ -139,7 +139,7 @@ def guess_profile(trace: Trace, steps: Collection[int]) -> Profile | None:
 
 
 def _find_means(rank: RankTrace, kind: SpanKind, steps: Collection[int]) -> dict[str, float]:
-    """Return the mean time per step of each layer, over all its uses and without waits inside."""
+    """Return the mean time per step of each layer, summed over its uses and without waits."""
     lengths: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     waits = [span for span in rank.thread if span.cat in (SpanKind.WAIT, SpanKind.APPLY, SpanKind.TURN_WAIT)]
     index = 0
@@ -158,7 +158,7 @@ def _find_means(rank: RankTrace, kind: SpanKind, steps: Collection[int]) -> dict
 
 
 def _find_sizes(trace: Trace, steps: Collection[int]) -> dict[str, int]:
-    """Return the bytes of each tensor: those of its slices, each counted once."""
+    """Return the bytes of each tensor, which are those of its slices, each counted once."""
     slices: dict[int, tuple[str, int]] = {}
     for rank in trace.ranks.values():
         for wire in rank.outs:
@@ -171,7 +171,7 @@ def _find_sizes(trace: Trace, steps: Collection[int]) -> dict[str, int]:
 
 
 def _group_by_layer(sizes: dict[str, int], layers: Collection[str]) -> dict[str, dict[str, int]]:
-    """Return the tensors of each layer, without those that belong to none (sent by undertow itself)."""
+    """Return the tensors of each layer, without those that belong to no layer (sent by undertow itself)."""
     by_layer: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size_bytes in sizes.items():
         layer = find_layer(name)

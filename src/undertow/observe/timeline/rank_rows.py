@@ -1,8 +1,8 @@
-"""One row for every rank with the use of its link, and the ranks that the others wait for.
+"""Figures of each rank: its time, the use of its link, and whether the other ranks wait for it.
 
 In: how each rank spent its steps, and its wires.  Out: rows, stragglers, slow links; bytes, busy times and rates of the
-links, over all counted steps and in the course of one step.
-A link carries both ways at once, so each direction counts alone.
+links, over all counted steps and during one step.
+A link carries both directions at once, so they are counted separately.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import msgspec
 from undertow.observe.timeline.run_trace import RankTrace, Step, Wire
 from undertow.observe.timeline.thread_time import TimeUse
 
-# A rank whose compute takes more than this times the median of the others is a straggler.
+# A rank is a straggler if its compute takes more than this multiple of the median of the others.
 SLOWER = 1.10
-# A link that carries less than this share of the median of the others is slow.
+# A link is slow if it carries less than this share of the median of the others.
 SLOW_LINK = 0.8
 Interval = tuple[int, int]
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one rank over the counted steps; `spent_ns` adds up to `step_ns` exactly."""
+    """Totals of one rank over the counted steps; `spent_ns` adds up to exactly `step_ns`."""
 
     rank: int
     host: str
     steps: int
     step_ns: int
     spent_ns: dict[TimeUse, int]
-    idle_wait_ns: int  # waiting while nothing was on this rank's link
+    idle_wait_ns: int  # waiting while this rank's link was idle
     link: LinkUse
 
-    def per_step(self, spent: TimeUse) -> float:
-        """Return the nanoseconds in an average step."""
-        return self.spent_ns[spent] / self.steps if self.steps else 0.0
+    def per_step(self, use: TimeUse) -> float:
+        """Return the nanoseconds of this use in an average step."""
+        return self.spent_ns[use] / self.steps if self.steps else 0.0
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +93,13 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
 
     out_bytes: int
     in_bytes: int
-    busy_ns: int  # a slice was on its way in either direction
+    busy_ns: int  # time in which a slice was on the link, in either direction
     time_ns: int  # of the steps
-    bytes_per_s: float | None  # what it can carry each way, as measured
+    bytes_per_s: float | None  # measured rate, each way
 
     @property
     def share(self) -> float | None:
-        """Return the share of what the busier direction could have carried; None if the rate is unknown."""
+        """Return the bytes in the busier direction over those it could have carried; None if the rate is unknown."""
         if not self.bytes_per_s or not self.time_ns:
             return None
         return max(self.out_bytes, self.in_bytes) / (self.bytes_per_s * self.time_ns / 1e9)
@@ -116,14 +116,14 @@ def measure_use(trace: RankTrace, steps: Collection[int]) -> LinkUse:
 
 
 def find_busy(trace: RankTrace, steps: Collection[int]) -> list[Interval]:
-    """Return when a slice was on its way to or from this rank, in these steps."""
+    """Return the intervals of these steps in which a slice was on its way to or from this rank."""
     wires = sorted((wire.begin_ns, wire.end_ns) for wire in (*trace.outs, *trace.ins))
     windows = sorted((trace.steps[number].begin_ns, trace.steps[number].end_ns) for number in steps)
     return intersect(unite(wires), unite(windows))
 
 
 def unite(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge overlapping intervals, which come in the order of their begin."""
+    """Merge overlapping intervals, which are given in the order of their begin."""
     united: list[Interval] = []
     for begin, end in intervals:
         if united and begin <= united[-1][1]:
@@ -134,7 +134,7 @@ def unite(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return the time that is in both; each is ordered and without overlaps."""
+    """Return the intersection of two lists of intervals, each in order and without overlaps."""
     common = []
     start = 0
     for begin, end in first:

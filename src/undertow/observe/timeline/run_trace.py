@@ -1,9 +1,9 @@
-"""The trace of a run as data: its ranks, and for each its steps, training thread and wires.
+"""The trace of a run as data: the steps, training thread and wires of each rank.
 
 Times are whole nanoseconds of rank 0's clock, so that sums are exact.
-The sender's record of a slice is matched with the receiver's: then the sender's has the time of arrival, the receiver's
-the times of queueing and sending.  Slices of one link arrive in the order of sending, so the n-th of a kind, key and
-round that was sent is the n-th that arrived.
+The sender's record of a slice is matched with the receiver's: the sender's then also has the time of arrival, and the
+receiver's the times of queueing and sending.  Slices of one link arrive in the order of sending, so the n-th slice sent
+with a kind, key and round is the n-th that arrived.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Span(msgspec.Struct, gc=False):
 
 
 class Wire(msgspec.Struct, gc=False):
-    """A slice on a link, as seen by its sender or by its receiver.  A time of -1 is unknown."""
+    """A slice on a link, as recorded by its sender or by its receiver.  A time of -1 is unknown."""
 
     kind: str
     key: int
@@ -69,7 +69,7 @@ class Wire(msgspec.Struct, gc=False):
         """Return the time from leaving the send queue to the arrival of the last byte."""
         if self.sent_ns < 0 or self.arrived_ns < 0:
             return None
-        # Clocks agree to within some microseconds only: a slice may seem to arrive before it left.
+        # Clocks agree only to within a few microseconds, so a slice may seem to arrive before it was sent.
         return max(0, self.arrived_ns - self.sent_ns)
 
     @property
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True)
 class PlanInForce:
-    """A plan from the time on at which it came into force; `profile` and `cluster` are what it was made from."""
+    """A plan and the time at which it came into force; it was made from `profile` and `cluster`."""
 
     time_ns: int
     plan: Plan
@@ -103,7 +103,7 @@ class PlanInForce:
 
 @dataclass
 class RankTrace:
-    """Record of one rank.  Every list is in the order of time."""
+    """The trace of one rank.  Every list is in chronological order."""
 
     header: TraceHeader
     steps: dict[int, Step] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """The traces of one run.  `missing` has a sentence for everything that should be there and is not."""
+    """The traces of one run.  `missing` has a sentence for everything that is missing from them."""
 
     folder: str
     world_size: int
@@ -153,21 +153,21 @@ class Trace:
 
 
 def match_wires(trace: Trace) -> None:
-    arriving = {rank.rank: _sort_by_sender(rank) for rank in trace.ranks.values()}
+    received = {rank.rank: _group_by_sender(rank) for rank in trace.ranks.values()}
     for sender in trace.ranks.values():
-        coming: dict[tuple[int, str, int, int], deque[Wire]] = defaultdict(deque)
+        sent: dict[tuple[int, str, int, int], deque[Wire]] = defaultdict(deque)
         for out in sender.outs:
-            coming[out.peer, out.kind, out.key, out.round].append(out)
-        for rank, by_sender in arriving.items():
+            sent[out.peer, out.kind, out.key, out.round].append(out)
+        for rank, by_sender in received.items():
             for wire in by_sender[sender.rank]:
-                queue = coming.get((rank, wire.kind, wire.key, wire.round))
-                if queue:
-                    out = queue.popleft()
+                unmatched = sent.get((rank, wire.kind, wire.key, wire.round))
+                if unmatched:
+                    out = unmatched.popleft()
                     out.arrived_ns = wire.end_ns
                     wire.sent_ns, wire.queued_ns = out.sent_ns, out.queued_ns
 
 
-def _sort_by_sender(rank: RankTrace) -> dict[int, list[Wire]]:
+def _group_by_sender(rank: RankTrace) -> dict[int, list[Wire]]:
     by_sender: dict[int, list[Wire]] = defaultdict(list)
     for wire in rank.ins:
         by_sender[wire.peer].append(wire)
@@ -175,7 +175,7 @@ def _sort_by_sender(rank: RankTrace) -> dict[int, list[Wire]]:
 
 
 def count_unmatched(trace: Trace, steps: Collection[int]) -> tuple[int, int]:
-    """Count the slices sent in these steps to ranks with a file: those missing in the receiver's file, and all."""
+    """Count the slices sent in these steps to ranks with a file; return how many the receiver's file lacks, and all."""
     sent = [out for rank in trace.ranks.values() for out in rank.outs if out.step in steps and out.peer in trace.ranks]
     return sum(out.arrived_ns < 0 for out in sent), len(sent)
 
@@ -190,7 +190,7 @@ def name_steps(numbers: Sequence[int]) -> str:
 
 
 def name_tensors(tensors: Sequence[str]) -> str:
-    """Name tensors that travel together: `fc.weight`, `bn1.weight + 3 more`."""
+    """Name the tensors of a slice: `fc.weight`, `bn1.weight + 3 more`."""
     if not tensors:
         return "unnamed"
     return tensors[0] if len(tensors) == 1 else f"{tensors[0]} + {len(tensors) - 1} more"

@@ -1,7 +1,7 @@
 """Chooses the steps that count and those that are shown.
 
 In: a trace.  Out: `StepChoice`, with sentences on what was left out and why.
-A step is complete if every rank with a file has recorded it from begin to end.
+A step is complete if every rank with a file has recorded both its beginning and its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from undertow.observe.timeline.run_trace import Trace, name_steps
 from undertow.plain_text import capitalise
 from undertow.plan.replanner import PASSES
 
-# With fewer steps left than this, the first steps count too: some figures are better than none.
+# If fewer steps would remain, the first steps count as well.
 ENOUGH = 3
 # Undertow reports after `PASSES` passes and plans in the next one.
 SETTLING = PASSES + 1
@@ -29,9 +29,9 @@ class StepChoice:
     complete: tuple[int, ...]
     counted: tuple[int, ...]
     lengths_ns: Mapping[int, float]  # of the counted ones: means over the ranks
-    shown: Mapping[str, int]  # `median`, `fastest`, `slowest`, and `chosen` if one was asked for
+    shown: Mapping[str, int]  # `median`, `fastest`, `slowest`, and `chosen` if one was requested
     notes: tuple[str, ...]  # what was left out
-    missing: tuple[str, ...]  # what should be there and is not
+    missing: tuple[str, ...]  # what a complete trace would have
 
 
 def choose_steps(trace: Trace, wanted: int | None = None) -> StepChoice:
@@ -61,29 +61,29 @@ def _find_complete(trace: Trace) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def _leave_out_first(trace: Trace, complete: Sequence[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Leave out the steps in which undertow measures and plans: they are slower than all later ones."""
+    """Leave out the steps in which undertow measures and plans, because they are slower than later ones."""
     for settled, why in _list_choices(trace, complete):
         if len(settled) == len(complete):
             return tuple(complete), ()
         if len(settled) >= ENOUGH:
             first = name_steps([number for number in complete if number not in settled])
             return tuple(settled), (capitalise(f"{first} left out: {why}"),)
-    note = "The first steps, in which undertow measures and plans, count as well: there are too few others."
+    note = "The first steps, in which undertow measures and plans, count as well, because there are too few others."
     return tuple(complete), ((note,) if complete else ())
 
 
 def _list_choices(trace: Trace, complete: Sequence[int]) -> list[tuple[list[int], str]]:
-    """List the steps that could count with the reason for leaving out the others, the best choice first."""
+    """List the possible choices of steps, each with the reason for leaving out the others; the best comes first."""
     begins_ns = {number: trace.find_window(number).begin_ns for number in complete}
     plans_ns = sorted({planned.time_ns for rank in trace.ranks.values() for planned in rank.plans})
     if not plans_ns:
         settled = [number for number in complete if number > (1 if trace.is_simulated else SETTLING)]
         return [
-            (settled, FIRST if trace.is_simulated else "in the first steps undertow measures, which slows them down.")
+            (settled, FIRST if trace.is_simulated else "undertow measures in the first steps, which slows them down.")
         ]
     after_last = [number for number in complete if number > 1 and begins_ns[number] >= plans_ns[-1]]
     after_first = [number for number in complete if number > 1 and begins_ns[number] >= plans_ns[0]]
-    early = "until there is a plan undertow measures, which slows steps down. The plan changed later."
+    early = "undertow measures until there is a plan, which slows steps down. The plan changed later."
     late = "undertow measured and planned until the plan in force was made."
     return [(after_last, FIRST if after_last[:1] == [2] else late), (after_first, early)]
 

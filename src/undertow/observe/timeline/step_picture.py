@@ -1,8 +1,8 @@
-"""Makes the marks that the timeline of a step is drawn from, few enough for any number of ranks.
+"""Makes the marks of a step's timeline, few enough for any number of ranks.
 
-In: a study, a step.  Out: `StepPicture`, numbers for the page's script.
-Each rank has three lanes: its training thread, the wire out and the wire in.  Times are whole ticks from the begin of
-the picture; if there are too many marks, short neighbours within a 2000th of the step become one.
+In: a trace, a step.  Out: `StepPicture`, numbers for the page's script.
+Each rank has three lanes: its training thread, the wire out and the wire in.  Times are whole ticks from the beginning
+of the picture; if there are too many marks, short neighbours within a 2000th of the step become one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from undertow.observe.timeline.thread_time import ThreadTimeline
 TICKS = 40_000
 # With more marks than this in all steps of a page, marks are merged: each takes about 25 bytes.
 MOST_MARKS = 80_000
-# Marks within this fraction of the step look like one anyway.  The distance doubles until there are few enough.
+# Marks within this fraction of the step look like one anyway.  The distance doubles until there are few enough marks.
 CLOSE = 2000
-# Kinds of marks, in the order of the page's script, which knows them by number.
+# Kinds of marks; the page's script refers to them by their index.
 KINDS = (*(kind.value for kind in SpanKind), "script", "push", "result", "pull", "value", "report")
 NO_PEER = -1
 
 
 class Mark(NamedTuple):
-    """A bar; written to the page as six numbers."""
+    """A bar of the timeline, written to the page as six numbers."""
 
     begin: int
     length: int
@@ -66,7 +66,7 @@ class StepPicture(msgspec.Struct, frozen=True):
     """Picture of one step on all ranks."""
 
     step: int
-    why: str  # why it is shown: median, fastest, slowest, chosen
+    why: str  # the reason for showing it: median, fastest, slowest, chosen
     length_ns: int  # of the whole picture
     ticks: int
     is_merged: bool
@@ -87,7 +87,7 @@ class PictureDrawer:
         return list(self._names)
 
     def draw_all(self, shown: Mapping[str, int], paths: Mapping[int, Iterable[PathLink]]) -> list[StepPicture]:
-        """Draw these steps, together with few enough marks."""
+        """Draw these steps with at most `MOST_MARKS` marks in total."""
         pictures = [self._draw(number, why, paths[number]) for why, number in shown.items()]
         distance = TICKS // CLOSE
         while sum(map(count_marks, pictures)) > MOST_MARKS:
@@ -122,7 +122,7 @@ class PictureDrawer:
         )
 
     def _draw_thread(self, known: RankTrace, scale: _Scale) -> Iterator[Mark]:
-        """Yield the uses of time as the sums count them, within the window of the picture."""
+        """Yield the uses of time within the picture, as they are counted in the sums."""
         for segment in self._threads[known.rank].cut(scale.begin_ns, scale.end_ns):
             kind, name = ("script", "between layers") if segment.span is None else (segment.span.cat, segment.span.name)
             begin, length = scale.measure(segment.begin_ns, segment.end_ns)

@@ -1,4 +1,4 @@
-"""Writes the summary: what a reader wants to know before any picture.
+"""Writes the summary at the top of a page.
 
 In: an analysis.  Out: sentences; all their figures are in the analysis.
 """
@@ -18,7 +18,7 @@ from undertow.units import format_bandwidth, format_bytes, format_ms, format_ns,
 if TYPE_CHECKING:
     from undertow.observe.timeline.analysis import Analysis
 
-# Uses that are named only if they take any time.
+# Uses that are named only if they take time.
 _REST = (TimeUse.OPTIMIZER, TimeUse.APPLY, TimeUse.HOOK, TimeUse.TURN)
 # A rank is named if its share of waiting is this times the share of all ranks together.
 NOTABLE = 1.25
@@ -26,7 +26,7 @@ NOTABLE = 1.25
 
 def summarise(analysis: Analysis) -> list[str]:
     if not analysis.counted:
-        return ["No step was recorded completely by all ranks: see below what is missing."]
+        return ["No step was recorded completely by all ranks; what is missing is listed below."]
     return [sentence for describe in _SENTENCES for sentence in describe(analysis)]
 
 
@@ -60,7 +60,7 @@ def _describe_link(analysis: Analysis) -> Iterator[str]:
     sent = f"each worker sends {format_bytes(out_bytes / analysis.rounds)} per step"
     busiest = analysis.busiest
     if busiest is None or busiest.link.share is None or busiest.link.bytes_per_s is None:
-        yield capitalise(f"{sent}; how fast its link is was not measured.")
+        yield capitalise(f"{sent}; the rate of its link was not measured.")
         return
     rate = format_bandwidth(busiest.link.bytes_per_s * 8)
     yield f"The link runs at {format_share(busiest.link.share, 1)} (rank {busiest.rank}, which has {rate}); {sent}."
@@ -113,10 +113,10 @@ def _describe_worst(analysis: Analysis) -> Iterator[str]:
 def _describe_prediction(analysis: Analysis) -> Iterator[str]:
     found = analysis.prediction
     if found is not None:
-        taken = "simulated" if analysis.is_simulated else "measured"
+        origin = "simulated" if analysis.is_simulated else "measured"
         ratio = found.measured_step_s / found.predicted_step_s
         yield (
-            f"The plan predicted {format_ms(found.predicted_step_s)} per step; {taken} were "
+            f"The plan predicted {format_ms(found.predicted_step_s)} per step; the {origin} time is "
             f"{format_ms(found.measured_step_s)}, {ratio:.2f} times as long."
         )
 

@@ -1,7 +1,7 @@
-"""One row for everything that travels: its scheme, its bytes, and how long it queued, travelled and was waited for.
+"""Figures of each tensor: its scheme, its bytes, and how long it was queued, on the wire and waited for.
 
 In: a trace whose wires are matched, its counted steps, the waits by tensor.  Out: rows that add up to the trace's sums.
-Tiny tensors that travel in one slice share a row: their times cannot be told apart.
+Tiny tensors that share a slice share a row, because their times cannot be separated.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from undertow.units import format_bytes
 
 
 class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one row over all ranks and counted steps."""
+    """Totals of one tensor, or of a fused slice, over all ranks and counted steps."""
 
     tensors: tuple[str, ...]
     scheme: str
-    total_bytes: int  # sent: contributions and the shards' answers
+    total_bytes: int  # sent as contributions and as answers of shards
     total_slices: int
     queued_mean_ns: float | None
     queued_longest_ns: int | None
@@ -52,7 +52,7 @@ class _Tally:
 
 
 def make_rows(trace: Trace, steps: Collection[int], waited_ns: Mapping[str, int]) -> list[TensorRow]:
-    """Make the rows in the order of the plan; rows without a tensor of the plan come last."""
+    """Make the rows in the order of the plan; rows without a planned tensor come last."""
     tallies = _add_up(trace, steps)
     waited = _assign(waited_ns, tallies)
     choices = {} if trace.planned is None else {choice.tensor: choice for choice in trace.planned.plan.choices}
@@ -79,11 +79,11 @@ def _add_up(trace: Trace, steps: Collection[int]) -> dict[tuple[str, ...], _Tall
 
 
 def _assign(waited_ns: Mapping[str, int], tallies: Iterable[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
-    """Add each tensor's waiting to the row in which it travels, or to a row of its own."""
-    home = {name: tensors for tensors in tallies for name in tensors}
+    """Add each tensor's waiting to the row that contains it, or to a row of its own."""
+    row_of = {name: tensors for tensors in tallies for name in tensors}
     waited: Counter[tuple[str, ...]] = Counter()
     for name, length_ns in waited_ns.items():
-        waited[home.get(name, (name,))] += length_ns
+        waited[row_of.get(name, (name,))] += length_ns
     return waited
 
 
@@ -121,9 +121,9 @@ def _find_scheme(trace: Trace, tensors: tuple[str, ...], choices: Mapping[str, C
 
 
 def find_savings(plan: Plan, rows: Iterable[TensorRow], rounds: int, itemsizes: Mapping[str, int]) -> dict[str, float]:
-    """Return the bytes that each tensor with another scheme than dense saves, per worker and step.
+    """Return the bytes that each tensor with factors or rows saves, per worker and step.
 
-    The difference is between a dense gradient and what was really sent.  `rounds` is ranks times steps.
+    Savings are the bytes of a dense gradient minus those that were sent.  `rounds` is ranks * steps.
     """
     sent = {row.tensors[0]: row.total_bytes / rounds for row in rows if len(row.tensors) == 1 and row.total_slices}
     share = 2 * (plan.workers - 1) / plan.workers

@@ -1,8 +1,8 @@
 """Divides the time of a training thread: every nanosecond of a step has exactly one use.
 
 In: the spans of a training thread, and its steps.  Out: segments without gaps, and their sums.
-Spans nest, and the one that began last counts: a wait inside a layer's forward is a wait.  Compute is what remains when
-all other uses are subtracted: layers, and the script's work between them.
+Spans nest, and the one that began last counts: a wait inside a layer's forward is a wait.  Compute is the time without
+any other use: layers, and the script's work between them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _USES = {
 
 
 class Segment(NamedTuple):
-    """A time of one use; `span` is None where nothing was recorded."""
+    """A period of one use; `span` is None where nothing was recorded."""
 
     begin_ns: int
     end_ns: int
@@ -80,7 +80,7 @@ class ThreadTimeline:
 
 
 def _flatten(spans: Sequence[Span], begin_ns: int, end_ns: int) -> Iterator[Segment]:
-    """Cut spans, ordered by their begin, into segments: at every moment the one that began last counts."""
+    """Cut spans, in the order of their begin, into segments: at every moment the span that began last counts."""
     now_ns = begin_ns
     open_spans: list[Span] = []
     for span in [*spans, None]:

@@ -1,7 +1,7 @@
 """Decodes one line of a trace file, described in docs/trace.md.
 
-In: a line.  Out: an `Event`, or None if it is no event of undertow.
-All kinds of events are decoded into one structure: finding out the kind first would take as long again.
+In: a line.  Out: an `Event`, or None if the line is not an event of undertow.
+All kinds of events are decoded into one structure, because finding the kind first would double the time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from undertow.bounds import MOST_WORKERS
 from undertow.decoding import Decoder, Format
 from undertow.errors import Garbled
 
-# An event with an impossible figure would spoil all others, so it is no event.  Times are less than three hundred years
-# from zero, on any clock; spans are shorter than a hundred threads together need.
+# An event with an impossible figure would distort all sums, so it is left out.  Times are at most 317 years from zero,
+# whatever the clock; spans are at most 116 days long.
 LATEST_US, LONGEST_US = 1e16, 1e13
 SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e-3, 1e15
 Microseconds = Annotated[float, msgspec.Meta(ge=-LATEST_US, le=LATEST_US)]
@@ -24,7 +24,7 @@ Peer = Annotated[int, msgspec.Meta(ge=-1, lt=MOST_WORKERS)]
 
 
 class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank": "from"}):
-    """Arguments of an event of any kind; those that it lacks have a value that says so."""
+    """Arguments of an event of any kind; arguments that it lacks have their defaults."""
 
     step: Number = -1
     tensor: str = ""
@@ -56,7 +56,7 @@ class Args(msgspec.Struct, gc=False, rename={"size_bytes": "bytes", "source_rank
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event of Chrome's trace format.  Times are in microseconds, as viewers want them."""
+    """An event of Chrome's trace format.  Times are in microseconds, as the format requires."""
 
     ph: str
     name: str = ""
@@ -71,7 +71,7 @@ _decoder: Decoder[Event] = Decoder(Event, format=Format.JSON)
 
 
 def decode(line: bytes) -> Event | None:
-    """Return the event, or None if the line is no event, only half of one, or one with impossible figures."""
+    """Return the event, or None if the line is not an event, is incomplete, or has impossible figures."""
     try:
         event = _decoder.decode(line.strip().rstrip(b","))
     except Garbled:

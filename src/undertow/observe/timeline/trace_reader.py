@@ -1,8 +1,8 @@
-"""Reads the trace files of a folder, in whatever state they are.
+"""Reads the trace files of a folder, even incomplete or damaged ones.
 
-In: a folder with `rank-N.json` of every rank (or one `trace.json` with all of them).  Out: a `Trace`, which says what
-is missing; None if there is no trace at all.  If several runs have left files there, the ranks of one are chosen.
-Nothing in a file makes it fail: lines that are no events are counted, and the rest is read.
+In: a folder with `rank-N.json` of every rank (or one `trace.json` with all of them).  Out: a `Trace`, which lists what
+is missing; None if there is no trace at all.  If several runs have left files there, one run is chosen.
+No content of a file is an error: lines that are not events are counted, and the rest is read.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def _read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
 
 
 class _FileReader:
-    """The ranks of one file, read line by line."""
+    """Reader of one file, line by line, which may have several ranks."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, RankTrace] = {}
-        self._broken = 0
+        self._broken = 0  # lines
         self._is_last_broken = False
-        self._newer: set[int] = set()
+        self._newer: set[int] = set()  # formats of newer versions
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # all wires of a slice share one tuple
 
     def take(self, line: bytes) -> None:
@@ -108,9 +108,7 @@ class _FileReader:
             return [], gaps or [f"{name}: not a trace of undertow."]
         broken = self._broken - self._is_last_broken
         if broken:
-            gaps.append(
-                f"{name}: {broken} {'line is' if broken == 1 else 'lines are'} no event of undertow and left out."
-            )
+            gaps.append(f"{name}: left out {format_quantity(broken, 'line')} without a valid event.")
         cut = [rank for rank, trace in self._ranks.items() if trace.ended is None]
         if cut:
             how = "in the middle of an event" if self._is_last_broken else "without an end"
@@ -156,7 +154,7 @@ class _FileReader:
         elif event.name == "undertow.link":
             trace.link_bytes_per_s = args.bytes_per_s or trace.link_bytes_per_s
         elif event.name == "undertow.clock":
-            # Half of the fastest round trip bounds the error; slower ones were not used.
+            # Half of the fastest round trip bounds the error; slower comparisons were not used.
             error_ns = round(args.round_trip_s * 1e9 / 2)
             trace.clock_error_ns = min(trace.clock_error_ns or error_ns, error_ns)
         elif event.name == "undertow.end":
@@ -247,17 +245,17 @@ def _decode_optional(raw: msgspec.Raw, wanted: type[T]) -> T | None:
 
 
 def _sort(trace: RankTrace) -> None:
-    """Sort by begin; of two that begin together the longer one contains the other."""
+    """Sort by begin; of two spans that begin together the longer one comes first, because it contains the other."""
     for spans in (trace.thread, trace.shard, trace.reduced):
         spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     for wires in (trace.outs, trace.ins):
         wires.sort(key=lambda wire: (wire.begin_ns, wire.end_ns))
-        # A table says how most of its keys travel; a key with a result was summed.
+        # A table's operation may not apply to all of its keys: a key with a result was summed, not gathered.
         trace.gathered -= {wire.key for wire in wires if wire.kind == "result"}
 
 
 def choose_run(found: Sequence[RankTrace]) -> tuple[dict[int, RankTrace], list[str]]:
-    """Choose the run with most ranks; of two with as many, the later one."""
+    """Choose the run with the most ranks; of equal ones, the latest."""
     runs: dict[tuple[str, int, str], list[RankTrace]] = {}
     for trace in found:
         header = trace.header
@@ -268,7 +266,7 @@ def choose_run(found: Sequence[RankTrace]) -> tuple[dict[int, RankTrace], list[s
     if len(chosen) < len(runs[best]):
         ranks = [trace.rank for trace in runs[best]]
         twice = name_ranks(rank for rank in chosen if ranks.count(rank) > 1)
-        notes.append(capitalise(f"{twice}: in two files, one of which counts."))
+        notes.append(capitalise(f"{twice}: in two files, only one of which is used."))
     return dict(sorted(chosen.items())), notes
 
 
@@ -278,7 +276,7 @@ def _find_end_ns(run: Sequence[RankTrace]) -> int:
 
 def _describe(left_out: Sequence[RankTrace], chosen: Sequence[RankTrace]) -> str:
     names = name_ranks(trace.rank for trace in left_out)
-    return capitalise(f"{names} of another run ({_name(left_out)}) left out: this page is about {_name(chosen)}.")
+    return capitalise(f"{names} left out, from another run ({_name(left_out)}): this page is about {_name(chosen)}.")
 
 
 def _name(run: Sequence[RankTrace]) -> str:

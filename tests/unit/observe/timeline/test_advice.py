@@ -121,7 +121,7 @@ def test_the_bandwidth_that_hides_everything_is_the_least_one() -> None:
     advice = only(advise_on(forecaster))
     assert advice.title.startswith("At this batch ")
     assert "would hide" in advice.title
-    assert "The links carry 1.05 Gbit/s now" in advice.reason
+    assert "The links now carry 1.05 Gbit/s" in advice.reason
 
 
 def test_a_prediction_that_is_far_off_advises_no_bandwidth() -> None:
@@ -146,7 +146,7 @@ def test_idle_links_are_not_what_is_waited_for() -> None:
     idle = [RankRow(**{n: getattr(row, n) for n in row.__struct_fields__} | {"idle_wait_ns": 15 * MS}) for row in rows]
     advice = only(advise_on(ranks=idle, link_share=0.2))
     assert advice.title == "The links are not the cause of the waiting: check the processors"
-    assert "In 75 % of the waiting" in advice.reason
+    assert "During 75 % of the waiting" in advice.reason
     assert "links run at 20 %" in advice.reason
     assert only(advise_on(ranks=idle, link_share=0.7)).title == "No advice"
     assert only(advise_on(ranks=rows, link_share=0.2)).title == "No advice"
@@ -158,7 +158,7 @@ def test_a_straggler_is_named_with_what_it_costs() -> None:
     assert (straggler.rank, straggler.excess_ns) == (2, 20 * MS)
     advice = only(advise_on(ranks=rows, stragglers=(straggler,)))
     assert advice.title == "Check rank 2 on h2: the others wait for it"
-    assert "100 ms in a step, the others 80 ms (median): they wait up to 20 ms" in advice.reason
+    assert "100 ms per step, the others 80 ms (median), so they wait up to 20 ms" in advice.reason
 
 
 @pytest.mark.parametrize(("compute_ms", "found"), [(88.0, False), (88.1, True)])
@@ -195,7 +195,7 @@ def test_a_profile_is_made_of_the_trace_where_there_is_no_plan(tmp_path: Path) -
 def test_without_a_link_no_bandwidth_is_advised(tmp_path: Path) -> None:
     analysis = analyse(tmp_path, Job(ranks=3, steps=9, has_gates=False, size_bytes=4_000_000, has_link=False))
     assert "Gbit/s" not in titles(analysis)
-    assert "how fast its link is was not measured" in " ".join(analysis.summary)
+    assert "the rate of its link was not measured" in " ".join(analysis.summary)
 
 
 def test_the_plan_is_compared_with_what_happened(tmp_path: Path) -> None:

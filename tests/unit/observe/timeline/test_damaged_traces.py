@@ -127,7 +127,7 @@ def test_an_event_that_cannot_be_true_is_counted_as_none(tmp_path: Path, change:
     (tmp_path / "rank-0.json").write_text(to_lines(events))
     trace = read_trace(tmp_path)
     assert trace is not None
-    assert "rank-0.json: 1 line is no event of undertow and left out." in trace.missing
+    assert "rank-0.json: left out 1 line without a valid event." in trace.missing
 
 
 def test_names_of_others_neither_reach_the_terminal_nor_the_page_as_they_are(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def plan_in_step(traces: dict[int, list[Event]], *numbers: int) -> None:
     ("plans", "steps", "counted", "words"),
     [
         ((0,), 9, (2, 3, 4, 5, 6, 7, 8, 9), "Step 1 left out: it does not overlap"),
-        ((), 9, (6, 7, 8, 9), "Steps 1 to 5 left out: in the first steps undertow measures"),
+        ((), 9, (6, 7, 8, 9), "Steps 1 to 5 left out: undertow measures in the first steps"),
         ((), 7, (1, 2, 3, 4, 5, 6, 7), "there are too few others"),
         ((3,), 9, (4, 5, 6, 7, 8, 9), "Steps 1 to 3 left out: undertow measured and planned"),
         ((2, 5), 9, (6, 7, 8, 9), "Steps 1 to 5 left out"),
-        ((2, 8), 9, (3, 4, 5, 6, 7, 8, 9), "Steps 1 to 2 left out: until there is a plan"),
+        ((2, 8), 9, (3, 4, 5, 6, 7, 8, 9), "Steps 1 to 2 left out: undertow measures until there is a plan"),
         ((8,), 9, (1, 2, 3, 4, 5, 6, 7, 8, 9), "there are too few others"),
     ],
 )
