@@ -152,7 +152,7 @@ def test_a_plan_is_written_and_can_be_read(cli: Cli) -> None:
         (("--profile", "nowhere.json"), "cannot read the profile nowhere.json: No such file"),
         (("--profile", __file__), "test_plan.py is not a profile of undertow: "),
         (("--profile", "x.json", "--batch", "3"), "--batch is for models of the zoo"),
-        (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json saves what was measured of a script"),
+        (("--model", "vgg19", "--save-profile", "x.json"), "--save-profile x.json saves the measurements of a script"),
         (("--save-profile", "/nowhere/x.json", "train.py"), "the folder /nowhere does not exist"),
         (("--save-profile", "/", "train.py"), "--save-profile / is a folder"),
         (("train.py", "--save-profile", "/nowhere/x.json"), "the folder /nowhere does not exist"),

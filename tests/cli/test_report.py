@@ -70,7 +70,7 @@ def test_the_same_figures_as_json(report: Report, folder: Path) -> None:
 def test_a_step_and_a_place_can_be_chosen(report: Report, folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "mine.html"
     assert report(folder, "--step", 2, "--out", page).code == 0
-    assert '<option value="0">step 2, as asked for</option>' in page.read_text()
+    assert '<option value="0">step 2, as requested</option>' in page.read_text()
     assert not (folder / "report.html").exists()
 
 

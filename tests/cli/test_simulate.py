@@ -239,7 +239,7 @@ def test_the_hosts_that_are_worth_it_are_found(simulate: Simulate, tmp_path: Pat
     assert ended.code == 0, ended.err
     text = " ".join(ended.out.split())
     assert "mine: hosts that are worth it, and their speed-up" in text
-    assert "brings 50% of a host" in text
+    assert "gains 50% of a host" in text
     slow, fast = ended.rows
     assert slow == ["10", "Mbit/s", "1", "(1.0", "x)"]
     assert fast[:2] == ["200", "Mbit/s"]
@@ -263,7 +263,7 @@ def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_pat
     assert float(second[6].rstrip("%")) < -50
     assert "2 points: median error" in text
     assert "1 beyond 10%" in text
-    assert "points left out, because their model, system or link is unknown here: 1" in text
+    assert "points left out because their model, system or link is unknown: 1" in text
 
 
 # How far it is
@@ -327,7 +327,7 @@ def test_an_error_is_one_line_of_the_command(cli: Cli) -> None:
         ((*RESNET, "--cluster", __file__), "test_simulate.py describes no cluster"),
         (("--against", "nowhere.json"), "results cannot be read from nowhere.json: No such file"),
         (("--against", __file__), "test_simulate.py is not a results file of undertow"),
-        ((*RESNET, "--out", "run.txt"), "--out run.txt: give it the ending .json"),
+        ((*RESNET, "--out", "run.txt"), "--out run.txt: the name must end with .json"),
         ((*RESNET, "--out", "/nowhere/run.json"), "--out /nowhere/run.json: the folder /nowhere does not exist"),
         ((*RESNET, "--share", ","), "--share is empty: name the models of the jobs"),
         ((*RESNET, "--share", "vgg"), "unknown model 'vgg'; did you mean 'vgg19'?"),

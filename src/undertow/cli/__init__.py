@@ -1,8 +1,8 @@
-"""The command `undertow`: parses the command line, calls one function, exits with the code that it returns.
+"""The command `undertow`: parses the command line, calls one function, and exits with the code that it returns.
 
 Exit codes: 0 done, 1 failed run (or the first failing worker's own code), 2 wrong usage.
-An error is one line on stderr; its traceback is shown with `--debug` only.
-Must start quickly: only the command that is asked for is imported, and none of them imports torch.
+An error is one line on stderr; its traceback is shown only with `--debug`.
+Must start quickly: only the requested command is imported, and no command imports torch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TYPER_OPTIONS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": "rich",
 }
-# Everything after the script belongs to the script; torchrun's spelling of options, with underscores, works as well.
+# Everything after the script belongs to the script.  Options may be spelled with underscores, as for torchrun.
 _BEFORE_A_SCRIPT: dict[str, Any] = {
     "allow_interspersed_args": False,
     "token_normalize_func": lambda name: name.replace("_", "-"),
 }
-# The function of each command, and how its arguments are parsed; in the order of the help.
+# The function of each command, and how its arguments are parsed, in the order of the help.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "run": ("undertow.cli.run:run", _BEFORE_A_SCRIPT),
     "env": ("undertow.cli.environment:show_environment", {}),
@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_app(names: Iterable[str]) -> typer.Typer:
-    """Make the command line with these commands only: importing all takes three times as long as importing one."""
+    """Make a command line with only these commands: importing all takes three times as long as importing one."""
     app = typer.Typer(**_TYPER_OPTIONS)
     app.callback(invoke_without_command=True)(_undertow)
     for name in names:
@@ -87,12 +87,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run `undertow`, or `python -m undertow`, and exit."""
     given = sys.argv[1:] if argv is None else argv
     # Without a command, or with an unknown one, the help or the hint needs all commands.
-    asked = given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS
-    command = typer.main.get_command(make_app(asked))
+    names = given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS
+    command = typer.main.get_command(make_app(names))
     try:
         code = command.main(given, prog_name="undertow", standalone_mode=False)
     except Exception as error:
-        # Recognised by the method and not by the class, because typer may bring its own copy of click's classes.
+        # Recognised by the method, not by the class, because typer may include its own copy of click's classes.
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise

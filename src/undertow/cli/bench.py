@@ -1,4 +1,4 @@
-"""`undertow bench`: turns the command line into a benchmark plan, runs it, and shows the results."""
+"""`undertow bench`: measures or compares what the command line describes, and shows the results."""
 
 from __future__ import annotations
 
@@ -34,26 +34,40 @@ def bench(
         typer.Argument(help="Compare the older file A with the newer file B, with --compare.", metavar="[A B]"),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="Measure these models, separated by commas; see --list.")
+        str, typer.Option("--model", help="Measure these models; --list shows their names.", metavar="NAME,...")
     ] = "resnet50",
-    hosts: Annotated[str, typer.Option("--hosts", help="Emulate this many hosts, such as 4 or 2,4,8.")] = "4",
+    hosts: Annotated[
+        str, typer.Option("--hosts", help="Emulate this many hosts, such as 4 or 2,4,8.", metavar="N,...")
+    ] = "4",
     bandwidth: LinkSpeeds = "1,2,4,5,10,15,20,40gbit",
     scale: Scale = None,
     slowdown: Annotated[
-        float, number_option("--slowdown", bounds=bounds.SLOWDOWN, help="Slow devices and links down by this factor.")
+        float,
+        number_option(
+            "--slowdown",
+            bounds=bounds.SLOWDOWN,
+            help="Slow devices and links down by this factor, so that a small machine can emulate more hosts.",
+            metavar="FACTOR",
+        ),
     ] = 1.0,
-    systems: Annotated[str, typer.Option("--systems", help="Compare these systems; see --list.")] = "ddp,undertow",
+    systems: Annotated[
+        str, typer.Option("--systems", help="Compare these systems; --list shows their names.", metavar="NAME,...")
+    ] = "ddp,undertow",
     batch: ZooBatch = None,
     rounds: Rounds = 4,
     lap: Lap = 3.0,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="Use a preset instead of the options above: quick (3 min) or papers (30 min)."),
+        typer.Option(
+            "--preset",
+            help="Use a preset instead of the options above: quick (3 min) or papers (30 min).",
+            metavar="NAME",
+        ),
     ] = None,
     out: ResultsFile = None,
     unshaped: Unshaped = False,
     is_comparison: Annotated[
-        bool, typer.Option("--compare", help="Show what became faster or slower from file A to file B.")
+        bool, typer.Option("--compare", help="Show which points became faster or slower from file A to file B.")
     ] = False,
     wants_list: Annotated[bool, typer.Option("--list", help="List the models and systems.")] = False,
     debug: Debug = False,

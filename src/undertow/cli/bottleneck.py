@@ -1,4 +1,4 @@
-"""`undertow bottleneck`: computes whether the network is the limit, with every step of the calculation shown."""
+"""`undertow bottleneck`: calculates whether the network is the bottleneck, and shows every step of the calculation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ from undertow.units import format_bandwidth, format_count, format_ms_figure, for
 
 def bottleneck(
     params: Annotated[
-        str | None, typer.Option("--params", help="Set the number of parameters, such as 61.5M, 143e6 or 1.2B.")
+        str | None,
+        typer.Option("--params", help="Set the number of parameters, such as 61.5M, 143e6 or 1.2B.", metavar="COUNT"),
     ] = None,
     iteration: Annotated[
         str | None,
-        typer.Option("--iteration", help="Set the computing time of one iteration, such as 0.25s or 250ms."),
+        typer.Option(
+            "--iteration", help="Set the computing time of one iteration, such as 0.25s or 250ms.", metavar="TIME"
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", help="Take the parameters of a model of the zoo, and its published time without --iteration."
+            "--model",
+            help="Use the parameters of a model of the zoo and, without --iteration, its published time.",
+            metavar="NAME",
         ),
     ] = None,
     hosts: Annotated[
@@ -44,7 +49,7 @@ def bottleneck(
     bytes_per_param: Annotated[
         int,
         number_option(
-            "--bytes-per-param", bounds=bounds.NUMBER_BYTES, help="Send this many bytes per number: 4 for float32."
+            "--bytes-per-param", bounds=bounds.NUMBER_BYTES, help="Send N bytes per parameter: 4 for float32."
         ),
     ] = 4,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text and a table.")] = False,

@@ -28,7 +28,9 @@ def doctor(
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts", help="Examine these hosts, by name or address; start the same command on each.", metavar="A,B"
+            "--hosts",
+            help="Examine these hosts, given by name or address; start the same command on each.",
+            metavar="HOST,...",
         ),
     ] = None,
     node_rank: Annotated[
@@ -36,20 +38,21 @@ def doctor(
         number_option(
             "--node-rank",
             bounds=bounds.NODE_RANK,
-            help="Say which of --hosts this host is, from 0, if its names and addresses do not tell.",
+            help="Set this host's position in --hosts, from 0. Default: found by its names and addresses.",
         ),
     ] = None,
     port: Annotated[
         int | None,
         number_option(
-            "--port", bounds=bounds.PORT, help="Meet at this port of the first host. Default: MASTER_PORT, else 29500."
+            "--port",
+            bounds=bounds.PORT,
+            help="Meet at this port of the first host. Default: MASTER_PORT, else 29500.",
+            metavar="PORT",
         ),
     ] = None,
     nproc: Annotated[
         int,
-        number_option(
-            "-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Check for this many workers per host."
-        ),
+        number_option("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Check for N workers per host."),
     ] = 1,
     timeout: Annotated[
         float,
@@ -62,19 +65,19 @@ def doctor(
         number_option(
             "--seconds",
             bounds=bounds.PROBE_S,
-            help="Measure each pair's bandwidth for S seconds each way.",
+            help="Measure the bandwidth of each pair of hosts for S seconds each way.",
             metavar="S",
         ),
     ] = 0.5,
     every_setting: Annotated[
-        bool, typer.Option("--all", "-v", help="Show all settings, not only those that were changed.")
+        bool, typer.Option("--all", "-v", help="Show all settings, not only those that differ from their defaults.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Check whether training would work, and say what to do if not; exit with 1 if it would fail.
+    """Check whether training would work, and if not, what to do; exit with 1 if it would fail.
 
-    Checks Python, torch, packages, interfaces, ports, cores, files and settings; with --hosts also the links
+    Checks Python, torch, packages, interfaces, ports, cores, files and settings; with --hosts, also the links
     between the hosts: firewall, latency, bandwidth, clocks, MTU. Changes nothing.
 
     Example, this host: undertow doctor -n 4

@@ -21,7 +21,7 @@ _CURES = {
 
 
 def show_help(context: typer.Context) -> None:
-    """End a group of commands with its help if none of them was named."""
+    """Show the help of a group of commands and exit, if no command was given."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(USAGE_ERROR)
@@ -29,7 +29,7 @@ def show_help(context: typer.Context) -> None:
 
 @contextmanager
 def one_line_errors(command: str, *, debug: bool) -> Iterator[None]:
-    """End the command with one line if the block raises an error of ours; with `debug`, let the error through."""
+    """End the command with a one-line message if the block raises an expected error; with `debug`, raise the error."""
     try:
         yield
     except (UndertowError, OSError) as error:
@@ -43,5 +43,5 @@ def _explain(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     cure = _CURES.get(error.errno or 0, "")
-    reason = f"[Errno {error.errno}] {error.strerror}" if cure else error  # the file named is not the cause
+    reason = f"[Errno {error.errno}] {error.strerror}" if cure else error  # without the file, which is not the cause
     return f"the job cannot be run on this host: {reason}{cure}"

@@ -1,4 +1,4 @@
-"""`undertow faults`: runs seeds of the fault driver, and prints the events of one that breaks a claim."""
+"""`undertow faults`: runs seeds of the fault driver, and prints the events of a seed that breaks a claim."""
 
 from __future__ import annotations
 
@@ -27,18 +27,23 @@ def faults(
         int | None, number_option("--seed", bounds=bounds.SEED, help="Run only this seed again.", metavar="SEED")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option("--scenario", help="Run only this scenario. Default: each seed picks one. See --list.")
+        str | None,
+        typer.Option(
+            "--scenario",
+            help="Run only this scenario; --list shows their names. Default: chosen by each seed.",
+            metavar="NAME",
+        ),
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="Print all events, even if nothing breaks (with --seed).")
+        bool, typer.Option("--story", help="Print all events, with --seed, even if no claim is broken.")
     ] = False,
-    wants_list: Annotated[bool, typer.Option("--list", help="List the scenarios and what each claims.")] = False,
+    wants_list: Annotated[bool, typer.Option("--list", help="List the scenarios and their claims.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Inject faults into the engine, in memory, thousands of times, and check every sum.
+    """Inject faults into the engine in memory, thousands of times, and check every sum.
 
     The real engine of up to five workers runs in one thread; a seed decides which messages and workers are delayed,
-    killed, stopped, cut off, repeated or corrupted. Nothing is installed, opened or changed.
+    killed, stopped, disconnected, repeated or corrupted. Nothing is installed, opened or changed.
 
     Example: undertow faults --seeds 20000
 

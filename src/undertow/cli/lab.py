@@ -35,19 +35,18 @@ def _lab(context: typer.Context) -> None:
 @lab.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Annotated[
-        list[str], typer.Argument(help="Run this Python file, or command in PATH, with its arguments.", metavar="CMD")
+        list[str], typer.Argument(help="Run this Python file or command with its arguments.", metavar="CMD")
     ],
     hosts: Annotated[
         int,
-        number_option(
-            "--hosts", bounds=bounds.LAB_HOSTS, help="Emulate this many hosts, 1 to 250; each runs CMD once."
-        ),
+        number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts, 1 to 250; each runs CMD once."),
     ] = 4,
     bandwidth: Annotated[
         str | None,
         typer.Option(
             "--bandwidth",
             help="Limit every link to this speed, each way, such as 1gbit or 400mbit. Default: no limit.",
+            metavar="SPEED",
         ),
     ] = None,
     unshaped: Unshaped = False,
@@ -61,8 +60,8 @@ def run_command(
 ) -> int:
     """Run CMD on every host of an emulated cluster, like `undertow run` on real hosts.
 
-    Every host has its own addresses, ports, loopback and name (host0, host1, ...), and one worker; all share the
-    file system. OMP_NUM_THREADS is 1 on each, unless you set it. The hosts are removed at the end.
+    Every host has its own addresses, ports, loopback and name (host0, host1, ...), and one worker; all hosts share
+    the file system. OMP_NUM_THREADS is 1 on each host, unless you set it. The hosts are removed at the end.
 
     Example: undertow lab run --hosts 4 --bandwidth 1gbit train.py --epochs 3
 
@@ -89,7 +88,7 @@ def run_command(
 def check_machine(
     debug: Debug = False,
 ) -> int:
-    """Check whether hosts can be emulated here, and measure how fast a link can be.
+    """Check whether hosts can be emulated on this machine, and measure how fast a link can be.
 
     Example: sudo undertow lab check
     """

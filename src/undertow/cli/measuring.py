@@ -1,4 +1,4 @@
-"""Runs a measurement in the lab for a command: isolated, with progress, and with its results even if it is aborted.
+"""Runs a measurement in the lab for a command: isolated, with progress, and with its results even if it breaks off.
 
 In: a function that measures, a function that shows the results.  Out: the command's exit code.
 """
@@ -34,7 +34,7 @@ class Measure(Protocol[Results_co]):
 def measure_in_lab(
     name: str, measure: Measure[Results_co], show: Callable[[Results_co], None], *, is_unshaped: bool
 ) -> int:
-    """Run this measurement on emulated hosts, or over loopback, and show its results, complete or not."""
+    """Run a measurement on emulated hosts or over loopback, and show its results, even if they are incomplete."""
 
     def run() -> int:
         signal.signal(signal.SIGTERM, _interrupt)

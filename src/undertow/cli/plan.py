@@ -1,4 +1,4 @@
-"""`undertow plan`: shows the scheme that every tensor would have, and why."""
+"""`undertow plan`: shows the scheme that each tensor of a model would have, and why."""
 
 from __future__ import annotations
 
@@ -36,38 +36,49 @@ def plan(
     script: Annotated[
         str | None,
         typer.Argument(
-            help="Measure the first steps of this training script on one worker, then end it.", metavar="SCRIPT"
+            help="Run this training script on one worker, measure its first steps, then end it.", metavar="SCRIPT"
         ),
     ] = None,
     args: ScriptArguments = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Plan a model of the zoo instead; `undertow bench --list` lists them.")
+        str | None,
+        typer.Option(
+            "--model", help="Plan a model of the zoo instead; `undertow bench --list` lists them.", metavar="NAME"
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
         typer.Option("--profile", help="Read a file of --save-profile instead of running a script.", metavar="FILE"),
     ] = None,
     hosts: Annotated[
-        int, number_option("--hosts", bounds=bounds.NODES, help="Plan for this many hosts, with one worker each.")
+        int, number_option("--hosts", bounds=bounds.NODES, help="Plan for N hosts, with one worker each.")
     ] = 4,
     bandwidth: Annotated[
-        str, typer.Option("--bandwidth", help="Plan for links of this speed, each way, such as 10gbit.")
+        str,
+        typer.Option("--bandwidth", help="Plan for links of this speed, each way, such as 10gbit.", metavar="SPEED"),
     ] = "10gbit",
     batch: ZooBatch = None,
     policy: Annotated[
-        str, typer.Option("--policy", help=f"Plan with {AUTO} (the fastest), or one of {', '.join(POLICIES[1:])}.")
+        str,
+        typer.Option(
+            "--policy",
+            help=f"Choose schemes by {AUTO} (the fastest for each tensor) or one of {', '.join(POLICIES[1:])}.",
+            metavar="POLICY",
+        ),
     ] = AUTO,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write the plan as JSON to this file, too.", metavar="FILE.json")
+        Path | None, typer.Option("--out", help="Write the plan to this file as well, as JSON.", metavar="FILE.json")
     ] = None,
     save_profile: Annotated[
         Path | None,
-        typer.Option("--save-profile", help="Save what was measured of SCRIPT, for --profile.", metavar="FILE"),
+        typer.Option(
+            "--save-profile", help="Save the measurements of SCRIPT to this file, for --profile.", metavar="FILE"
+        ),
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Show the scheme that every tensor of a model would have, how many bytes it costs, and why.
+    """Show the scheme that each tensor of a model would have, how many bytes it sends, and why.
 
     Example: undertow plan --model vgg19 --hosts 16 --bandwidth 10gbit --batch 32
 
@@ -77,8 +88,8 @@ def plan(
     """
     with one_line_errors("undertow plan", debug=debug):
         rate = parse_bandwidth(bandwidth, "--bandwidth")
-        args, behind = _find_save_profile(args or ())
-        save_profile = save_profile or behind
+        args, misplaced = _find_save_profile(args or ())
+        save_profile = save_profile or misplaced
         if sum(choice is not None for choice in (script, model, profile)) != 1:
             raise ConfigError("give a script, or --model with the name of a model, or --profile with a file")
         _check_options(script, model, batch=batch, save_profile=save_profile)
@@ -88,8 +99,7 @@ def plan(
             subject = read_subject(profile)
         else:
             subject = take_measured(str(script), _measure(str(script), args, keep=save_profile))
-        figures = dataclasses.asdict(subject.device)
-        cluster = Cluster(workers=hosts, bytes_per_s=rate / 8 * PAYLOAD_SHARE, **figures)
+        cluster = Cluster(workers=hosts, bytes_per_s=rate / 8 * PAYLOAD_SHARE, **dataclasses.asdict(subject.device))
         made = make_plan(subject.profile, cluster, policy=policy, has_gates=subject.has_gates)
         if out is not None:
             made.write(out)
@@ -103,16 +113,16 @@ def plan(
 def _check_options(script: str | None, model: str | None, *, batch: int | None, save_profile: Path | None) -> None:
     """Refuse impossible options before the first steps of a script are run."""
     if model is None and batch is not None:
-        raise ConfigError("--batch is for models of the zoo: a script, or its profile, has its own")
+        raise ConfigError("--batch is for models of the zoo: a script or profile has its own batch; leave --batch out")
     if save_profile is None:
         return
     if script is None:
-        raise ConfigError(f"--save-profile {save_profile} saves what was measured of a script: give a script")
+        raise ConfigError(f"--save-profile {save_profile} saves the measurements of a script: give a script")
     check_output("--save-profile", save_profile)
 
 
 def _find_save_profile(args: Sequence[str]) -> tuple[list[str], Path | None]:
-    """Take this one option out of the script's arguments, because users write it there as well."""
+    """Take --save-profile out of the script's arguments, because users also write it there."""
     rest: list[str] = []
     found: Path | None = None
     words = iter(args)
@@ -128,7 +138,7 @@ def _find_save_profile(args: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured:
-    """Run the first steps of a script; what it prints goes to stderr."""
+    """Run the first steps of a script, with its output on stderr."""
     if not Path(script).exists():
         raise ConfigError(f"there is no script {script}")
     # The guard ends the run and removes the folder if this process is killed.
@@ -150,8 +160,8 @@ def _measure(script: str, args: Sequence[str], *, keep: Path | None) -> Measured
     return measured
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guard: CleanupGuard) -> int:
-    """Run a command, and print its output through Python's stderr, so that it does not break the progress bar."""
+def _run(command: Sequence[str], environment: Mapping[str, str], title: str, guard: CleanupGuard) -> int:
+    """Run a command, and print its output through Python's stderr, so that it does not garble the progress bar."""
     with (
         open_progress() as progress,
         subprocess.Popen(
@@ -159,7 +169,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], what: str, guar
         ) as process,
     ):
         guard.watch_launcher(process.pid)
-        progress.say(what)
+        progress.say(title)
         assert process.stdout
         try:
             for line in process.stdout:

@@ -1,7 +1,7 @@
-"""Progress of a long command: a bar in a terminal, a line now and then elsewhere.
+"""Shows the progress of a long command: as a bar in a terminal, otherwise as occasional lines.
 
-In: what the work reports.  Out: text on stderr, never on stdout; nothing at all for short work.
-A thread updates the display regularly, so that the time moves on while the work has nothing to report.
+In: reports of the work.  Out: text on stderr, never on stdout; nothing at all for short work.
+A thread updates the display regularly, so that the clock advances even while the work reports nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from undertow.units import format_seconds
 
 WIDE = 160
 BAR = 20
-# Work that takes less shows nothing; with the imports before it, such a command takes less than two seconds.
+# Shorter work shows nothing; with its imports, such a command takes less than two seconds.
 SHORT_S = 1.5
 UPDATE_S = 0.25
-# The least time between two lines: if they are about different things, and if not.
+# The shortest time between two lines about different subjects, and about the same one.
 PAUSE_S, SILENCE_S = 2.0, 30.0
-# With a smaller share done, the time that is left cannot be estimated.
+# With a smaller share done, the remaining time cannot be estimated.
 LEAST_SHARE = 0.1
 
 Time = Callable[[], float]
 
 
 class ProgressCount(Progress):
-    """Progress of one command: how much of the work is done, and how long the rest may take."""
+    """Progress of one command: the share of the work that is done, and an estimate of the remaining time."""
 
     def __init__(self, time_s: Time = time.monotonic) -> None:
         self.text = "starting"
@@ -61,12 +61,12 @@ class ProgressCount(Progress):
 
     @property
     def share(self) -> float | None:
-        """Share of the work that is done; None if unknown."""
+        """Return the share of the work that is done; None if unknown."""
         return min(1.0, self._done / self._expected) if self._expected else None
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left at the pace so far; None while that would be a guess."""
+        """Estimate the remaining seconds at the pace so far; None if too little is done."""
         share = self.share
         if share is None or share < LEAST_SHARE:
             return None
@@ -82,7 +82,7 @@ class ProgressView(Protocol):
 
 
 class ProgressBar:
-    """A bar in a terminal, shown when the work is not short, and removed at its end."""
+    """A bar in a terminal, shown unless the work is short, and removed at its end."""
 
     def __init__(self, count: ProgressCount, console: Console) -> None:
         self._count = count
@@ -92,7 +92,7 @@ class ProgressBar:
             TextColumn("{task.fields[share]:>4}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            # The rest of the line, so that a long text is cut and not the bar.
+            # The last column takes the rest of the line, so that a long text is cut, not the bar.
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
         )
         # Python's stdout is not redirected, because it may be a file.
@@ -119,7 +119,7 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """ProgressLines for files and pipes: one when something else has begun, and one after a long silence."""
+    """Lines for files and pipes: one for each new subject, and one after a long silence."""
 
     def __init__(self, count: ProgressCount, write: Callable[[str], None] = notify) -> None:
         self._count = count
@@ -148,12 +148,12 @@ def describe(count: ProgressCount) -> str:
 
 
 def show_left(left_s: float) -> str:
-    """Describe the time that is left, in whole seconds or less precisely."""
+    """Describe the remaining time, in whole seconds or less precisely."""
     return f"about {format_seconds(max(1, math.ceil(left_s)))} left"
 
 
 def open_console() -> Console:
-    """Open a console for tables on stdout: the terminal as it is, or wide enough that nothing is cut."""
+    """Open a console for tables on stdout: as wide as the terminal, else wide enough that nothing is cut."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
 
@@ -163,7 +163,7 @@ def open_progress() -> Iterator[Progress]:
     """Show the progress of the work inside the block."""
     count = ProgressCount()
     console = Console(stderr=True)
-    # The file is asked as well, because FORCE_COLOR, which many CI systems set, does not make a terminal of a log.
+    # `is_interactive` is not enough: it is true for a log file if FORCE_COLOR is set, as in many CI systems.
     is_terminal = console.is_interactive and console.file.isatty()
     view: ProgressView = ProgressBar(count, console) if is_terminal else ProgressLines(count)
     done = threading.Event()

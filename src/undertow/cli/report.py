@@ -1,4 +1,4 @@
-"""`undertow report`: shows where the time of a step went, as a page and in words."""
+"""`undertow report`: shows where the time of a step went, in words and as a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
         Path | None, typer.Option("--out", help=f"Write the page to this file. Default: {PAGE} in DIR.", metavar="FILE")
     ] = None,
     step: Annotated[
-        int | None, number_option("--step", bounds=bounds.STEP, help="Show this step first, instead of the median one.")
+        int | None, number_option("--step", bounds=bounds.STEP, help="Show step N first, instead of the median one.")
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of words.")] = False,
     is_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -100,7 +100,7 @@ def _study(folder: Path, step: int | None, progress: Progress) -> Study:
 
 
 def _write(page: Path, text: str, *, is_private: bool) -> None:
-    """Write the page completely or not at all: half a page would look like a broken one."""
+    """Write the page completely or not at all, because half a page would look broken."""
     try:
         if is_private:
             with replace_file(page) as file:
@@ -112,7 +112,7 @@ def _write(page: Path, text: str, *, is_private: bool) -> None:
 
 
 def _merge(folder: Path) -> None:
-    """Merge the traces for viewers; the page does not need that, so an error is only printed."""
+    """Merge the traces for viewers; the page does not need them, so an error is only printed."""
     try:
         merge(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Results of commands that measure or simulate: lists on the command line, tables and files."""
+"""Common parts of commands that measure or simulate: lists on the command line, tables and files of results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show_results(results: Results, out: Path | None) -> None:
         console.print(Text(note))
     noisy = [point for point in results.points if point.is_noisy]
     if noisy:
-        notify(f"{len(noisy)} of {len(results.points)} points are too noisy to be trusted: was this machine busy?")
+        notify(f"{len(noisy)} of {len(results.points)} points are too noisy to trust: was this machine busy?")
     if out is None or not results.points:
         return
     write_results(results, out)
@@ -51,7 +51,7 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def split_list(text: str) -> list[str]:
-    """Split names at commas; a name may come twice."""
+    """Split names at commas, and keep repeated ones."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -66,7 +66,7 @@ def check_file(out: Path | None) -> None:
     if out is None:
         return
     if out.suffix != ".json":
-        raise ConfigError(f"--out {out}: give it the ending .json; the picture and the page take its name")
+        raise ConfigError(f"--out {out}: the name must end with .json; the picture and the page are named after it")
     check_output("--out", out)
 
 

@@ -12,6 +12,7 @@ import typer
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
 from undertow.cli.options import (
+    SHARING,
     Debug,
     Live,
     LivePort,
@@ -30,8 +31,11 @@ from undertow.observe.live.opening import open_view
 from undertow.runtime.foreign import refuse_hosts
 from undertow.settings import Batch, Horovod, PlainScripts
 
-# Options that users write after the script by mistake, where they would be the script's without a warning.
+# Options that users write after the script by mistake, where they belong to the script.
 _SIZES = {"-n": "nproc", "--nproc-per-node": "nproc", "--nnodes": "nnodes", "--node-rank": "node_rank"}
+# Panels of the help, beside those in options.py.
+_HOSTS = "Hosts and workers"
+_SCRIPTS = "Scripts that were not written for undertow"
 
 
 def run(
@@ -40,29 +44,52 @@ def run(
     args: ScriptArguments = None,
     nproc: Annotated[
         int,
-        number_option("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Start this many workers here."),
+        number_option(
+            "-n",
+            "--nproc-per-node",
+            bounds=bounds.WORKERS_PER_HOST,
+            help="Start N workers on this host.",
+            panel=_HOSTS,
+        ),
     ] = 1,
     is_module: Annotated[bool, typer.Option("-m", "--module", help="Run SCRIPT as a module, like python -m.")] = False,
-    nnodes: Annotated[int, number_option("--nnodes", bounds=bounds.NODES, help="Train on this many hosts.")] = 1,
+    nnodes: Annotated[int, number_option("--nnodes", bounds=bounds.NODES, help="Train on N hosts.", panel=_HOSTS)] = 1,
     node_rank: Annotated[
-        int, number_option("--node-rank", bounds=bounds.NODE_RANK, help="Set this host's number, 0 to nnodes - 1.")
+        int,
+        number_option(
+            "--node-rank",
+            bounds=bounds.NODE_RANK,
+            help="Set this host's number, from 0 to nnodes - 1.",
+            panel=_HOSTS,
+        ),
     ] = 0,
     master_addr: Annotated[
         str | None,
-        typer.Option("--master-addr", help="Set the address of host 0. Default: MASTER_ADDR, else 127.0.0.1."),
+        typer.Option(
+            "--master-addr",
+            help="Set the address of host 0. Default: MASTER_ADDR, else 127.0.0.1.",
+            metavar="ADDRESS",
+            rich_help_panel=_HOSTS,
+        ),
     ] = None,
     master_port: Annotated[
         int | None,
         number_option(
             "--master-port",
             bounds=bounds.ANY_PORT,
-            help="Set a free port of host 0. Default: MASTER_PORT, else 29500; on a single host any free port.",
+            help="Use this free port of host 0. Default: MASTER_PORT, else 29500; on a single host, any free port.",
+            metavar="PORT",
+            panel=_HOSTS,
         ),
     ] = None,
     start_timeout: Annotated[
         float | None,
         number_option(
-            "--start-timeout", bounds=bounds.TIMEOUT_S, help="Wait S seconds for all workers to arrive.", metavar="S"
+            "--start-timeout",
+            bounds=bounds.TIMEOUT_S,
+            help="Wait S seconds for all workers to start. Default: UNDERTOW_START_TIMEOUT, else 120.",
+            metavar="S",
+            panel=_HOSTS,
         ),
     ] = None,
     quiet_ranks: QuietRanks = False,
@@ -70,70 +97,104 @@ def run(
         Batch | None,
         typer.Option(
             "--batch",
-            help="Keep a single-process script's batch size on each worker (same), or divide the batch among the "
-            "workers (split), which gives the results of one process.",
+            help="Keep a single-process script's batch size on each worker (same, the default), or divide each batch "
+            "among the workers (split), which gives the results of one process.",
+            rich_help_panel=_SCRIPTS,
         ),
     ] = None,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="Start the next forward pass early, as parallelize() does.")
+        bool,
+        typer.Option(
+            "--overlap",
+            help="Start the next forward pass before all gradients have arrived, as parallelize() does.",
+            rich_help_panel=_SCRIPTS,
+        ),
     ] = False,
     seed_per_rank: Annotated[
         bool,
         typer.Option(
             "--seed-per-rank",
-            help="Seed each rank differently, for single-process scripts that draw their own batches.",
+            help="Seed each rank differently, for single-process scripts that draw random batches on their own.",
+            rich_help_panel=_SCRIPTS,
         ),
     ] = False,
     plain: Annotated[
         PlainScripts | None,
         typer.Option(
             "--plain",
-            help="Treat the script as single-process and hide RANK from it (on), or do not adapt such scripts, so that "
-            "each worker trains by itself (off).",
+            help="Train single-process scripts on all workers (auto, the default), also hide RANK from them (on), or "
+            "let each worker run them independently (off).",
+            rich_help_panel=_SCRIPTS,
         ),
     ] = None,
     ddp: Annotated[
-        OnOff | None, typer.Option("--ddp", help="Replace the script's torch DDP by undertow's (on), or keep it (off).")
+        OnOff | None,
+        typer.Option(
+            "--ddp",
+            help="Replace torch's DistributedDataParallel with undertow's (on, the default), or keep it (off).",
+            rich_help_panel=_SCRIPTS,
+        ),
     ] = None,
     horovod: Annotated[
         Horovod | None,
         typer.Option(
-            "--horovod", help="Import undertow as horovod.torch even if Horovod is installed (on), or never (off)."
+            "--horovod",
+            help="Import undertow as horovod.torch unless Horovod is installed (auto, the default), always (on) or "
+            "never (off).",
+            rich_help_panel=_SCRIPTS,
         ),
     ] = None,
     trace: TraceFolder = None,
     trace_steps: TraceSteps = None,
     shares: Annotated[
-        bool, typer.Option("--share", help="Take turns on the devices with other such jobs; see undertow share.")
+        bool,
+        typer.Option(
+            "--share",
+            help="Take turns on the devices with other jobs that use --share; see undertow share.",
+            rich_help_panel=SHARING,
+        ),
     ] = False,
     weight: Annotated[
         float | None,
         number_option(
-            "--weight", bounds=bounds.WEIGHT, help="Take this many times an equal share of device time (--share)."
+            "--weight",
+            bounds=bounds.WEIGHT,
+            help="Take W times an equal share of device time, with --share. Default: 1.",
+            metavar="W",
+            panel=SHARING,
         ),
     ] = None,
     urgent: Annotated[
-        bool, typer.Option("--urgent", help="Let other jobs compute only while this one waits (--share).")
+        bool,
+        typer.Option(
+            "--urgent", help="Let other jobs compute only while this one waits, with --share.", rich_help_panel=SHARING
+        ),
     ] = False,
     share_name: Annotated[
-        str | None, typer.Option("--share-name", help="Name the job (--share). Default: the name of its script.")
+        str | None,
+        typer.Option(
+            "--share-name",
+            help="Name the job for other jobs, with --share. Default: the name of its script.",
+            metavar="NAME",
+            rich_help_panel=SHARING,
+        ),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Examine all hosts first, like undertow doctor; stop if training would fail."),
+        typer.Option("--check", help="Examine all hosts first, like undertow doctor, and stop if training would fail."),
     ] = False,
     live: Live = False,
     live_port: LivePort = None,
     debug: Debug = False,
 ) -> int:
-    """Start a job's workers on this host, watch them, and end them together.
+    """Start the workers of a training job on this host, watch them, and end them together.
 
     Example, 4 workers on this host: undertow run -n 4 train.py --epochs 3
 
     Example, two hosts: undertow run -n 4 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
-    (and on the other host the same with --node-rank 1)
+    (and the same on the other host with --node-rank 1)
 
-    Example, a script for one process: undertow run -n 4 --batch split train.py
+    Example, a single-process script: undertow run -n 4 --batch split train.py
 
     Example, beside another job: undertow share up; undertow run --share -n 4 train.py
     """
@@ -175,8 +236,10 @@ def run(
             refuse_hosts(os.environ, script=script, nproc=nproc if "nproc" in given else None)
         if misplaced := find_misplaced(job.args, given):
             started = "1 worker is" if nproc == 1 else f"{nproc} workers are"
-            words = f"{misplaced} after the script belongs to the script; {started} started"
-            notify(f"{words}. Put it before {script} if you meant undertow's")
+            notify(
+                f"{misplaced} after the script belongs to the script; {started} started. "
+                f"Put it before {script} if you meant undertow's"
+            )
         return launch(job, environ, open_view, lambda assignment: _check(job, assignment, environ))
 
 
@@ -187,7 +250,7 @@ def _check(job: Job, assignment: HostAssignment, environ: Mapping[str, str]) -> 
 
 
 def find_misplaced(args: Sequence[str], given: Container[str]) -> str | None:
-    """Return the first of the script's arguments that looks like one of `_SIZES`, unless that one was given as well."""
+    """Return the script's first argument that looks like one of `_SIZES`, unless that option was given as well."""
     for arg in args:
         option = re.sub(r"^-n\d+$", "-n", arg.partition("=")[0])
         name = _SIZES.get(option.replace("_", "-"))

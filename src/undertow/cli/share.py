@@ -63,11 +63,14 @@ def up(
     lease: Annotated[
         float,
         number_option(
-            "--lease", bounds=bounds.LEASE_S, help="Pass a turn on that is not given back after S seconds.", metavar="S"
+            "--lease",
+            bounds=bounds.LEASE_S,
+            help="Pass a turn on to the next job if it is not given back within S seconds.",
+            metavar="S",
         ),
     ] = LEASE_S,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run as the arbiter until Ctrl-C or SIGTERM (for systemd).")
+        bool, typer.Option("--foreground", help="Run the arbiter in this process, until Ctrl-C or SIGTERM.")
     ] = False,
     socket: _Socket = None,
     debug: Debug = False,
@@ -84,10 +87,10 @@ def up(
             other = (
                 "" if status.lease_s == lease else f" and not {lease:g} s; to change it: undertow share down, then up"
             )
-            words = f"an arbiter is up already: {describe_arbiter(status, path)}{other}"
+            notice = f"an arbiter is up already: {describe_arbiter(status, path)}{other}"
             if foreground:
-                raise UndertowError(words)
-            print(clean_lines(words))
+                raise UndertowError(notice)
+            print(clean_lines(notice))
             return 0
         if foreground:
             with contextlib.suppress(KeyboardInterrupt):
@@ -100,7 +103,10 @@ def up(
 
 @share.command("status")
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Show it repeatedly, until Ctrl-C: every second, in a log file every 5 seconds."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the arbiter's status as one line of JSON.")] = False,
     socket: _Socket = None,
     debug: Debug = False,
@@ -125,7 +131,7 @@ def status(
 
 @share.command("down")
 def down(socket: _Socket = None, debug: Debug = False) -> int:
-    """Stop the arbiter of this host; running jobs go on without turns.
+    """Stop the arbiter of this host; running jobs continue without turns.
 
     Example: undertow share down
     """
@@ -136,7 +142,7 @@ def down(socket: _Socket = None, debug: Debug = False) -> int:
             print(f"no arbiter is up at {path}: nothing to do")
             return 0
         names = sorted({job.name for device in stopped.devices for job in device.jobs})
-        left = f"; these jobs go on without turns: {', '.join(names)}" if names else ""
+        left = f"; these jobs continue without turns: {', '.join(names)}" if names else ""
         print(clean_lines(f"the arbiter, pid {stopped.pid}, is down{left}"))
         return 0
 
@@ -149,9 +155,9 @@ def run(
     socket: _Socket = None,
     debug: Debug = False,
 ) -> int:
-    """Start several jobs together, wait for all, and show how much of the devices each one used.
+    """Start several jobs together, wait for all of them, and show how much device time each one used.
 
-    Exits with 0 if all succeed, else with the code of the first job that fails; the other jobs go on.
+    Exits with 0 if all succeed, else with the code of the first job that fails; the other jobs continue.
 
     Example: undertow share run first.toml second.toml
     """
@@ -165,14 +171,14 @@ share.command("bench")(bench)
 
 
 def _find_path(chosen: str | None) -> Path:
-    # Made absolute before its length is checked, because workers may run in another folder.
+    # Workers may run in another folder, so the path is made absolute before its length is checked.
     given = chosen or read_job_settings(os.environ).share_socket
     return find_socket(os.path.abspath(given) if given else "")
 
 
 @contextmanager
 def _open_view(path: Path, *, is_watched: bool, is_json: bool) -> Iterator[tuple[Callable[[Status], None], float]]:
-    """Yield what shows a status, and the pause after it: as JSON, redrawn in a terminal, or as one more table."""
+    """Yield a function that shows a status and the pause after it: JSON, one redrawn table, or a table each time."""
     console = open_console()
     if is_json:
         yield lambda status: print(clean_json(msgspec.json.encode(status)), flush=True), REDRAW_S

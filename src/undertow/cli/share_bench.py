@@ -1,4 +1,4 @@
-"""`undertow share bench`: turns the command line into a plan of measurements, runs it, and shows the results."""
+"""`undertow share bench`: measures what the command line describes, and shows the results."""
 
 from __future__ import annotations
 
@@ -28,29 +28,45 @@ from undertow.units import GIGA, parse_bandwidths, parse_numbers
 def bench(
     jobs: Annotated[
         str,
-        typer.Option("--jobs", help="Train these models together, separated by commas; a model may come twice."),
+        typer.Option("--jobs", help="Train these models together; a model may be named twice.", metavar="MODEL,..."),
     ] = "resnet50,resnet50",
-    hosts: Annotated[int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate this many hosts.")] = 4,
+    hosts: Annotated[int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts.")] = 4,
     bandwidth: Annotated[
         str | None,
-        typer.Option("--bandwidth", help="Limit every link to these speeds before scaling, such as 1,2gbit."),
+        typer.Option(
+            "--bandwidth",
+            help="Limit every link to these speeds, before scaling, such as 1,2gbit.",
+            metavar="SPEED,...",
+        ),
     ] = None,
     ratio: Annotated[
         str | None,
         typer.Option(
             "--ratio",
-            help="Choose links on which the first job, plain and alone, waits for this share of its computing time, "
-            "such as 0.2,0.5,1. Default: 0.5.",
+            help="Choose links on which the first job, alone and in plain mode, waits for this fraction of its "
+            "computing time, such as 0.2,0.5,1. Default: 0.5.",
+            metavar="RATIO,...",
         ),
     ] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="Overlap no communication within a job (plain), or all of it (everything).")
+        str,
+        typer.Option(
+            "--mode",
+            help="Overlap none of a job's communication with its computing (plain), or all (everything).",
+            metavar="MODE",
+        ),
     ] = "plain",
     weights: Weights = None,
     urgent: Urgent = None,
     scale: Scale = None,
     slowdown: Annotated[
-        float, number_option("--slowdown", bounds=bounds.SCALE, help="Slow devices and links down by this factor.")
+        float,
+        number_option(
+            "--slowdown",
+            bounds=bounds.SCALE,
+            help="Slow devices and links down by this factor, so that a small machine can emulate more hosts.",
+            metavar="FACTOR",
+        ),
     ] = 1.0,
     rounds: Rounds = 4,
     lap: Lap = 6.0,
@@ -60,7 +76,7 @@ def bench(
     unshaped: Unshaped = False,
     debug: Debug = False,
 ) -> int:
-    """Measure what sharing devices gains: jobs one after the other, together, and taking turns.
+    """Measure what sharing devices gains: jobs one after another, together, and taking turns.
 
     Example: sudo undertow share bench --jobs resnet50,vgg19 --ratio 0.5 --out share.json
 
@@ -91,7 +107,7 @@ def bench(
 def _make_jobs(models: list[str], weights: str | None, urgent: int | None) -> tuple[Job, ...]:
     counts = parse_numbers(weights, "--weights", bounds.WEIGHT) if weights is not None else (1.0,) * len(models)
     if len(counts) != len(models):
-        raise ConfigError(f"--weights has {len(counts)} numbers and --jobs {len(models)} models: give one for each")
+        raise ConfigError(f"--weights has {len(counts)} numbers and --jobs {len(models)} models: give one for each job")
     if urgent is not None and not 0 <= urgent < len(models):
         raise ConfigError(f"--urgent {urgent}: the jobs are 0 to {len(models) - 1}")
     return tuple(

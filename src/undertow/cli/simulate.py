@@ -1,4 +1,4 @@
-"""`undertow simulate` and `undertow papers`: predicts how fast models train on clusters, published ones too."""
+"""`undertow simulate` and `undertow papers`: predict how fast models train on clusters, also those of the papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import Debug, ResultsFile, Urgent, Weights, ZooBatch, number_option
+from undertow.cli.options import SHARING, Debug, ResultsFile, Urgent, Weights, ZooBatch, number_option
 from undertow.cli.progress import open_console, open_progress
 from undertow.cli.results import check_file, read_command_line, read_counts, show_results, split_names
 from undertow.cli.simulate_search import show_bandwidths, show_hosts
@@ -33,26 +33,40 @@ from undertow.tools.sim.traces import trace_run
 from undertow.units import format_bandwidth, format_ms_figure, parse_bandwidths, parse_share, parse_time
 
 _SYSTEMS, _SHARING_SYSTEMS = "ddp,undertow", "plain,undertow"  # defaults of --systems
+# Panels of the help, beside those in options.py.
+_NOISE = "Noise"
+_QUESTIONS = "Searches and comparisons"
 
 
 def simulate(
     model: Annotated[
-        str | None, typer.Option("--model", help="Simulate a model of the zoo; `undertow bench --list` lists them.")
+        str | None,
+        typer.Option(
+            "--model", help="Simulate a model of the zoo; `undertow bench --list` lists them.", metavar="NAME"
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
             "--profile",
-            help="Simulate your own model, from a file of `undertow plan --save-profile FILE script.py`.",
+            help="Simulate your own model from a file that `undertow plan --save-profile FILE script.py` wrote.",
             metavar="FILE",
         ),
     ] = None,
-    hosts: Annotated[str, typer.Option("--hosts", help="Simulate this many hosts, such as 4 or 1,2,4,8.")] = "1,2,4,8",
+    hosts: Annotated[
+        str, typer.Option("--hosts", help="Simulate this many hosts, such as 4 or 1,2,4,8.", metavar="N,...")
+    ] = "1,2,4,8",
     bandwidth: Annotated[
-        str, typer.Option("--bandwidth", help="Simulate links of these speeds, each way, such as 10gbit or 1,2,4gbit.")
+        str,
+        typer.Option(
+            "--bandwidth",
+            help="Simulate links of these speeds, each way, such as 10gbit or 1,2,4gbit.",
+            metavar="SPEED,...",
+        ),
     ] = "10gbit",
     latency: Annotated[
-        str, typer.Option("--latency", help="Set the latency from one host to another, one way, such as 50us.")
+        str,
+        typer.Option("--latency", help="Set the one-way latency between hosts, such as 50us or 0.1ms.", metavar="TIME"),
     ] = f"{LATENCY_S * 1e6:g}us",
     cluster: Annotated[
         Path | None,
@@ -67,62 +81,106 @@ def simulate(
         str | None,
         typer.Option(
             "--systems",
-            help=f"Compare these systems; see --list. Default: {_SYSTEMS}, with --share {_SHARING_SYSTEMS}.",
+            help=f"Compare these systems; --list shows their names. Default: {_SYSTEMS}; with --share, "
+            f"{_SHARING_SYSTEMS}.",
+            metavar="NAME,...",
         ),
     ] = None,
     share: Annotated[
         str | None,
-        typer.Option("--share", help="Share the hosts with jobs of these models, such as vgg19.", metavar="MODELS"),
+        typer.Option(
+            "--share",
+            help="Share the hosts with jobs of these models, such as vgg19.",
+            metavar="MODEL,...",
+            rich_help_panel=SHARING,
+        ),
     ] = None,
     weights: Weights = None,
     urgent: Urgent = None,
     jitter: Annotated[
-        str, typer.Option("--jitter", help="Vary the time of a step from worker to worker by this much, such as 5%.")
+        str,
+        typer.Option(
+            "--jitter",
+            help="Vary the times of each worker's steps by this standard deviation, such as 5%.",
+            metavar="SHARE",
+            rich_help_panel=_NOISE,
+        ),
     ] = "0",
     stragglers: Annotated[
-        str, typer.Option("--stragglers", help="Slow each worker down in this share of its steps, such as 1%.")
+        str,
+        typer.Option(
+            "--stragglers",
+            help="Slow each worker down in this share of its steps, such as 1%.",
+            metavar="SHARE",
+            rich_help_panel=_NOISE,
+        ),
     ] = "0",
     straggle: Annotated[
-        float, number_option("--straggle", bounds=bounds.STRAGGLE, help="Slow a straggler down by this factor.")
+        float,
+        number_option(
+            "--straggle",
+            bounds=bounds.STRAGGLE,
+            help="Slow stragglers down by this factor.",
+            metavar="FACTOR",
+            panel=_NOISE,
+        ),
     ] = 2.0,
     seed: Annotated[
         int,
-        number_option("--seed", bounds=bounds.SEED, help="Seed jitter and stragglers; equal seeds give equal steps."),
+        number_option(
+            "--seed",
+            bounds=bounds.SEED,
+            help="Seed jitter and stragglers; equal seeds give equal steps.",
+            metavar="SEED",
+            panel=_NOISE,
+        ),
     ] = 0,
     steps: Annotated[
-        int | None, number_option("--steps", bounds=bounds.STEPS, help="Simulate and count this many steps.")
+        int | None,
+        number_option(
+            "--steps", bounds=bounds.STEPS, help="Simulate N steps that count. Default: as many as the result needs."
+        ),
     ] = None,
     efficiency: Annotated[
         str | None,
         typer.Option(
-            "--find-bandwidth", help="Find the bandwidth needed for this share of linear speed-up.", metavar="90%"
+            "--find-bandwidth",
+            help="Find the bandwidth that is needed for this share of linear speed-up.",
+            metavar="90%",
+            rich_help_panel=_QUESTIONS,
         ),
     ] = None,
     worth: Annotated[
         str | None,
         typer.Option(
             "--find-hosts",
-            help="Find how many hosts are worth it, if each must add this share of a host.",
+            help="Find the largest number of hosts at which each added host still gains this share of a host's speed.",
             metavar="50%",
+            rich_help_panel=_QUESTIONS,
         ),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", help="Predict every point that `undertow bench` measured.", metavar="FILE.json"),
+        typer.Option(
+            "--against",
+            help="Predict every point that `undertow bench` measured in this file, and compare.",
+            metavar="FILE.json",
+            rich_help_panel=_QUESTIONS,
+        ),
     ] = None,
     out: ResultsFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(
             "--trace",
-            help="Record some steps of one cluster in this folder, like `undertow run --trace`.",
+            help="Record a few steps of one cluster in this folder, like `undertow run --trace`.",
             metavar="DIR",
         ),
     ] = None,
     wants_list: Annotated[bool, typer.Option("--list", help="List the systems.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Predict training on any cluster, with undertow's own planner, slicer and engine on a virtual clock and network.
+    """Predict the speed of training on any cluster, with undertow's planner and engine on a virtual clock and network.
 
     Example: undertow simulate --model vgg19-22k --hosts 1,2,4,8,16,32 --bandwidth 10gbit --systems ps,wfbp,ddp,undertow
 
@@ -172,7 +230,7 @@ def simulate(
 
 
 def papers(debug: Debug = False) -> int:
-    """Simulate what Poseidon (ATC 2017) and P3 (MLSys 2019) measured, and print both, as in docs/papers.md.
+    """Simulate the measurements of Poseidon (ATC 2017) and P3 (MLSys 2019), and print both, as in docs/papers.md.
 
     Example: undertow papers
     """
@@ -200,10 +258,10 @@ def _read_links(bandwidth: str) -> list[float]:
 
 
 def _check_search(share: str | None, *, is_plain: bool) -> None:
-    """Refuse options that --find-bandwidth and --find-hosts do not go with."""
+    """Refuse options that --find-bandwidth and --find-hosts cannot be combined with."""
     if not is_plain:
         raise ConfigError(
-            "--find-bandwidth and --find-hosts are for equal hosts and print one table: leave --cluster, --out and "
+            "--find-bandwidth and --find-hosts are for equal hosts and only print a table: leave --cluster, --out and "
             "--trace out"
         )
     if share is not None:
@@ -216,7 +274,7 @@ def _find_subject(model: str | None, profile: Path | None, batch: int | None) ->
     if model is not None:
         return find_subject(model, batch)
     if batch is not None:
-        raise ConfigError("--batch is for models of the zoo: a profile has the batch that it was measured with")
+        raise ConfigError("--batch is for models of the zoo: a profile already has a batch; leave --batch out")
     assert profile is not None
     return read_subject(profile)
 
@@ -261,7 +319,7 @@ def _check_against(path: Path, subject: Subject | None) -> int:
     console.print(make_pair_table(pairs))
     left_out = sum(not can_predict(point, subject) for point in points)
     if left_out:
-        console.print(f"points left out, because their model, system or link is unknown here: {left_out}")
+        console.print(f"points left out because their model, system or link is unknown: {left_out}")
     return 0
 
 

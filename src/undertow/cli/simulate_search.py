@@ -1,4 +1,4 @@
-"""`undertow simulate --find-bandwidth` and `--find-hosts`: searches for a bandwidth or a number of hosts."""
+"""`undertow simulate --find-bandwidth` and `--find-hosts`: search for a bandwidth or a number of hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show_bandwidths(
 ) -> int:
     table = start_table(
         f"{subject.name}: bandwidth of every link for {efficiency:.0%} of linear speed-up",
-        "the least bandwidth that is enough, each way, to within 3 %",
+        "the lowest bandwidth that is enough, each way, to within 3 %",
         [("hosts", "right"), *((schedule.name, "right") for schedule in schedules)],
     )
     with open_progress() as progress:
@@ -54,7 +54,7 @@ def show_hosts(
 ) -> int:
     table = start_table(
         f"{subject.name}: hosts that are worth it, and their speed-up",
-        f"the most hosts of which each added one still brings {worth:.0%} of a host; up to {MOST_HOSTS} were tried",
+        f"the most hosts at which each added host still gains {worth:.0%} of a host's speed; tried up to {MOST_HOSTS}",
         [("link", "right"), *((schedule.name, "right") for schedule in schedules)],
     )
     with open_progress() as progress:

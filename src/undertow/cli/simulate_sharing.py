@@ -1,4 +1,4 @@
-"""`undertow simulate --share`: simulates several jobs on the same hosts; prints tables and writes a file."""
+"""`undertow simulate --share`: simulates several jobs on the same hosts, prints tables and writes a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLOSE = 0.005  # ideals that differ by less than this fraction are shown as one
 
 
 class SimulatedSharing(RunRecord, frozen=True, kw_only=True):
-    """Results of a simulation of shared hosts, as its JSON file has them."""
+    """Results of a simulation of shared hosts, in the format of its JSON file."""
 
     origin: str = "simulated"
     cases: list[Sharing]
@@ -65,7 +65,7 @@ def _read_weights(text: str | None, jobs: int) -> list[float]:
         return [1.0] * jobs
     weights = parse_numbers(text, "--weights", WEIGHT)
     if len(weights) != jobs:
-        raise ConfigError(f"--weights has {len(weights)} numbers for {jobs} jobs: give one for each, --model's first")
+        raise ConfigError(f"--weights has {len(weights)} numbers for {jobs} jobs: give one for each, first --model's")
     return list(weights)
 
 

@@ -146,7 +146,7 @@ def test_without_options_it_is_a_pair_that_can_gain(asked: list[SharePlan]) -> N
         ("--urgent 2", "--urgent 2: the jobs are 0 to 1"),
         ("--bandwidth 1gbit --ratio 1", "give either --bandwidth or --ratio"),
         ("--unshaped --ratio 1", "leave --bandwidth and --ratio out"),
-        ("--out results.txt", "give it the ending .json"),
+        ("--out results.txt", "the name must end with .json"),
         ("--jobs resnet50,nonsense", "unknown model 'nonsense'"),
     ],
 )
