@@ -335,10 +335,7 @@ def test_an_error_is_one_line_of_the_command(cli: Cli) -> None:
         ((*PLAIN, "--share", "vgg19", "--weights", "1"), "--weights has 1 numbers for 2 jobs: give one for each"),
         ((*PLAIN, "--share", "vgg19", "--weights", "1,much"), "--weights much is not a number"),
         ((*PLAIN, "--share", "vgg19", "--weights", "1,0"), "--weights 0 is not possible"),
-        (
-            (*PLAIN, "--share", "vgg19", "--urgent", "2"),
-            "--urgent 2: the jobs are 0, which is --model or --profile, to 1",
-        ),
+        ((*PLAIN, "--share", "vgg19", "--urgent", "2"), "--urgent 2: the jobs are 0 (resnet50), 1 (vgg19)"),
         ((*PLAIN, "--urgent", "0"), "--weights and --urgent are for jobs that share: name the others with --share"),
         ((*PLAIN, "--share", "vgg19", "--find-hosts", "50%"), "--find-hosts are for one job: leave --share"),
         ((*RESNET, "--fast"), "--fast"),

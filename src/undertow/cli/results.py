@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from undertow.bounds import HOSTS
+from undertow.bounds import HOSTS, WEIGHT
 from undertow.cli.progress import open_console
 from undertow.errors import ConfigError
 from undertow.files import write_file
@@ -16,6 +17,7 @@ from undertow.observe.report.picture import draw_png
 from undertow.observe.report.points import Results, write_results
 from undertow.observe.report.safe_text import Text
 from undertow.observe.report.table import make_table
+from undertow.units import parse_numbers
 
 
 def show_results(results: Results, out: Path | None) -> None:
@@ -59,6 +61,17 @@ def read_counts(text: str) -> list[int]:
     if not split_names(text):
         raise ConfigError(f"--hosts {text!r} is not a number of hosts, such as 4 or 2,4,8")
     return [HOSTS.parse("--hosts", count) for count in split_names(text)]
+
+
+def read_terms(weights: str | None, urgent: int | None, models: Sequence[str]) -> list[tuple[float, bool]]:
+    """Return for each job that shares devices its weight, and whether it is urgent."""
+    names = ", ".join(f"{number} ({model})" for number, model in enumerate(models))
+    shares = (1.0,) * len(models) if weights is None else parse_numbers(weights, "--weights", WEIGHT)
+    if len(shares) != len(models):
+        raise ConfigError(f"--weights has {len(shares)} numbers for {len(models)} jobs: give one for each of {names}")
+    if urgent is not None and urgent >= len(models):
+        raise ConfigError(f"--urgent {urgent}: the jobs are {names}")
+    return [(share, number == urgent) for number, share in enumerate(shares)]
 
 
 def check_file(out: Path | None) -> None:

@@ -14,7 +14,7 @@ from undertow.cli.errors import one_line_errors
 from undertow.cli.measuring import measure_in_lab
 from undertow.cli.options import Debug, Lap, Rounds, Scale, Unshaped, Urgent, Weights, number_option
 from undertow.cli.progress import open_console
-from undertow.cli.results import check_file, split_list
+from undertow.cli.results import check_file, read_terms, split_list
 from undertow.errors import ConfigError
 from undertow.launch.launcher_output import notify
 from undertow.observe.report.points import write_results
@@ -84,12 +84,17 @@ def bench(
     """
     with one_line_errors("undertow share bench", debug=debug):
         models = split_list(jobs)
+        terms = read_terms(weights, urgent, models)
+        bandwidths_gbit, ratios = _read_links(bandwidth, ratio, is_unshaped=unshaped)
         plan = SharePlan(
-            jobs=_make_jobs(models, weights, urgent),
+            jobs=tuple(
+                Job(model=model, weight=weight, is_urgent=is_urgent)
+                for model, (weight, is_urgent) in zip(models, terms, strict=True)
+            ),
             mode=_read_mode(mode),
             hosts=hosts,
-            bandwidths_gbit=_read_bandwidths(bandwidth, ratio, is_unshaped=unshaped),
-            ratios=_read_ratios(bandwidth, ratio, is_unshaped=unshaped),
+            bandwidths_gbit=bandwidths_gbit,
+            ratios=ratios,
             scale=choose_scale(models[0] if models else "", scale),
             slowdown=slowdown,
             rounds=rounds,
@@ -104,18 +109,6 @@ def bench(
         )
 
 
-def _make_jobs(models: list[str], weights: str | None, urgent: int | None) -> tuple[Job, ...]:
-    counts = parse_numbers(weights, "--weights", bounds.WEIGHT) if weights is not None else (1.0,) * len(models)
-    if len(counts) != len(models):
-        raise ConfigError(f"--weights has {len(counts)} numbers and --jobs {len(models)} models: give one for each job")
-    if urgent is not None and not 0 <= urgent < len(models):
-        raise ConfigError(f"--urgent {urgent}: the jobs are 0 to {len(models) - 1}")
-    return tuple(
-        Job(model=model, weight=weight, is_urgent=number == urgent)
-        for number, (model, weight) in enumerate(zip(models, counts, strict=True))
-    )
-
-
 def _read_mode(text: str) -> Mode:
     try:
         return Mode[text.upper()]
@@ -123,18 +116,18 @@ def _read_mode(text: str) -> Mode:
         raise ConfigError(f"--mode {text!r} is not known: use plain or everything") from None
 
 
-def _read_bandwidths(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float | None, ...]:
-    if is_unshaped and (bandwidth, ratio) != (None, None):
-        raise ConfigError("--unshaped limits no link: leave --bandwidth and --ratio out")
+def _read_links(
+    bandwidth: str | None, ratio: str | None, *, is_unshaped: bool
+) -> tuple[tuple[float | None, ...], tuple[float, ...]]:
+    """Return the bandwidths in Gbit/s, and the ratios for which bandwidths are still to be chosen."""
     if is_unshaped:
-        return (None,)
-    return tuple(rate / GIGA for rate in parse_bandwidths(bandwidth, "--bandwidth")) if bandwidth is not None else ()
-
-
-def _read_ratios(bandwidth: str | None, ratio: str | None, *, is_unshaped: bool) -> tuple[float, ...]:
-    if is_unshaped or (bandwidth is not None and ratio is None):
-        return ()
-    return parse_numbers("0.5" if ratio is None else ratio, "--ratio", bounds.RATIO)
+        if (bandwidth, ratio) != (None, None):
+            raise ConfigError("--unshaped limits no link: leave --bandwidth and --ratio out")
+        return (None,), ()
+    if (bandwidth, ratio) == (None, None):
+        ratio = "0.5"
+    links = () if bandwidth is None else tuple(rate / GIGA for rate in parse_bandwidths(bandwidth, "--bandwidth"))
+    return links, () if ratio is None else parse_numbers(ratio, "--ratio", bounds.RATIO)
 
 
 def _show(results: ShareResults, out: Path | None) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from undertow.bounds import WEIGHT
 from undertow.cli.progress import open_console, open_progress
-from undertow.cli.results import read_command_line, split_list
+from undertow.cli.results import read_command_line, read_terms, split_list
 from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.errors import ConfigError
 from undertow.launch.launcher_output import notify
@@ -25,7 +24,7 @@ from undertow.tools.sim.sharing_run import Tenant
 from undertow.tools.sim.subject import Subject, find_subject
 from undertow.tools.sim.sweep import Setting
 from undertow.tools.sim.topology import Topology
-from undertow.units import ABSENT, format_bandwidth, format_ms, format_ms_figure, parse_numbers
+from undertow.units import ABSENT, format_bandwidth, format_ms, format_ms_figure
 
 CLOSE = 0.005  # ideals that differ by less than this fraction are shown as one
 
@@ -45,28 +44,17 @@ def read_tenants(
     if not names:
         raise ConfigError("--share is empty: name the models of the jobs that share the hosts with --model")
     subjects = [subject, *map(find_subject, names)]
-    shares = _read_weights(weights, len(subjects))
-    if urgent is not None and not 0 <= urgent < len(subjects):
-        raise ConfigError(f"--urgent {urgent}: the jobs are 0, which is --model or --profile, to {len(subjects) - 1}")
+    terms = read_terms(weights, urgent, [one.name for one in subjects])
     job_lists = [
         [
-            Tenant(subject=one, schedule=schedule, weight=weight, is_urgent=number == urgent)
-            for number, (one, weight) in enumerate(zip(subjects, shares, strict=True))
+            Tenant(subject=one, schedule=schedule, weight=weight, is_urgent=is_urgent)
+            for one, (weight, is_urgent) in zip(subjects, terms, strict=True)
         ]
         for schedule in schedules
     ]
     for tenants in job_lists:
         check_tenants(tenants)
     return job_lists
-
-
-def _read_weights(text: str | None, jobs: int) -> list[float]:
-    if text is None:
-        return [1.0] * jobs
-    weights = parse_numbers(text, "--weights", WEIGHT)
-    if len(weights) != jobs:
-        raise ConfigError(f"--weights has {len(weights)} numbers for {jobs} jobs: give one for each, first --model's")
-    return list(weights)
 
 
 def show_sharing(

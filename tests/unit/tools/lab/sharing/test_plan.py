@@ -141,9 +141,9 @@ def test_without_options_it_is_a_pair_that_can_gain(asked: list[SharePlan]) -> N
     ("options", "words"),
     [
         ("--mode fast", "--mode 'fast' is not known: use plain or everything"),
-        ("--weights 1,2,3", "--weights has 3 numbers and --jobs 2 models"),
+        ("--weights 1,2,3", "--weights has 3 numbers for 2 jobs: give one for each of 0 (resnet50), 1 (resnet50)"),
         ("--weights a,b", "--weights a is not a number"),
-        ("--urgent 2", "--urgent 2: the jobs are 0 to 1"),
+        ("--urgent 2", "--urgent 2: the jobs are 0 (resnet50), 1 (resnet50)"),
         ("--bandwidth 1gbit --ratio 1", "give either --bandwidth or --ratio"),
         ("--unshaped --ratio 1", "leave --bandwidth and --ratio out"),
         ("--out results.txt", "the name must end with .json"),
