@@ -1,4 +1,4 @@
-"""The browser of the tests itself: it shows a page, obeys, and hears what the page complains about."""
+"""The browser for tests: it shows a page, can be controlled, and collects the errors of a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_page_is_shown_and_can_be_used(browser: Browser, page: Path) -> None:
     assert browser.run("return innerWidth") == 1280
 
 
-def test_a_phone_in_the_dark(browser: Browser, page: Path, tmp_path: Path) -> None:
+def test_a_phone_in_dark_mode(browser: Browser, page: Path, tmp_path: Path) -> None:
     browser.open(page, size=PHONE, dark=True)
     assert browser.run("return innerWidth") == 390
     assert browser.run("return getComputedStyle(document.body).color") == "rgb(4, 5, 6)"
@@ -39,7 +39,7 @@ def test_a_phone_in_the_dark(browser: Browser, page: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("trouble", ["throw Error('broken')", "console.error('broken')", "console.warn('broken')"])
-def test_complaints_of_a_page_are_heard(browser: Browser, tmp_path: Path, trouble: str) -> None:
+def test_errors_of_a_page_are_collected(browser: Browser, tmp_path: Path, trouble: str) -> None:
     path = tmp_path / "broken.html"
     path.write_text(f"{PAGE}<script>{trouble}</script>")
     browser.open(path)
@@ -49,7 +49,7 @@ def test_complaints_of_a_page_are_heard(browser: Browser, tmp_path: Path, troubl
 
 
 @pytest.mark.parametrize("absent", [("CHROMIUM",), ("DRIVER",), ("CHROMIUM", "DRIVER")])
-def test_without_a_browser_tests_are_skipped_but_fail_where_it_counts(
+def test_without_a_browser_tests_are_skipped_or_fail_if_required(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, absent: tuple[str, ...]
 ) -> None:
     for name in ("CHROMIUM", "DRIVER"):

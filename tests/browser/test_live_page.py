@@ -1,4 +1,4 @@
-"""The live page in a real browser: it follows the job, says when it cannot, and shows words as words."""
+"""The live page in a real browser: it follows the job, shows a lost connection, and never treats text as markup."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def end(web: WebDisplay, verdict: str) -> None:
     web.finish(job.take_snapshot(200.0))
 
 
-def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browser, web: WebDisplay) -> None:
+def test_figures_change_and_the_page_shows_the_end_of_the_job(browser: Browser, web: WebDisplay) -> None:
     open_page(browser, web)
     assert browser.driver.title == "train.py: step 1240"
     assert [browser.find(f"#{name}").text for name in ("steps", "waits", "out", "layer")] == [
@@ -55,14 +55,14 @@ def test_figures_change_and_the_page_says_when_the_job_has_ended(browser: Browse
     assert browser.find("#speeds polyline").get_attribute("points") != ""
     end(web, "done")
     wait_for_text(browser, "link", "the job has ended: done")
-    assert browser.run("return events.readyState") == 2  # closed: it does not try again
+    assert browser.run("return events.readyState") == 2  # closed, without reconnecting
 
 
-def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
+def test_a_lost_connection_is_shown_and_restored(browser: Browser) -> None:
     first = WebDisplay(0, make_snapshot(4))
     first.start()
     open_page(browser, first)
-    first.latest.set(make_snapshot(4), is_last=True)  # the stream ends, though the job does not say so
+    first.latest.set(make_snapshot(4), is_last=True)  # the stream ends without a verdict
     first.release()
     wait_for_text(browser, "link", "connection lost, reconnecting")
     assert browser.run("return document.body.classList.contains('stale')")
@@ -74,17 +74,17 @@ def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
         assert not browser.run("return document.body.classList.contains('stale')")
     finally:
         second.release()
-    assert all("ERR_" in complaint for complaint in browser.complaints())  # that nobody answered, nothing else
+    assert all("ERR_" in complaint for complaint in browser.complaints())  # only failed connections
 
 
-def test_a_job_that_failed_says_so(browser: Browser, web: WebDisplay) -> None:
+def test_a_failed_job_is_shown(browser: Browser, web: WebDisplay) -> None:
     open_page(browser, web)
     end(web, "rank 1 (host b) failed first: exit code 3")
     wait_for_text(browser, "link", "the job has ended: rank 1 (host b) failed first: exit code 3")
     assert browser.run("return document.getElementById('link').dataset.state") == "failed"
 
 
-def test_words_of_workers_are_never_markup(browser: Browser, web: WebDisplay) -> None:
+def test_text_of_workers_is_never_markup(browser: Browser, web: WebDisplay) -> None:
     trap = "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>"
     job = make_job_state(1, layer=trap, waits_for=trap, state=Activity.WAITING, stands_for=trap)
     job.lines.feed(1, trap.encode() + b"\n")
@@ -97,7 +97,7 @@ def test_words_of_workers_are_never_markup(browser: Browser, web: WebDisplay) ->
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_nothing_sticks_out_and_alarms_are_seen(
+def test_nothing_overflows_and_alarms_are_visible(
     browser: Browser, web: WebDisplay, size: tuple[int, int], dark: bool
 ) -> None:
     job = make_job_state(8, layer="features.denseblock4.layer32.conv2", waits_for="features.conv0.weight")
@@ -114,7 +114,7 @@ def test_nothing_sticks_out_and_alarms_are_seen(
     )
 
 
-def test_a_keyboard_reaches_what_scrolls_and_a_screen_reader_hears_the_state(browser: Browser, web: WebDisplay) -> None:
+def test_scrolling_boxes_have_focus_and_the_state_is_announced(browser: Browser, web: WebDisplay) -> None:
     job = make_job_state(2)
     job.lines.feed(1, b"loss 0.5\n")
     web.show(job.take_snapshot(101.0))

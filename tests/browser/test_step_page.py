@@ -1,4 +1,4 @@
-"""The page of `undertow report` in a real browser: it loads, zooms, sorts, and says what the trace says."""
+"""The page of `undertow report` in a real browser: it loads, zooms, sorts, and agrees with the trace."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def make_page(folder: Path, job: Job) -> Path:
 
 
 def read_window(browser: Browser) -> tuple[float, float, float]:
-    """What is shown of the step: from, to, of how many milliseconds."""
+    """Return the visible part of the step: begin, end and total in milliseconds."""
     found = re.fullmatch(r"([\d.]+) to ([\d.]+) ms of ([\d.]+) ms", browser.find("#window").text)
     assert found is not None
     return float(found[1]), float(found[2]), float(found[3])
 
 
 def see(browser: Browser) -> str:
-    """The picture that is drawn."""
+    """Return the picture that is drawn."""
     return str(browser.run("return document.querySelector('canvas').toDataURL()"))
 
 
@@ -63,12 +63,12 @@ def test_the_page_loads_and_fits(browser: Browser, page: Path, size: tuple[int, 
     assert (begin, end) == (0, whole)
 
 
-def test_nothing_but_the_page_itself_is_loaded(browser: Browser, page: Path) -> None:
+def test_only_the_page_itself_is_loaded(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.run("return performance.getEntriesByType('resource').length") == 0
 
 
-def test_dark_is_dark(browser: Browser, page: Path) -> None:
+def test_dark_mode_is_dark(browser: Browser, page: Path) -> None:
     lightness = []
     for dark in (False, True):
         browser.open(page, dark=dark)
@@ -81,7 +81,7 @@ def test_dark_is_dark(browser: Browser, page: Path) -> None:
     assert lightness[0] > 700 > 100 > lightness[1]
 
 
-def test_the_picture_follows_when_the_reader_turns_the_light_off(browser: Browser, page: Path) -> None:
+def test_the_picture_follows_a_change_to_dark_mode(browser: Browser, page: Path) -> None:
     browser.open(page)
     before = see(browser)
     browser.prefer({"prefers-color-scheme": "dark"})
@@ -133,7 +133,7 @@ def test_keys_zoom_and_move(browser: Browser, page: Path) -> None:
     assert read_window(browser)[:2] == (0, whole)
 
 
-def test_marks_are_read_out_by_key(browser: Browser, page: Path) -> None:
+def test_marks_are_described_by_keyboard(browser: Browser, page: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
     browser.open(page)
@@ -152,7 +152,7 @@ def test_marks_are_read_out_by_key(browser: Browser, page: Path) -> None:
     assert re.search(r"(contribution|result): layer\d.weight to rank \d, 1.50 MB; ", text)
 
 
-def test_marks_are_read_out_under_the_pointer(browser: Browser, page: Path) -> None:
+def test_marks_are_described_under_the_pointer(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.getElementById('timeline').scrollIntoView()")
     box = browser.run("const b = document.querySelector('canvas').getBoundingClientRect(); return [b.left, b.top]")
@@ -199,7 +199,7 @@ def test_two_fingers_zoom_on_a_phone(browser: Browser, page: Path) -> None:
     assert end - begin < whole / 2
 
 
-def test_another_step_can_be_looked_at(browser: Browser, page: Path) -> None:
+def test_another_step_can_be_chosen(browser: Browser, page: Path) -> None:
     browser.open(page)
     before, (_, _, whole) = see(browser), read_window(browser)
     options = [option.text for option in browser.find_all("#step option")]
@@ -219,7 +219,7 @@ def read_values(browser: Browser, table: str, column: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("table", "column"), [("tensors", 8), ("ranks", 3), ("path", 1), ("uses", 1)])
-def test_numbers_sort_both_ways(browser: Browser, page: Path, table: str, column: int) -> None:
+def test_numbers_sort_in_both_directions(browser: Browser, page: Path, table: str, column: int) -> None:
     browser.open(page)
     button = browser.find_all(f"#{table} th button")[column]
     values = sorted(map(float, read_values(browser, table, column)))
@@ -231,7 +231,7 @@ def test_numbers_sort_both_ways(browser: Browser, page: Path, table: str, column
     assert len(browser.find_all(f"#{table} th[aria-sort]")) == 1
 
 
-def test_words_sort_from_a_on_by_keyboard(browser: Browser, page: Path) -> None:
+def test_words_sort_from_a_by_keyboard(browser: Browser, page: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
     browser.open(page)
@@ -243,11 +243,11 @@ def test_words_sort_from_a_on_by_keyboard(browser: Browser, page: Path) -> None:
     assert [name for name in read_values(browser, "tensors", 0) if name in names] == names[::-1]
 
 
-# What it says
+# Contents
 
 
-def test_the_summary_is_what_the_trace_says(browser: Browser, page: Path) -> None:
-    """Added up here once more, from the events as they were written."""
+def test_the_summary_agrees_with_the_trace(browser: Browser, page: Path) -> None:
+    """The figures are added up again here, from the events as they were written."""
     traces = make_trace(JOB)
     browser.open(page)
     said = browser.find(".lead").text
@@ -265,11 +265,11 @@ def sum_up(traces: dict[int, list[Event]], cat: str) -> float:
 
 
 def list_counted(traces: dict[int, list[Event]], cat: str) -> list[Event]:
-    """The plan is there from the begin on, so only the first step does not count."""
+    """Return the steps that count: all but the first, because the plan was made before."""
     return [event for events in traces.values() for event in spans(events, cat) if event["args"]["step"] > 1]
 
 
-def test_a_page_without_steps_complains_about_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_without_steps_has_no_errors(browser: Browser, tmp_path: Path) -> None:
     traces = make_trace(Job(steps=3))
     kept = {rank: [event for event in events if event.get("cat") != "step"] for rank, events in traces.items()}
     trace = read_trace(write_trace(tmp_path, kept))
@@ -291,8 +291,8 @@ def test_every_control_has_a_name(browser: Browser, page: Path) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_words_have_contrast(browser: Browser, page: Path, dark: bool) -> None:
-    """At least 4.5 to 1, as WCAG asks for."""
+def test_text_has_enough_contrast(browser: Browser, page: Path, dark: bool) -> None:
+    """The contrast is at least 4.5 to 1, as WCAG requires."""
     browser.open(page, dark=dark)
     for name in ("--ink", "--quiet", "--warn"):
         ink, paper = (

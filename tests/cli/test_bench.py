@@ -40,7 +40,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*arguments: str) -> object:
-    """The command without its process; returns the exit code."""
+    """Run the command in this process, and return its exit code."""
     with pytest.raises(SystemExit) as end:
         main(["bench", *arguments])
     return end.value.code
@@ -149,7 +149,7 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Series]]:
-    """The plans that would have been measured."""
+    """Collect plans instead of measuring them."""
     made: list[Sequence[Series]] = []
 
     def note(name: str, measure: Any, show: Any, *, is_unshaped: bool) -> int:
@@ -183,7 +183,7 @@ def test_options_reach_the_plan(plans: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--model", "vgg19,alexnet"], ["--preset", "quick"], ["--preset", "papers"]])
-def test_what_is_not_shaped_is_never_marked_with_a_bandwidth(plans: Any, arguments: list[str]) -> None:
+def test_unshaped_points_have_no_bandwidth(plans: Any, arguments: list[str]) -> None:
     assert call("--unshaped", *arguments) == 0
     [plan] = plans
     assert {series.bandwidths_gbit for series in plan} == {(None,)}

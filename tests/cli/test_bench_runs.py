@@ -1,4 +1,4 @@
-"""`undertow bench` for real: what it shows, what it writes, and what is left when it is aborted."""
+"""`undertow bench` with real workers: its output, its files, and what remains if it is interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.labs import find_marked, mark_processes, needs_lab
 from undertow.observe.report.points import read_results
 from undertow.tools.zoo import find_model
 
-# Every worker imports torch; on a busy machine that takes its time.
+# Every worker imports torch, which takes long on a busy machine.
 PATIENCE_S = 150.0
 NOBODY = 65534
 PR_CAPBSET_DROP = 24
@@ -78,7 +78,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 @needs_lab
-def test_a_bench_ends_well_and_leaves_nobody(shaped: Run) -> None:
+def test_a_bench_succeeds_and_leaves_no_process(shaped: Run) -> None:
     assert shaped.code == 0, shaped.err
     assert shaped.left == []
     assert all(line.startswith("undertow: ") for line in shaped.err.splitlines())
@@ -121,7 +121,7 @@ def test_bytes_are_those_of_the_scaled_model(shaped: Run) -> None:
 
 
 @needs_lab
-def test_the_file_can_be_read_again_and_says_how_it_was_made(shaped: Run) -> None:
+def test_the_file_can_be_read_and_has_the_command(shaped: Run) -> None:
     found = read_results(shaped.json)
     assert found.command.startswith("undertow bench --model googlenet --hosts 2")
     assert {"undertow", "torch"} <= set(found.versions)
@@ -138,7 +138,7 @@ def test_a_picture_and_a_page_are_beside_it(shaped: Run) -> None:
 
 
 @needs_lab
-def test_what_it_wrote_can_be_compared(shaped: Run, cli: Cli) -> None:
+def test_written_results_can_be_compared(shaped: Run, cli: Cli) -> None:
     result = cli.run("bench", "--compare", shaped.json, shaped.json)
     assert result.returncode == 0
     assert "+0.0 %" in result.stdout
@@ -148,13 +148,13 @@ def test_what_it_wrote_can_be_compared(shaped: Run, cli: Cli) -> None:
 
 
 def drop_capabilities() -> None:
-    """Between fork and exec: root by name only."""
+    """Drop all capabilities between fork and exec, so that root has no privileges."""
     for capability in range(64):
         ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def without_privileges() -> dict[str, Any]:
-    """How to start a command as somebody who is not root; if nobody else can read this Python, as a powerless root."""
+    """Return options that start a command without root, or as root without privileges if only root can read Python."""
     if os.geteuid() != 0:
         return {}
     other = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -168,7 +168,7 @@ def without_privileges() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unshaped() -> Iterator[Run]:
-    """A real task, too."""
+    """Run a bench without emulated hosts, with a real task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -182,7 +182,7 @@ def unshaped() -> Iterator[Run]:
         end(cli)
 
 
-def test_without_root_a_bench_ends_well_and_leaves_nobody(unshaped: Run) -> None:
+def test_without_root_a_bench_succeeds_and_leaves_no_process(unshaped: Run) -> None:
     assert unshaped.code == 0, unshaped.err
     assert unshaped.left == []
 
@@ -197,7 +197,7 @@ def test_every_unshaped_figure_is_marked_so(unshaped: Run) -> None:
     assert "unshaped" in unshaped.json.with_suffix(".html").read_text().lower()
 
 
-def test_a_real_tasks_compute_is_measured_beside_it(unshaped: Run) -> None:
+def test_the_compute_of_a_real_task_is_measured_as_well(unshaped: Run) -> None:
     local, undertow = unshaped.points
     assert (local["system"], undertow["system"]) == ("local", "undertow")
     assert local["compute_s"] == undertow["compute_s"] == local["iteration_s"]
@@ -210,7 +210,7 @@ def test_a_real_tasks_compute_is_measured_beside_it(unshaped: Run) -> None:
 
 
 def start_to(cli: Cli, words: str, what: str, **options: Any) -> tuple[subprocess.Popen[str], Path]:
-    """Start a bench, and wait until it has said that."""
+    """Start a bench, and wait for this output."""
     said = cli.folder / "said"
     with said.open("w") as file:
         process = cli.start("bench", *what.split(), "--out", cli.folder / "x.json", stderr=file, **options)
@@ -220,7 +220,7 @@ def start_to(cli: Cli, words: str, what: str, **options: Any) -> tuple[subproces
 
 
 @needs_lab
-def test_an_interrupt_keeps_what_was_measured_and_leaves_nobody(cli: Cli) -> None:
+def test_an_interrupt_keeps_the_results_and_leaves_no_process(cli: Cli) -> None:
     mark_processes(cli)
     what = "--model googlenet --hosts 2 --systems local --scale 100 --batch 32 --rounds 2 --lap 0.1 --bandwidth "
     process, said = start_to(cli, "30 Gbit/s", what + "40,30,20,15,10,5gbit")
@@ -236,8 +236,8 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_nobody(cli: Cli) -> Non
     assert "Traceback" not in said.read_text()
 
 
-def test_a_terminals_interrupt_reaches_the_workers_too_and_nothing_is_lost(cli: Cli) -> None:
-    """Ctrl-C goes to every process of the terminal's foreground: here to workers that are just starting."""
+def test_an_interrupt_from_a_terminal_keeps_the_results(cli: Cli) -> None:
+    """Ctrl-C goes to every process in the terminal's foreground, here also to starting workers."""
     mark_processes(cli)
     what = "--model googlenet,alexnet --hosts 2 --systems local --scale 100 --batch 8 --rounds 2 --lap 0.1 --unshaped"
     process, said = start_to(cli, "alexnet: starting", what, start_new_session=True)

@@ -1,4 +1,4 @@
-"""`undertow bottleneck`: the formula, the table, the JSON, and the mistakes a user makes."""
+"""`undertow bottleneck`: the formula, the table, the JSON, and usage errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_model_of_the_zoo_brings_its_own_numbers(cli: Cli) -> None:
     assert five["verdict"] == "hidden only with overlap into the next forward pass"
 
 
-def test_a_model_on_a_device_of_ones_own(cli: Cli) -> None:
+def test_a_model_with_the_users_own_times(cli: Cli) -> None:
     result = cli.run("bottleneck", "--model", "resnet50", "--iteration", "100ms", "--bytes-per-param", "2", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["job"] == {

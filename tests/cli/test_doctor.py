@@ -75,7 +75,7 @@ def test_wrong_usage_is_one_line_and_code_2(cli: Cli, arguments: list[str], word
     assert words in result.stderr
 
 
-def test_a_torch_that_cannot_be_imported_is_a_failure_with_its_own_words(cli: Cli) -> None:
+def test_a_torch_that_cannot_be_imported_is_a_failure_with_its_error(cli: Cli) -> None:
     spare_torch(cli, BROKEN_TORCH)
     result = cli.run("doctor")
     assert result.returncode == 1
@@ -184,7 +184,7 @@ def test_a_job_that_would_fail_is_not_started(cli: Cli) -> None:
     assert not (cli.folder / "started").exists()
 
 
-def test_one_host_that_wants_the_check_is_enough_and_all_hear_of_a_failure(cli: Cli) -> None:
+def test_one_host_with_check_is_enough_and_all_report_a_failure(cli: Cli) -> None:
     spare_torch(cli)
     path = cli.write("mark(f'started{rank}')")
     hosts = ["--nnodes", 2, "--master-port", free_port()]

@@ -1,4 +1,4 @@
-"""`undertow faults`: all is well, one seed again, the story of a failure, and the mistakes a user makes."""
+"""`undertow faults`: success, repeating one seed, the events of a failure, and usage errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_seeds_that_hold_are_counted(cli: Cli) -> None:
     assert result.stdout == "12 seeds, 40 to 51: everything held\nkilled 12\n"
 
 
-def test_every_seed_is_a_lap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_seed_advances_the_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     progress = FakeProgress()
     monkeypatch.setattr(faults_command, "open_progress", lambda: nullcontext(progress))
     assert run_here(capsys, "--seeds", "3", "--first", "7")[0] == 0
@@ -47,7 +47,7 @@ def test_every_seed_is_a_lap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert progress.said == [f"running 3 seeds: {seed}" for seed in (7, 8, 9)]
 
 
-def test_one_seed_says_what_it_was_and_with_story_all_of_it(cli: Cli) -> None:
+def test_one_seed_is_summarised_and_story_prints_all_events(cli: Cli) -> None:
     short, long = cli.run("faults", "--seed", "5"), cli.run("faults", "--seed", "5", "--story")
     assert (short.returncode, long.returncode) == (0, 0)
     match = re.fullmatch(r"seed 5, \S+, (\d+) events: everything held\n", short.stdout)
@@ -71,10 +71,10 @@ def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[objec
     return exit_info.value.code, capsys.readouterr().out
 
 
-def test_a_failure_tells_the_claim_the_story_and_how_to_see_it_again(
+def test_a_failure_shows_the_claim_the_events_and_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(GroupControl, "_report_loss", lambda self, loss: None)  # nobody is told of a loss
+    monkeypatch.setattr(GroupControl, "_report_loss", lambda self, loss: None)  # no loss is reported
     code, out = run_here(capsys, "--scenario", "killed", "--seeds", "50")
     lines = out.splitlines()
     assert code == 1
@@ -92,7 +92,7 @@ def test_a_failure_tells_the_claim_the_story_and_how_to_see_it_again(
     assert len(whole.splitlines()) > len(lines)
 
 
-def test_what_is_skipped_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_scenarios_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("undertow.tools.faults.seeds.importlib.util.find_spec", lambda name: None)
     code, out = run_here(capsys, "--scenario", "gates", "--seeds", "3")
     assert code == 0

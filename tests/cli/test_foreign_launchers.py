@@ -1,4 +1,4 @@
-"""Under srun and mpirun nothing trains N times alone: every way in is refused, unless the user insists."""
+"""Under srun and mpirun no script trains N times alone: all entry points refuse, unless the user insists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second of two ranks holds its output back, and no way to print notices."""
+"""Output of the second of two ranks is held back, without any effect on how scripts print."""
 
 from __future__ import annotations
 

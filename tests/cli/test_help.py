@@ -1,4 +1,4 @@
-"""The command explains itself, quickly, and refuses nonsense in one line."""
+"""The command line: help, fast start, and usage errors in one line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
 
 
 def find_imports(code: str) -> list[str]:
-    """The modules of a fresh Python after this."""
+    """Return the modules of a fresh interpreter after this code."""
     code = f"import sys; {code}; print(*sys.modules)"
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
 
@@ -106,7 +106,7 @@ def test_main_loads_what_is_asked_for() -> None:
     assert "undertow.cli.run" not in imported
 
 
-def test_a_mistyped_command_is_told_the_right_one(cli: Cli) -> None:
+def test_a_mistyped_command_is_corrected(cli: Cli) -> None:
     result = cli.run("bottelneck")
     assert (result.returncode, result.stdout) == (2, "")
     assert "No such command 'bottelneck'. Did you mean 'bottleneck'?" in result.stderr

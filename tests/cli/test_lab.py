@@ -97,7 +97,7 @@ def test_the_links_are_checked_before_the_command_starts(cli: Cli) -> None:
 
 
 @needs_lab
-def test_without_the_check_the_rate_holds_all_the_same(cli: Cli) -> None:
+def test_without_the_check_the_rate_still_holds(cli: Cli) -> None:
     result = cli.run(
         "lab", "run", "--hosts", 2, "--bandwidth", "1gbit", "--no-check", "tc", "qdisc", "show", "dev", "eth0"
     )
@@ -225,7 +225,7 @@ def test_unshaped_with_a_bandwidth_says_that_it_has_no_effect(cli: Cli) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give privileges up")
-def test_without_privileges_it_is_one_line_that_names_the_way_out(cli: Cli) -> None:
+def test_without_privileges_one_line_names_the_alternative(cli: Cli) -> None:
     result = run_unprivileged(cli, "lab", "run", "--hosts", 2, "true")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "this container may not create namespaces" in result.stderr
@@ -236,7 +236,7 @@ def test_without_privileges_it_is_one_line_that_names_the_way_out(cli: Cli) -> N
 
 
 @needs_lab
-def test_check_tells_what_this_machine_can_do(cli: Cli) -> None:
+def test_check_reports_whether_hosts_can_be_emulated(cli: Cli) -> None:
     result = cli.run("lab", "check")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("yes: root, ip, tc and namespaces are there")

@@ -1,4 +1,4 @@
-"""Nothing outlives a lab, however it ends, and an interrupt arrives once, however it comes."""
+"""Nothing outlives a lab, however it ends, and every interrupt arrives exactly once."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_an_interrupt_from_the_terminal_arrives_once(cli: Cli) -> None:
 
 
 def is_measuring(pid: int) -> bool:
-    """Whether threads pump and drain in the process below the first one."""
+    """Return whether the threads of a measurement run in the process below the first one."""
     works = [work for first in find_children(pid) for work in find_children(first)]
     return any(count_threads(work) >= 3 for work in works)
 
@@ -181,6 +181,6 @@ def test_a_closed_terminal_is_no_reason_to_end_under_nohup(cli: Cli) -> None:
     assert cli.finish(process).returncode == 0
 
 
-def test_one_run_after_the_other(cli: Cli) -> None:
+def test_consecutive_runs(cli: Cli) -> None:
     for _ in range(2):
         assert cli.run("lab", "run", "--hosts", 2, "true").returncode == 0

@@ -1,4 +1,4 @@
-"""What runs in a world of its own ends with it, and reports as if it had run here."""
+"""Work in isolated namespaces ends with them, and its outcome is that of a local call."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_mounts_do_not_leak() -> None:
     assert run_isolated(on_a_shared_tree) == 0
 
 
-def test_orphans_are_buried() -> None:
+def test_orphans_are_reaped() -> None:
     def work() -> int:
         for _ in range(20):
             subprocess.run(["sh", "-c", "sleep 0 & exit"], check=True)

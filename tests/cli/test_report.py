@@ -29,7 +29,7 @@ Report = Callable[..., Ended]
 
 @pytest.fixture
 def report(capfd: pytest.CaptureFixture[str]) -> Report:
-    """The command in this process: another one would spend most of its time on imports."""
+    """Run the command in this process, because another one would spend most of its time on imports."""
 
     def run(*arguments: object) -> Ended:
         with pytest.raises(SystemExit) as ended:

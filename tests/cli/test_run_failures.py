@@ -1,4 +1,4 @@
-"""`undertow run` when something goes wrong: the first cause is said last, and nothing is left behind."""
+"""Failures under `undertow run`: the first cause is printed last, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_interrupt_ends_everything(cli: Cli, signum: signal.Signals, code: in
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_workers_are_asked_before_they_are_killed(cli: Cli) -> None:
+def test_workers_are_interrupted_before_they_are_killed(cli: Cli) -> None:
     script = cli.write("""
         try:
             mark("ready")
@@ -121,7 +121,7 @@ def test_a_blocked_reader_does_not_hold_up_an_interrupt(cli: Cli) -> None:
     process = cli.start("run", script)
     cli.wait_for_files("ready", 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(HANG_S) == 130  # though nobody has read a byte
+    assert process.wait(HANG_S) == 130  # although nothing was read
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_an_interrupt(cli: Cli) -> None:
@@ -130,7 +130,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_an_interrupt(cli: Cli) -> Non
         time.sleep(600)
     """)
     reader, writer = os.pipe()
-    os.write(writer, bytes(1 << 16))  # full: neither the notice at the start nor the last words can be written
+    os.write(writer, bytes(1 << 16))  # full: neither the first nor the last message can be written
     process = cli.start("run", "-n", 2, script, stdout=writer, stderr=writer)
     cli.wait_for_files("ready*", 2)
     process.send_signal(signal.SIGINT)
@@ -207,7 +207,7 @@ def test_a_stopped_rank_that_the_others_lost_is_named(cli: Cli) -> None:
             mark("stopped")
             os.kill(os.getpid(), signal.SIGSTOP)
         wait_for("stopped")
-        if rank == 1:  # it has had its say, but does not get away
+        if rank == 1:  # it has reported, but cannot end
             import atexit
             atexit.register(time.sleep, 600)
         raise PeerLost("no sign of life", rank=2, host="vm", own_rank=rank, step=7)

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def start_nodes(cli: Cli, *nprocs: int, script: str = SCRIPT) -> list[subprocess.Popen[str]]:
-    """One launcher per number, the last one first: the start order must not matter."""
+    """Start one launcher per number of workers, the last one first, because the order must not matter."""
     path, port = cli.write(script), free_port()
     master = ["--master-addr", "127.0.0.1", "--master-port", port, "--nnodes", len(nprocs)]
     ranks = reversed(range(len(nprocs)))
@@ -43,7 +43,7 @@ def test_hosts_with_different_numbers_of_workers_make_one_job(cli: Cli) -> None:
         assert len({environment[name] for environment in environments}) == 1
 
 
-def test_a_token_handed_out_without_a_secret_is_said_by_the_first_host(cli: Cli) -> None:
+def test_a_token_sent_without_a_secret_is_reported_by_the_first_host(cli: Cli) -> None:
     results = [cli.finish(process) for process in start_nodes(cli, 1, 1)]
     assert ["set the same UNDERTOW_TOKEN on every host" in result.stderr for result in results] == [True, False]
 
@@ -76,7 +76,7 @@ def test_a_host_that_never_comes_is_named(cli: Cli) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_hosts_that_disagree_about_their_number_are_told(cli: Cli) -> None:
+def test_hosts_that_disagree_about_their_number_are_refused(cli: Cli) -> None:
     path, port = cli.write(SCRIPT), free_port()
     timeout = ["--start-timeout", 3, "--master-port", port]
     pair = [cli.start("run", *timeout, "--nnodes", 2 + rank, "--node-rank", rank, path) for rank in range(2)]
@@ -85,7 +85,7 @@ def test_hosts_that_disagree_about_their_number_are_told(cli: Cli) -> None:
     assert sum("start all with the same number" in result.stderr for result in results) == 1
 
 
-def test_two_hosts_with_one_number_are_told(cli: Cli) -> None:
+def test_two_hosts_with_one_number_are_refused(cli: Cli) -> None:
     path, port = cli.write(SCRIPT), free_port()
     arguments = ["--start-timeout", 3, "--master-port", port, "--nnodes", 3]
     cli.start("run", *arguments, "--node-rank", 0, path)

@@ -1,4 +1,4 @@
-"""Losses after the hosts have met and before the workers have: named on every host, long before any timeout."""
+"""Losses between the rendezvous of the hosts and that of the workers: named on every host before any timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_run_nodes import start_nodes
 from tests.support.command import Cli, is_alive, wait_until
 
-# Rank 0 waits for the others at the workers' meeting; the last rank does not come there.
+# Rank 0 waits for the others at the workers' rendezvous; the last rank never joins it.
 SCRIPT = """
     mark(f"pid{rank}", os.getpid())
     if rank == 1:
@@ -25,7 +25,7 @@ SCRIPT = """
 
 
 def start_pair(cli: Cli) -> tuple[list[subprocess.Popen[str]], int]:
-    """Both launchers, and the pid of the worker on the second host, once rank 0 is about to wait for it."""
+    """Return both launchers and the pid of the worker on the second host, once rank 0 is about to wait for it."""
     nodes = start_nodes(cli, 1, 1, script=SCRIPT)
     cli.wait_for_files("joining", 1)
     [path] = cli.wait_for_files("pid1", 1)
@@ -74,14 +74,14 @@ def make_sibling(cli: Cli, name: str) -> Cli:
     return sibling
 
 
-# A job that never forms a group of undertow's: its user may stop it.
+# A job that never forms a group of undertow; its user may stop it.
 LONER = """
     mark(f"pid{rank}", os.getpid())
     wait_for("end")
 """
 
 
-def test_what_is_stopped_is_named_on_both_hosts(cli: Cli) -> None:
+def test_stopped_processes_are_named_on_both_hosts(cli: Cli) -> None:
     """A worker of one job and a launcher of another, at the same time: each takes ten seconds to be missed.
 
     A worker and a launcher of a third job, whose workers wait for no one, are not.

@@ -1,4 +1,4 @@
-"""A script finds everything as Python itself would have it: places, names, text, modules."""
+"""A script sees the same paths, names, encoding and modules as with Python itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script ends as with Python itself: exit code, traceback of its own frames, what is done last."""
+"""A script ends as with Python itself: exit code, traceback with only its own frames, final actions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FAILURES = {
 }
 
 
-# The second of two ranks holds its words back until the end; these are among them.
+# The second of two ranks holds its output back until the end, including this.
 @pytest.mark.parametrize("environment", [{}, SECOND], ids=["alone", "second"])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_shows_the_scripts_frames_only(name: str, environment: dict[str, str], tmp_path: Path) -> None:

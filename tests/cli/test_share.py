@@ -1,4 +1,4 @@
-"""`undertow share up`, `status` and `down`: what they do, twice as well, and when something is in the way."""
+"""`undertow share up`, `status` and `down`: what they do, repeated calls, and obstacles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(cli: Cli) -> Iterator[Path]:
         yield path
 
 
-def test_up_status_down_and_each_of_them_twice(cli: Cli, path: Path) -> None:
+def test_up_status_and_down_twice_each(cli: Cli, path: Path) -> None:
     first = cli.run("share", "up", "--lease", 7)
     (pid,) = find_arbiters(path)
     assert (first.returncode, first.stderr) == (0, "")
@@ -64,7 +64,7 @@ def test_without_an_arbiter_status_says_how_to_start_one(cli: Cli, path: Path) -
     assert result.stderr == f"undertow share status: no arbiter is up at {path}: start one with undertow share up\n"
 
 
-def test_after_a_kill_nobody_is_up_and_up_works(cli: Cli, path: Path) -> None:
+def test_after_a_kill_there_is_no_arbiter_and_up_works(cli: Cli, path: Path) -> None:
     cli.run("share", "up")
     (pid,) = find_arbiters(path)
     os.kill(pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_after_a_kill_nobody_is_up_and_up_works(cli: Cli, path: Path) -> None:
     assert len(find_arbiters(path)) == 1
 
 
-def test_an_option_chooses_another_place_than_the_variable(cli: Cli, path: Path) -> None:
+def test_the_option_overrides_the_variable(cli: Cli, path: Path) -> None:
     other = cli.folder / "o.sock"
     with run_arbiter(other):
         result = cli.run("share", "status", "--socket", os.path.relpath(other))
@@ -83,7 +83,7 @@ def test_an_option_chooses_another_place_than_the_variable(cli: Cli, path: Path)
     assert f" at {other}," in result.stdout
 
 
-def test_one_that_cannot_start_says_its_last_words(cli: Cli, path: Path) -> None:
+def test_an_arbiter_that_cannot_start_shows_its_error(cli: Cli, path: Path) -> None:
     path.with_name(f"{path.name}.lock").mkdir()  # its lock cannot be opened
     result = cli.run("share", "up")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
@@ -106,7 +106,7 @@ def test_a_folder_that_others_can_change_is_refused(cli: Cli, path: Path) -> Non
     assert "is not a folder of this user alone" in result.stderr
 
 
-def test_in_the_foreground_there_is_one_only(cli: Cli, path: Path) -> None:
+def test_in_the_foreground_a_second_arbiter_is_refused(cli: Cli, path: Path) -> None:
     process = cli.start("share", "up", "--foreground")
     wait_until(lambda: ask_status(path) is not None)
     second = cli.run("share", "up", "--foreground")
@@ -125,7 +125,7 @@ def test_in_the_foreground_it_ends_with_the_signal(cli: Cli, path: Path, signum:
     assert not path.exists()
 
 
-def test_watched_in_a_file_it_is_plain_and_ctrl_c_is_no_failure(cli: Cli, path: Path) -> None:
+def test_watching_into_a_file_is_plain_and_ctrl_c_is_no_failure(cli: Cli, path: Path) -> None:
     with run_arbiter(path):
         process = cli.start("share", "status", "--watch")
         assert process.stdout is not None
@@ -137,7 +137,7 @@ def test_watched_in_a_file_it_is_plain_and_ctrl_c_is_no_failure(cli: Cli, path: 
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_watched_in_a_terminal_it_is_redrawn_until_ctrl_c(cli: Cli, path: Path) -> None:
+def test_watching_in_a_terminal_redraws_until_ctrl_c(cli: Cli, path: Path) -> None:
     reader, writer = pty.openpty()
     with run_arbiter(path):
         process = cli.start("share", "status", "--watch", stdout=writer, stderr=subprocess.DEVNULL)
@@ -151,7 +151,7 @@ def test_watched_in_a_terminal_it_is_redrawn_until_ctrl_c(cli: Cli, path: Path) 
     os.close(reader)
 
 
-def test_when_the_arbiter_goes_watching_ends(cli: Cli, path: Path) -> None:
+def test_watching_ends_with_the_arbiter(cli: Cli, path: Path) -> None:
     with run_arbiter(path):
         process = cli.start("share", "status", "--watch", "--json")
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A word with whatever listens at the socket: nobody, somebody who is silent, somebody else."""
+"""Contact with the arbiter's socket: nothing there, a silent process, another program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listener(path: Path) -> Iterator[socket.socket]:
 
 def answer(listener: socket.socket, data: bytes) -> threading.Thread:
     def run() -> None:
-        for _ in range(1 if data else 2):  # whoever hears nothing calls again
+        for _ in range(1 if data else 2):  # a client without an answer connects again
             with listener.accept()[0] as connection:
                 connection.recv(100)
                 connection.sendall(data)
@@ -44,13 +44,13 @@ def answer(listener: socket.socket, data: bytes) -> threading.Thread:
     return thread
 
 
-def test_nobody_is_there(path: Path) -> None:
+def test_without_a_socket_there_is_no_arbiter(path: Path) -> None:
     assert ask_status(path) is None
     assert stop(path) is None
     assert ask_status(path.parent / "no" / "folder.sock") is None
 
 
-def test_a_socket_that_was_left_is_nobody(path: Path) -> None:
+def test_a_stale_socket_is_no_arbiter(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
     assert ask_status(path) is None
@@ -71,14 +71,16 @@ def test_one_that_does_not_answer_is_named_with_its_pid(path: Path, listener: so
         (b'{"type":"Welcome","lease_s":1}\n', "answered with a Welcome"),
     ],
 )
-def test_somebody_else_listens(path: Path, listener: socket.socket, said: bytes, words: str) -> None:
+def test_another_program_at_the_socket_is_reported(
+    path: Path, listener: socket.socket, said: bytes, words: str
+) -> None:
     thread = answer(listener, said)
     with pytest.raises(UndertowError, match=words):
         ask_status(path)
     thread.join()
 
 
-# An arbiter that answers, hears that it shall stop, and stays.
+# An arbiter that answers, but ignores the request to stop.
 STUBBORN = """
 import socket, sys
 from undertow.crossover import messages
@@ -93,7 +95,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 """
 
 
-def test_one_that_stays_although_it_was_told_is_named(path: Path) -> None:
+def test_an_arbiter_that_does_not_stop_is_named(path: Path) -> None:
     command = [sys.executable, "-c", STUBBORN, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -108,10 +110,10 @@ def test_a_folder_that_others_can_change_is_not_trusted(path: Path, listener: so
         ask_status(path, timeout_s=0.05)
 
 
-def test_an_arbiter_tells_how_things_are_and_is_not_missed_when_it_ends(path: Path) -> None:
+def test_an_arbiter_reports_its_status_and_its_end_is_no_error(path: Path) -> None:
     with run_arbiter(path, lease_s=3.0) as arbiter:
         status = ask_status(path)
         assert status is not None
         assert (status.pid, status.lease_s) == (os.getpid(), 3.0)
         arbiter.stop()
-        assert ask_status(path) is None  # this wakes it, and it ends without an answer
+        assert ask_status(path) is None  # this connection makes it end without an answer

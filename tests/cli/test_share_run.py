@@ -1,4 +1,4 @@
-"""`undertow share run` and `undertow run --share`: jobs beside each other, what is told of them, and their end."""
+"""`undertow share run` and `undertow run --share`: concurrent jobs, their summary, and their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.command import Cli, is_alive, wait_until
 from tests.support.shared_jobs import WatchedArbiter, find_arbiters, open_share, run_arbiter, write_job
 from undertow.crossover.messages import DeviceStatus
 
-# A worker that takes turns, without torch: it stays until it may go.
+# A worker that takes turns, without torch; it runs until it is told to stop.
 TAKE_TURNS = """
     from undertow.crossover.client import TurnClient
     from undertow.crossover.messages import VERSION, Hello
@@ -48,7 +48,7 @@ def arbiter(path: Path) -> Iterator[WatchedArbiter]:
         yield arbiter
 
 
-def test_two_jobs_share_and_the_table_tells_what_each_had(cli: Cli, path: Path, arbiter: WatchedArbiter) -> None:
+def test_two_jobs_share_and_the_table_shows_their_device_time(cli: Cli, path: Path, arbiter: WatchedArbiter) -> None:
     cli.write(TAKE_TURNS)
     first = write_job(cli, "first", 'script = "script.py"\nweight = 2')
     second = write_job(cli, "second", 'script = "script.py"')
@@ -57,7 +57,7 @@ def test_two_jobs_share_and_the_table_tells_what_each_had(cli: Cli, path: Path, 
     (cli.folder / "both").touch()
     cli.wait_for_files("*-done", 2)
     asked = arbiter.asked
-    wait_until(lambda: arbiter.asked >= asked + 2)  # once for certain after they were done
+    wait_until(lambda: arbiter.asked >= asked + 2)  # at least once after they were done
     devices: list[DeviceStatus] = arbiter._state.describe(0.0)
     assert {(job.name, job.weight) for job in devices[0].jobs} == {("first", 2.0), ("second", 1.0)}
     (cli.folder / "seen").touch()
@@ -67,10 +67,10 @@ def test_two_jobs_share_and_the_table_tells_what_each_had(cli: Cli, path: Path, 
     assert rows["first"][1] == rows["second"][1] == "0"
     assert rows["first"][4] == rows["second"][4] == "12"  # steps
     assert "cpu: predicted: " in result.stdout
-    assert path.exists()  # it was there before
+    assert path.exists()  # it existed before
 
 
-def test_an_arbiter_is_there_while_the_jobs_run_and_gone_afterwards(cli: Cli, path: Path) -> None:
+def test_an_arbiter_runs_only_while_the_jobs_run(cli: Cli, path: Path) -> None:
     cli.write("""
         import socket
         with socket.socket(socket.AF_UNIX) as connection:
@@ -86,7 +86,7 @@ def test_an_arbiter_is_there_while_the_jobs_run_and_gone_afterwards(cli: Cli, pa
     assert {name for name in os.listdir(cli.folder) if name.startswith("s.")} == {f"{path.name}.lock", "s.log"}
 
 
-def test_one_that_fails_does_not_end_the_others_and_the_first_code_counts(cli: Cli, path: Path) -> None:
+def test_a_failing_job_does_not_end_the_others_and_the_first_code_counts(cli: Cli, path: Path) -> None:
     cli.write("mark('bad'); sys.exit(7)", "bad.py")
     cli.write("wait_for('go'); mark('late'); sys.exit(9)", "worse.py")
     cli.write("wait_for('late'); print('finished')", "good.py")
@@ -124,14 +124,14 @@ def test_ctrl_c_ends_all_jobs_and_the_arbiter(cli: Cli, path: Path) -> None:
     process.send_signal(signal.SIGINT)
     result = cli.finish(process)
     assert result.returncode == 130
-    for job in ("one", "two"):  # each launcher had its say
+    for job in ("one", "two"):  # each launcher reported
         assert f"[{job}] undertow: interrupted by SIGINT, all workers have ended\n" in result.stderr
     assert result.stderr.endswith("undertow: interrupted by SIGINT, all jobs have ended\n")
     assert not [pid for pid in pids if is_alive(pid)]
     assert find_arbiters(path) == []
 
 
-def test_nothing_outlives_it_when_it_is_killed(cli: Cli, path: Path) -> None:
+def test_nothing_outlives_a_killed_share_run(cli: Cli, path: Path) -> None:
     process, pids = start_two(cli)
     process.kill()
     wait_until(lambda: not any(map(is_alive, pids)))
@@ -146,7 +146,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_started(cli: Cli, path: Path) -> 
     assert not path.with_suffix(".log").exists()
 
 
-def test_run_share_tells_the_workers(cli: Cli) -> None:
+def test_run_share_sets_the_workers_variables(cli: Cli) -> None:
     script = cli.write("""
         import json
         mark("env.json", json.dumps({k: v for k, v in os.environ.items() if k.startswith("UNDERTOW_SHARE")}))
@@ -157,7 +157,7 @@ def test_run_share_tells_the_workers(cli: Cli) -> None:
     assert told == {f"UNDERTOW_SHARE{key}": value for key, value in expected.items()}
 
 
-def test_wishes_without_sharing_are_refused(cli: Cli) -> None:
+def test_sharing_options_without_share_are_refused(cli: Cli) -> None:
     result = cli.run("run", "--weight", 2, __file__)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (

@@ -1,4 +1,4 @@
-"""`undertow simulate`: tables, files, questions, and the mistakes a user makes."""
+"""`undertow simulate`: tables, files, searches, and usage errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Of the table: what stands below its line, up to the next gap."""
+        """Return the rows of the table, below its line and up to the next gap."""
         lines = iter(self.out.splitlines())
         below = itertools.dropwhile(lambda line: "───" not in line, lines)
         return [line.split() for line in itertools.takewhile(str.strip, itertools.islice(below, 1, None))]
@@ -44,7 +44,7 @@ Simulate = Callable[..., Ended]
 
 @pytest.fixture
 def simulate(capfd: pytest.CaptureFixture[str]) -> Simulate:
-    """The command in this process: another one would spend most of its time on imports."""
+    """Run the command in this process, because another one would spend most of its time on imports."""
 
     def run(*arguments: object) -> Ended:
         code: object = None
@@ -156,14 +156,14 @@ def test_a_cluster_may_come_from_a_file(simulate: Simulate, tmp_path: Path) -> N
     assert "The cluster is read from cluster.json; Gbit/s are those of its slowest link." in ended.out
 
 
-def test_a_batch_is_so_many_samples(simulate: Simulate) -> None:
+def test_a_batch_is_a_number_of_samples(simulate: Simulate) -> None:
     ended = simulate("--model", "resnet50", "--hosts", "1", "--batch", "64", "--systems", "undertow")
     assert ended.code == 0, ended.err
     assert "582" in ended.out
     assert "batch 64 per host" in ended.out
 
 
-def test_latency_and_noise_are_those_asked_for(simulate: Simulate, tmp_path: Path) -> None:
+def test_latency_and_noise_have_an_effect(simulate: Simulate, tmp_path: Path) -> None:
     common = ("--profile", write_profile(tmp_path), "--hosts", "2", "--systems", "wfbp")
 
     def find_ms(*options: str) -> float:
@@ -227,7 +227,7 @@ def test_the_bandwidth_that_is_needed_is_found(simulate: Simulate, tmp_path: Pat
     assert 10 < float(ended.rows[1][3]) <= float(ended.rows[1][1]) < 1000  # ddp needs no less
 
 
-def test_a_bandwidth_that_nobody_has_is_said_so(simulate: Simulate, tmp_path: Path) -> None:
+def test_an_unattainable_bandwidth_is_reported(simulate: Simulate, tmp_path: Path) -> None:
     ended = simulate("--profile", write_profile(tmp_path), "--hosts", "2", "--find-bandwidth", "1", "--systems", "ps")
     assert ended.code == 0, ended.err
     assert "more than 800 Gbit/s" in ended.out
@@ -246,7 +246,7 @@ def test_the_hosts_that_are_worth_it_are_found(simulate: Simulate, tmp_path: Pat
     assert 2 <= int(fast[2]) <= 256
 
 
-def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_path: Path) -> None:
+def test_measured_points_are_compared_with_predictions(simulate: Simulate, tmp_path: Path) -> None:
     common = {"bandwidth_gbit": 4.0, "scale": 10.0, "compute_s": 0.2909}
     measured = [
         timed(0.4161, system="ddp", **common),
@@ -266,7 +266,7 @@ def test_measured_points_stand_beside_predicted_ones(simulate: Simulate, tmp_pat
     assert "points left out because their model, system or link is unknown: 1" in text
 
 
-# How far it is
+# Progress
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def test_wrong_usage_is_one_line_and_code_2(simulate: Simulate, arguments: tuple
 
 
 @pytest.mark.parametrize("path", ["nowhere.json", __file__])
-def test_a_profile_that_is_none_is_one_line_and_code_1(simulate: Simulate, path: str) -> None:
+def test_an_invalid_profile_is_one_line_and_code_1(simulate: Simulate, path: str) -> None:
     ended = simulate("--profile", path)
     assert (ended.code, ended.out) == (1, "")
     assert path in ended.err
     assert ended.err.count("\n") == 1
 
 
-def test_a_file_without_a_point_that_is_known_says_what_it_takes(simulate: Simulate, tmp_path: Path) -> None:
+def test_a_file_without_predictable_points_is_refused(simulate: Simulate, tmp_path: Path) -> None:
     write_results(results([timed(1.0, bandwidth_gbit=None)]), tmp_path / "bench.json")
     ended = simulate("--against", tmp_path / "bench.json")
     assert ended.code == 2

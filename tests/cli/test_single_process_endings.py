@@ -1,4 +1,4 @@
-"""Single-process scripts on two workers: a rank that fails is shown, and `shutdown` leaves nothing behind."""
+"""Single-process scripts on two workers: failures are shown, and `shutdown` undoes all patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`undertow run --trace`: files that viewers open, whatever becomes of the job."""
+"""`undertow run --trace`: files that viewers can open, however the job ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.command import Cli, wait_until
 from tests.support.perfetto import find_faults, read_events
 
-# A model that trains as long as it may.
+# A model that trains until it is stopped.
 TRAIN = """
     import torch, undertow, undertow.torch
     undertow.init()
@@ -44,7 +44,7 @@ def test_a_job_leaves_one_file_per_rank_and_one_for_viewers(cli: Cli) -> None:
     assert len(hooks) == 2 * 5
 
 
-def test_what_an_earlier_job_left_is_taken_away_and_nothing_else(cli: Cli) -> None:
+def test_traces_of_an_earlier_job_are_removed_and_nothing_else(cli: Cli) -> None:
     folder = cli.folder / "trace"
     folder.mkdir()
     (folder / "rank-9.json").write_text('[\n{"ph":"M","name":"process_name","pid":9}\n]\n')
@@ -56,7 +56,7 @@ def test_what_an_earlier_job_left_is_taken_away_and_nothing_else(cli: Cli) -> No
     assert names == ["notes.txt", "rank-0.json", "rank-8.json", "trace.json"]
 
 
-def test_traces_that_cannot_be_put_together_are_no_reason_to_fail(cli: Cli) -> None:
+def test_traces_that_cannot_be_merged_do_not_fail_the_job(cli: Cli) -> None:
     folder = cli.folder / "trace"
     (folder / "trace.json").mkdir(parents=True)
     result = cli.run("run", "--trace", folder, script(cli))
@@ -65,14 +65,14 @@ def test_traces_that_cannot_be_put_together_are_no_reason_to_fail(cli: Cli) -> N
     assert sorted(path.name for path in folder.iterdir()) == ["rank-0.json", "trace.json"]
 
 
-def test_an_old_trace_is_not_taken_for_that_of_a_job_that_left_none(cli: Cli) -> None:
+def test_an_old_trace_is_not_mistaken_for_a_new_one(cli: Cli) -> None:
     folder = cli.folder / "trace"
     assert cli.run("run", "--trace", folder, script(cli)).returncode == 0
     assert cli.run("run", "--trace", folder, cli.write("pass")).returncode == 0
     assert list(folder.iterdir()) == []
 
 
-def test_a_worker_that_is_killed_leaves_what_it_had(cli: Cli) -> None:
+def test_a_killed_worker_leaves_its_trace_so_far(cli: Cli) -> None:
     folder = cli.folder / "trace"
     source = script(cli, "float('inf')")
     process = cli.start("run", "-n", 2, "--trace", folder, "--trace-steps", "all", source)
@@ -102,7 +102,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def test_a_script_that_never_comes_to_undertow_leaves_no_trace_and_that_is_said(cli: Cli) -> None:
+def test_a_script_without_undertow_leaves_no_trace_and_a_notice(cli: Cli) -> None:
     result = cli.run("run", "--trace", cli.folder / "trace", cli.write("pass"))
     assert (result.returncode, result.stdout) == (0, "")
     assert "there is no trace in" in result.stderr
@@ -115,14 +115,14 @@ def test_a_script_that_never_comes_to_undertow_leaves_no_trace_and_that_is_said(
         (["--trace", "trace", "--trace-steps", "ten"], "trace steps 'ten'"),
     ],
 )
-def test_a_trace_that_cannot_be_is_refused_in_one_line(cli: Cli, options: list[str], words: str) -> None:
+def test_impossible_trace_options_are_refused_in_one_line(cli: Cli, options: list[str], words: str) -> None:
     result = cli.run("run", *options, cli.write("pass"))
     assert result.returncode == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_init_takes_the_folder_as_well(cli: Cli) -> None:
+def test_init_accepts_a_trace_folder(cli: Cli) -> None:
     source = cli.write(
         """
         import undertow
@@ -135,7 +135,7 @@ def test_init_takes_the_folder_as_well(cli: Cli) -> None:
     assert names[:3] == ["process_name", "process_sort_index", "undertow"]
 
 
-def test_a_simulated_run_leaves_the_same(cli: Cli) -> None:
+def test_a_simulated_run_writes_the_same_files(cli: Cli) -> None:
     folder = cli.folder / "trace"
     result = cli.run("simulate", "--model", "alexnet", "--hosts", 2, "--bandwidth", "4gbit", "--trace", folder)
     assert result.returncode == 0, result.stderr

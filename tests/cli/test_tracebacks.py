@@ -1,4 +1,4 @@
-"""What a user sees of functions that undertow replaces: the traceback that Python alone would show."""
+"""Tracebacks through functions that undertow replaces: they are those of Python alone."""
 
 from __future__ import annotations
 

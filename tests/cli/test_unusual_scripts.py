@@ -1,4 +1,4 @@
-"""Scripts that do something else than most: no optimizer, processes of their own, a notebook's code, a fake torch."""
+"""Unusual scripts: without an optimizer, with processes of their own, from a notebook, with a fake torch."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_it_behaves_as_ever(name: str, tmp_path: Path) -> None:
 
 
 def test_the_processes_of_another_rank_behave_as_well(tmp_path: Path) -> None:
-    """What they print comes at once, what their parent prints at its end: only the order differs."""
+    """Children print immediately and their parent at its end, so only the order differs."""
     native, ours = run_both(Case(script=STARTS_PROCESSES, environment=SECOND), tmp_path)
     assert (ours.code, ours.err) == (native.code, native.err) == (0, "")
     assert sorted(ours.out.splitlines()) == sorted(native.out.splitlines())
 
 
 def test_torch_is_found_as_it_is(tmp_path: Path) -> None:
-    """Though we have changed it; and though the script has asked where it is, long before it imports it."""
+    """Although undertow has changed it, and the script has looked up its path long before the import."""
     script = """
         import importlib.resources, importlib.util, sys
         found = importlib.util.find_spec("torch")
@@ -157,7 +157,7 @@ for epoch in range(2):
 
 
 def test_without_an_optimizer_a_script_computes_what_it_computes(cli: Cli) -> None:
-    """With one worker and with each of two: nothing is shared among them, as nothing would keep them together."""
+    """With one worker and with each of two: nothing is exchanged, because nothing would keep them in step."""
     native, ours = run_both(Case(script=OWN_RULE), cli.folder)
     assert ours == native
     assert native.out.startswith("0 10 ")
@@ -213,7 +213,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_children_of_a_script_are_left_alone(kind: str, tmp_path: Path) -> None:
-    """They find torch as it is, and train by themselves if that is what they are for."""
+    """Children find the original torch, and train independently if they train."""
     environment = {**SECOND, "OMP_NUM_THREADS": "1"}
     outcome = run_ours(Case(script=CHILDREN, words=("script.py", kind), environment=environment), tmp_path)
     assert (outcome.code, outcome.err) == (0, "")

@@ -1,4 +1,4 @@
-"""What a user sees of work that takes its time: a bar in a terminal, lines elsewhere, nothing of what is short."""
+"""The display of progress: a bar in a terminal, otherwise lines, and nothing for short work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from undertow.cli.progress import BAR, SHORT_S, SILENCE_S, ProgressBar, Progress
 
 
 class Now:
-    """A clock that a test moves on."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.time_s = 1000.0
@@ -25,10 +25,10 @@ def now() -> Now:
     return Now()
 
 
-# How far it is
+# Progress
 
 
-def test_a_share_is_what_is_done_of_what_is_expected_and_never_more(now: Now) -> None:
+def test_a_share_is_done_over_expected_and_at_most_one(now: Now) -> None:
     count = ProgressCount(now)
     assert count.share is None
     count.expect(3)
@@ -73,7 +73,7 @@ def test_the_time_left_is_unknown_at_the_beginning(now: Now) -> None:
         (5400.0, "about 90 min left"),
     ],
 )
-def test_what_is_left_is_no_more_precise_than_it_can_be(left_s: float, words: str) -> None:
+def test_the_time_left_is_rounded(left_s: float, words: str) -> None:
     assert show_left(left_s) == words
 
 
@@ -94,7 +94,7 @@ def test_short_work_shows_nothing(now: Now, said: list[str]) -> None:
     assert said == []
 
 
-def test_each_subject_is_one_line_with_how_far_it_is(now: Now, said: list[str]) -> None:
+def test_each_subject_is_one_line_with_its_share(now: Now, said: list[str]) -> None:
     count = ProgressCount(now)
     lines = ProgressLines(count, said.append)
     count.expect(4)
@@ -118,7 +118,7 @@ def test_quick_changes_of_the_subject_are_not_all_written(now: Now, said: list[s
         now.time_s += 0.1
         lines.update()
     assert 8 <= len(said) <= 10
-    assert all("%" not in line for line in said)  # nobody said how many there are
+    assert all("%" not in line for line in said)  # the total is unknown
 
 
 def test_long_silence_is_broken(now: Now, said: list[str]) -> None:
@@ -142,7 +142,7 @@ def draw(count: ProgressCount, width: int = 120) -> tuple[ProgressBar, StringIO]
     return ProgressBar(count, Console(file=screen, force_terminal=True, width=width)), screen
 
 
-def test_a_bar_comes_only_if_the_work_is_not_short(now: Now) -> None:
+def test_a_bar_is_shown_unless_the_work_is_short(now: Now) -> None:
     count = ProgressCount(now)
     bar, screen = draw(count)
     count.say("resnet50")
@@ -152,7 +152,7 @@ def test_a_bar_comes_only_if_the_work_is_not_short(now: Now) -> None:
     assert screen.getvalue() == ""
 
 
-def test_a_bar_shows_how_far_it_is_and_goes_away(now: Now) -> None:
+def test_a_bar_shows_the_share_and_is_removed(now: Now) -> None:
     count = ProgressCount(now)
     bar, screen = draw(count)
     count.expect(4)
@@ -165,7 +165,7 @@ def test_a_bar_shows_how_far_it_is_and_goes_away(now: Now) -> None:
     assert "25%" in shown
     assert "about 30 s left" in shown
     assert "vgg19, [red] 10 Gbit/s: ddp, round 1" in shown
-    assert shown.endswith("\x1b[2K")  # its line is wiped
+    assert shown.endswith("\x1b[2K")  # its line is cleared
 
 
 def test_a_long_text_is_cut_and_the_bar_stays(now: Now) -> None:
@@ -181,7 +181,7 @@ def test_a_long_text_is_cut_and_the_bar_stays(now: Now) -> None:
     assert "…" in screen.getvalue()
 
 
-def test_a_bar_without_an_end_promises_none(now: Now) -> None:
+def test_a_bar_without_a_total_shows_no_share(now: Now) -> None:
     count = ProgressCount(now)
     bar, screen = draw(count)
     count.say("undertow on 48 hosts")
@@ -189,7 +189,7 @@ def test_a_bar_without_an_end_promises_none(now: Now) -> None:
     now.time_s += 10
     bar.update()
     bar.close()
-    assert bar._progress.tasks[0].total is None  # it swings
+    assert bar._progress.tasks[0].total is None  # without a total
     assert "undertow on 48 hosts" in screen.getvalue()
     assert "%" not in screen.getvalue()
     assert "left" not in screen.getvalue()

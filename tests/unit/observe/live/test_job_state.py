@@ -1,4 +1,4 @@
-"""The job: the newest of every rank, in words that cannot harm a terminal."""
+"""The state of a job: the newest report of every rank, as text that is safe for a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_rank_that_was_started_and_has_not_reported_is_starting() -> None:
     assert (snapshot.world_size, snapshot.reporting, snapshot.steps, snapshot.elapsed_s) == (4, 0, 0, 50.0)
 
 
-def test_ranks_of_other_hosts_come_with_their_first_report() -> None:
+def test_ranks_of_other_hosts_appear_with_their_first_report() -> None:
     job = JobState("train.py", now_s=0.0)
     job.expect({0: "a"}, 4)
     job.add_report(make_report(3, host="d"), 1.0)
@@ -35,13 +35,13 @@ def test_a_rank_that_does_not_exist_is_ignored(rank: int) -> None:
     assert len(job.take_snapshot(101.0).rows) == 2
 
 
-def test_only_the_newest_counts_whatever_the_order_of_arrival() -> None:
+def test_only_the_newest_report_counts_in_any_order_of_arrival() -> None:
     job = make_job_state(1)
     job.add_report(make_report(0, 7, steps=70), 101.0)
     job.add_report(make_report(0, 6, steps=60), 102.0)
     job.add_report(make_report(0, 7, steps=99), 103.0)
     assert job.take_snapshot(103.0).steps == 70
-    assert job.take_snapshot(101.0 + SILENT_S).rows[0].is_alarming  # a late one is no sign of life
+    assert job.take_snapshot(101.0 + SILENT_S).rows[0].is_alarming  # a late report is no sign of life
 
 
 def test_silence_is_alarming_until_the_next_report() -> None:
@@ -53,7 +53,7 @@ def test_silence_is_alarming_until_the_next_report() -> None:
     assert job.take_snapshot(108.0).rows[1].state == "computing"
 
 
-def test_who_has_ended_is_not_missed() -> None:
+def test_a_worker_that_has_ended_is_not_silent() -> None:
     job = make_job_state(3)
     job.end_rank(0, DONE)
     job.end_rank(1, "exit code 3")
@@ -78,7 +78,7 @@ def test_a_state_is_described_in_words(figures: dict[str, object], words: str) -
     assert make_job_state(1, **figures).take_snapshot(100.0).rows[0].state == words
 
 
-def test_the_whole_job_is_the_mean_of_those_who_still_run() -> None:
+def test_figures_of_the_job_are_means_over_running_ranks() -> None:
     job = make_job_state(3)
     job.add_report(make_report(0, 2, wait_share=0.1, out_bytes_per_s=10e6, waits_for="a", layer="x", steps=5), 100.0)
     job.add_report(
@@ -111,7 +111,7 @@ def test_history_is_short_and_in_order() -> None:
     ]
 
 
-def test_nothing_of_a_worker_or_the_command_line_reaches_a_terminal_as_a_control() -> None:
+def test_no_control_characters_of_workers_reach_the_terminal() -> None:
     job = JobState("tr\x1b[2Jain.py", now_s=0.0)
     job.expect({0: "ho\x07st"}, 1)
     names = {"layer": "fc\x1b]0;title\x07", "waits_for": "a\x9bb\u202ec", "stands_for": "\x1b[31mred\x1b[0m"}
@@ -126,7 +126,7 @@ def test_nothing_of_a_worker_or_the_command_line_reaches_a_terminal_as_a_control
     assert snapshot.lines == ["loss\ufffd\ufffd 1"]
 
 
-def test_lines_are_as_a_terminal_shows_them() -> None:
+def test_lines_are_shown_as_in_a_terminal() -> None:
     lines = LastLines()
     lines.feed(1, b"one\r\ntw")
     lines.feed(2, b"10 %\r20 %")
@@ -136,7 +136,7 @@ def test_lines_are_as_a_terminal_shows_them() -> None:
     assert lines.last() == ["one", "two", "30 %"]
 
 
-def test_only_the_last_lines_are_kept_and_no_line_is_endless() -> None:
+def test_only_the_last_lines_are_kept_with_limited_length() -> None:
     lines = LastLines()
     lines.feed(1, b"".join(b"%d\n" % number for number in range(1000)))
     assert lines.last() == [str(number) for number in range(1000 - KEPT_LINES, 1000)]

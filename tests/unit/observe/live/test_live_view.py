@@ -1,4 +1,4 @@
-"""At the end of a job, a slow view is waited for, and a view that hangs is left behind."""
+"""The end of a job: a slow view is waited for, and a view that hangs is abandoned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from undertow.observe.live.live_view import LiveView
 
 
 class SlowView:
-    """A view that draws its last frame only after it was asked whether it hangs."""
+    """A view that draws its last frame only after `is_stuck` was called."""
 
     every_s = 0.001
 
@@ -69,7 +69,7 @@ def test_a_slow_view_ends_before_the_launcher_writes_again() -> None:
     assert events[-1] == "released"
 
 
-def test_a_view_that_hangs_is_left_behind() -> None:
+def test_a_view_that_hangs_is_abandoned() -> None:
     view = SlowView(hangs=True)
     assert run(view) == ["asked", "released"]
     view.may_finish.set()

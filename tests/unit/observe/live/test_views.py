@@ -1,4 +1,4 @@
-"""What the views make of a snapshot: a line, a frame, metrics."""
+"""The views of a snapshot: a line, a frame, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_line_has_all_figures() -> None:
     assert ", in 92 MB/s each, " in displays.describe(make_snapshot(2))
 
 
-def test_what_is_not_known_is_not_invented() -> None:
+def test_unknown_figures_are_left_out() -> None:
     job = JobState("train.py", now_s=0.0)
     job.expect({0: "a"}, 1)
     assert displays.describe(job.take_snapshot(1.0)) == "no worker has reported yet"
@@ -31,11 +31,11 @@ def test_what_is_not_known_is_not_invented() -> None:
     assert displays.describe(job.take_snapshot(1.0)) == "no step seen yet, 0 % waiting, out 93 MB/s, in 92 MB/s"
 
 
-def test_the_other_jobs_turn_is_named() -> None:
+def test_the_turn_of_another_job_is_named() -> None:
     assert "40 % other job's turn" in displays.describe(make_snapshot(1, turn_share=0.4))
 
 
-def test_an_alarm_is_written_at_once_and_once() -> None:
+def test_an_alarm_is_written_immediately_and_once() -> None:
     said: list[str] = []
     now = [100.0]
     log = LogDisplay(said.append, lambda: now[0])
@@ -52,7 +52,7 @@ def test_an_alarm_is_written_at_once_and_once() -> None:
     assert said[2:] == ["rank 0 on host node0: silent for 6 s", "rank 1 on host node1: silent for 5 s"]
 
 
-def test_a_worker_that_ended_badly_is_the_verdicts_matter() -> None:
+def test_a_failed_worker_is_no_alarm() -> None:
     job = make_job_state(1)
     job.end_rank(0, "exit code 1")
     assert displays.find_alarms(job.take_snapshot(101.0), set()) == []
@@ -100,7 +100,7 @@ def test_a_frame_fits_in_any_terminal(width: int, height: int, ranks: int) -> No
 
 @pytest.mark.parametrize("host", ["", "a", "vm", "node17", "host.of.a.large.cluster"])
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_every_column_that_is_there_is_whole(host: str, width: int) -> None:
+def test_every_column_that_is_shown_is_complete(host: str, width: int) -> None:
     job = JobState("train.py", now_s=0.0)
     job.expect({0: host}, 1)
     job.add_report(make_report(0, host=host), 100.0)
@@ -109,7 +109,7 @@ def test_every_column_that_is_there_is_whole(host: str, width: int) -> None:
     assert frame[4].rstrip().endswith("9 %" if width == 60 else "92 MB/s  78 %")
 
 
-def test_narrow_terminals_lose_the_least_telling_columns_first() -> None:
+def test_narrow_terminals_lose_the_least_important_columns_first() -> None:
     seen = [" ".join(render(make_snapshot(1), width)[3].split()) for width in (60, 80, 100, 130)]
     assert seen == [
         "rank host state step waits",

@@ -1,4 +1,4 @@
-"""The web view: what it answers, to whom, and that it lets go of the last snapshot only when it was seen."""
+"""The web view: its responses, whom it serves, and that it ends only when the last snapshot was fetched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_itself(web: WebDisp
 
 
 @pytest.mark.parametrize("path", ["/", "/state.json", "/metrics", "/nowhere"])
-def test_every_answer_has_the_guarding_headers(web: WebDisplay, path: str) -> None:
+def test_every_response_has_the_security_headers(web: WebDisplay, path: str) -> None:
     headers = ask(web, path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["X-Frame-Options"] == "DENY"
@@ -93,7 +93,7 @@ def test_head_is_without_a_body(web: WebDisplay, path: str) -> None:
     assert answer.endswith(b"\r\n\r\n")
 
 
-def test_other_paths_are_not_there(web: WebDisplay) -> None:
+def test_other_paths_are_not_found(web: WebDisplay) -> None:
     assert ask(web, "/../../etc/passwd").status == 404
 
 
@@ -126,7 +126,7 @@ def send(web: WebDisplay, text: str) -> socket.socket:
     return connection
 
 
-def test_viewers_beyond_the_limit_are_told_so_and_others_are_answered(web: WebDisplay) -> None:
+def test_viewers_beyond_the_limit_are_refused_and_other_requests_served(web: WebDisplay) -> None:
     viewers = [ask(web, "/events") for _ in range(MOST_VIEWERS)]
     refused = ask(web, "/events")
     assert refused.status == 503
@@ -139,7 +139,7 @@ def test_viewers_beyond_the_limit_are_told_so_and_others_are_answered(web: WebDi
     assert ask(web, "/events").status == 200
 
 
-def test_connections_that_ask_nothing_make_room_for_those_that_do(web: WebDisplay) -> None:
+def test_connections_without_a_request_make_room_for_new_ones(web: WebDisplay) -> None:
     idle = [send(web, "GET /state") for _ in range(2 * MOST_VIEWERS)]
     assert ask(web, "/state.json").status == 200
     assert idle[0].recv(1) == b""
@@ -172,7 +172,7 @@ def test_it_listens_on_loopback_only(web: WebDisplay) -> None:
     assert web.server_address == ("127.0.0.1", web.server_port)
 
 
-def test_a_port_in_use_is_the_users_mistake() -> None:
+def test_a_port_in_use_is_a_usage_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--live-port: 127.0.0.1:{port}: Address already in use"):

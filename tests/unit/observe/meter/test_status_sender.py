@@ -1,4 +1,4 @@
-"""From a worker to its launcher: reports once per second, and nothing that could hold up the training."""
+"""Status reports from a worker to its launcher: once per second, and without delaying training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Posted:
-    """A socket that keeps what is put in."""
+    """A socket that keeps what is sent."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -54,7 +54,7 @@ class StatusGroup:
 
 
 class Desk:
-    """A sender with everything around it."""
+    """A sender with its clock, socket and recorder."""
 
     def __init__(self, *, rank: int = 1, is_beside_first: bool = False) -> None:
         self.clock, self.posted, self.recorder = Clock(), Posted(), Recorder()
@@ -67,7 +67,7 @@ class Desk:
         )
 
 
-def test_a_report_leaves_once_per_second() -> None:
+def test_a_report_is_sent_once_per_second() -> None:
     desk = Desk()
     for _ in range(9):
         desk.sender.take([])
@@ -75,7 +75,7 @@ def test_a_report_leaves_once_per_second() -> None:
     assert [status_report.decode(body).sequence for body in desk.posted.bodies] == [1, 2, 3]
 
 
-def test_what_the_training_stands_still_for_is_in_it() -> None:
+def test_a_report_has_the_current_wait() -> None:
     desk = Desk()
     desk.sender.take([events.PassBegan(1000.0, 0, 1), events.PassEnded(1000.0, 0, 1)])
     desk.recorder.standstill = "conv1.weight", 1000.5
@@ -85,7 +85,7 @@ def test_what_the_training_stands_still_for_is_in_it() -> None:
     assert (last.state, last.stands_for, last.stands_s, last.steps) == (Activity.WAITING, "conv1.weight", 0.5, 1)
 
 
-def test_other_hosts_send_it_to_rank_0_as_well_through_the_largest_group() -> None:
+def test_other_hosts_also_send_reports_to_rank_0_through_the_largest_group() -> None:
     desk, small, large = Desk(), StatusGroup(2), StatusGroup(4)
     for group in (small, large, StatusGroup(3)):
         desk.sender.use_group(group)
@@ -93,7 +93,7 @@ def test_other_hosts_send_it_to_rank_0_as_well_through_the_largest_group() -> No
     assert (small.bodies, large.bodies) == ([], desk.posted.bodies)
 
 
-def test_beside_rank_0_the_launcher_is_the_same() -> None:
+def test_ranks_beside_rank_0_send_only_to_their_launcher() -> None:
     desk, group = Desk(is_beside_first=True), StatusGroup(4)
     desk.sender.use_group(group)
     desk.sender.take([])
@@ -101,7 +101,7 @@ def test_beside_rank_0_the_launcher_is_the_same() -> None:
     assert group.bodies == []
 
 
-def test_what_others_send_is_handed_on_as_it_is() -> None:
+def test_reports_of_other_ranks_are_forwarded_unchanged() -> None:
     desk, group = Desk(rank=0, is_beside_first=True), StatusGroup(4)
     desk.sender.use_group(group)
     assert group.hear is not None
@@ -109,7 +109,7 @@ def test_what_others_send_is_handed_on_as_it_is() -> None:
     assert desk.posted.bodies == [b"of rank 3"]
 
 
-def test_a_worker_that_leaves_the_group_reports_its_end_while_it_can_and_not_afterwards() -> None:
+def test_a_worker_reports_its_end_before_it_leaves_the_group() -> None:
     desk, group = Desk(), StatusGroup(4)
     desk.sender.use_group(group)
     desk.sender.announce_end()
@@ -122,10 +122,10 @@ def test_a_worker_that_leaves_the_group_reports_its_end_while_it_can_and_not_aft
     assert desk.posted.is_closed
 
 
-def test_a_launcher_that_is_gone_or_full_delays_no_worker() -> None:
+def test_a_launcher_that_has_exited_or_is_busy_delays_no_worker() -> None:
     heard: list[StatusReport] = []
     receiver = StatusReceiver(heard.append)
-    receiver.open()  # not started: nobody reads
+    receiver.open()  # not started, so nothing is read
     socket = StatusSocket(str(receiver.path))
     for _ in range(10_000):
         socket.send(bytes(1000))
@@ -135,7 +135,7 @@ def test_a_launcher_that_is_gone_or_full_delays_no_worker() -> None:
     socket.close()
 
 
-def test_the_mailbox_takes_pulses_and_drops_the_rest() -> None:
+def test_the_receiver_takes_reports_and_drops_other_datagrams() -> None:
     heard: list[StatusReport] = []
     receiver = StatusReceiver(heard.append)
     receiver.start()

@@ -1,4 +1,4 @@
-"""The meter: steps, waits, layers and bytes of the last seconds, whatever the order and length of steps."""
+"""The step meter: steps, waits, layers and bytes of the last seconds, for steps of any order and length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def take_step(number: int, began_s: float, ended_s: float) -> list[TraceEvent]:
     return [events.PassBegan(began_s, 0, number), events.PassEnded(ended_s, 0, number)]
 
 
-def test_a_worker_that_did_nothing_yet_is_starting() -> None:
+def test_a_worker_without_events_is_starting() -> None:
     first = make_meter().read(1.0)
     assert (first.state, first.steps, first.steps_per_s, first.wait_share) == (Activity.STARTING, 0, 0.0, 0.0)
     assert (first.rank, first.host, first.uptime_s) == (3, "a", 1.0)
@@ -31,7 +31,7 @@ def test_every_report_has_a_higher_number() -> None:
     assert [meter.read(float(second)).sequence for second in range(1, 4)] == [1, 2, 3]
 
 
-def test_the_first_model_that_trains_gives_the_beat() -> None:
+def test_steps_are_those_of_the_first_model_that_trains() -> None:
     meter = make_meter()
     for number in range(1, 4):
         meter.take(take_step(number, number - 0.5, number))
@@ -74,7 +74,7 @@ def test_a_step_that_is_longer_than_the_window_has_a_rate_and_a_slowest_layer() 
     assert read.layer_ms_per_step == pytest.approx(18_000)
 
 
-def test_the_rate_falls_when_no_step_comes() -> None:
+def test_the_rate_falls_when_a_step_is_overdue() -> None:
     meter = make_meter()
     for number in range(1, 11):
         meter.take(take_step(number, number - 0.5, number))
@@ -85,7 +85,7 @@ def test_the_rate_falls_when_no_step_comes() -> None:
     assert rates[-1] < 0.2
 
 
-def test_waits_are_a_share_of_the_time_and_named_by_the_longest() -> None:
+def test_waits_are_a_share_of_the_time_with_the_longest_cause() -> None:
     meter = make_meter()
     meter.take(take_step(1, 0.1, 1.0))
     meter.take([events.Waited(1.0, 1.1, "gradients", "fc.bias"), events.Waited(1.2, 1.6, "gradients", "conv1.weight")])
@@ -103,7 +103,7 @@ def test_a_wait_without_a_tensor_goes_by_its_reason() -> None:
     assert meter.read(1.0).waits_for == "barrier"
 
 
-def test_what_is_waited_for_right_now_counts_already_and_only_once() -> None:
+def test_a_current_wait_counts_once() -> None:
     meter = make_meter()
     meter.take(take_step(1, 0.1, 1.0))
     waiting = meter.read(4.0, standstill=("conv1.weight", 2.0))
@@ -136,7 +136,7 @@ def test_a_layers_time_is_without_its_waits_and_the_layers_inside() -> None:
     assert read.layer_ms_per_step == pytest.approx(200.0)
 
 
-def test_backward_is_from_gradient_to_gradient_and_joins_the_forward() -> None:
+def test_backward_is_from_gradient_to_gradient_and_adds_to_the_forward() -> None:
     meter = make_meter()
     meter.take(
         [
@@ -154,7 +154,7 @@ def test_backward_is_from_gradient_to_gradient_and_joins_the_forward() -> None:
     assert read.layer_ms_per_step == pytest.approx(150.0)
 
 
-def test_bytes_are_counted_both_ways_and_the_link_is_remembered() -> None:
+def test_bytes_are_counted_in_both_directions_and_the_link_rate_is_kept() -> None:
     meter = make_meter()
     meter.take([events.Linked(0.1, 125e6)])
     meter.take([events.Sent(0.1, 0.2, peer=1, kind=Kind.PUSH, key=7, round=1, size_bytes=3000)])
@@ -162,10 +162,10 @@ def test_bytes_are_counted_both_ways_and_the_link_is_remembered() -> None:
     read = meter.read(2.0)
     assert (read.bytes_out, read.bytes_in) == (3000, 1000)
     assert (read.out_bytes_per_s, read.in_bytes_per_s, read.link_bytes_per_s) == (1500.0, 500.0, 125e6)
-    assert read.state is Activity.COMPUTING  # where nobody tells what a step is, traffic tells that it has begun
+    assert read.state is Activity.COMPUTING  # without steps, traffic shows that the worker has started
 
 
-def test_long_names_and_everything_else_fit_in_a_datagram() -> None:
+def test_a_report_with_long_names_fits_in_a_datagram() -> None:
     meter = StepMeter(rank=0, host="h" * 9000, now_s=0.0)
     meter.take([events.Waited(0.0, 0.5, "", "w" * 9000), events.Forward(0.5, 0.6, "l" * 9000), *take_step(1, 0.7, 0.9)])
     read = meter.read(1.0, standstill=("s" * 9000, 0.9), has_ended=True)
@@ -175,7 +175,7 @@ def test_long_names_and_everything_else_fit_in_a_datagram() -> None:
     assert status_report.decode(status_report.encode(read)) == read
 
 
-def test_notes_that_say_nothing_here_are_passed_over() -> None:
+def test_other_events_are_ignored() -> None:
     meter = make_meter()
     meter.take([events.Pushed(0.1, 1, 1), events.Summed(0.1, 0.2, 1, 1)])
     assert meter.read(1.0).state is Activity.STARTING

@@ -1,4 +1,4 @@
-"""A change is called one only beyond the noise, and the reason says so in words."""
+"""Verdicts on changes: only differences beyond the noise count, and the reason is given in words."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def judge(before: Point, after: Point) -> Change:
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "reason"),
     [
-        # The disagreement of one of the two is the noise.
+        # The noise is the larger disagreement of the two.
         ((1.0, 0.023), (0.929, 0.0), Verdict.FASTER, "-7.1 %, beyond the noise of 2.3 %"),
         ((1.0, 0.0), (1.071, 0.023), Verdict.SLOWER, "+7.1 %, beyond the noise of 2.5 %"),
         ((1.0, 0.023), (1.02, 0.0), Verdict.SAME, "+2.0 %, within the noise of 2.3 %"),
         ((1.0, 0.023), (0.98, 0.001), Verdict.SAME, "-2.0 %, within the noise of 2.3 %"),
-        # A busy machine: beyond twice the noise, or nobody can tell.
+        # On a busy machine, a difference must be beyond twice the noise.
         ((1.0, 0.08), (1.01, 0.0), Verdict.TOO_NOISY, "+1.0 %, within twice the noise of 8.0 %"),
         ((1.0, 0.0), (0.88, 0.08), Verdict.TOO_NOISY, "-12.0 %, within twice the noise of 7.0 %"),
         ((1.0, 0.08), (1.2, 0.0), Verdict.SLOWER, "+20.0 %, beyond twice the noise of 8.0 %"),
-        # A simulation has no noise, and rounding is no news.
+        # A simulation has no noise, but rounding is not a change.
         ((1.0, 0.0), (1.0, 0.0), Verdict.SAME, "+0.0 %, within the noise of 0.1 %"),
         ((1.0, 0.0), (1.0 + 1e-12, 0.0), Verdict.SAME, "+0.0 %, within the noise of 0.1 %"),
         ((1.0, 0.0), (0.998, 0.0), Verdict.FASTER, "-0.2 %, beyond the noise of 0.1 %"),
@@ -82,7 +82,7 @@ def test_swapping_before_and_after_swaps_the_verdict(time_s: float, noise: float
         {"batch": 64},
     ],
 )
-def test_only_like_is_compared_with_like_and_the_rest_is_listed(changed: dict[str, object]) -> None:
+def test_only_equal_settings_are_compared_and_other_points_are_listed(changed: dict[str, object]) -> None:
     changes = compare(results([point()]), results([point(**changed)]))
     assert [(c.verdict, c.reason, c.ratio) for c in changes] == [
         (Verdict.GONE, "only before", None),
@@ -91,14 +91,14 @@ def test_only_like_is_compared_with_like_and_the_rest_is_listed(changed: dict[st
     assert [c.point for c in changes] == [point(), point(**changed)]
 
 
-def test_changes_come_in_the_order_of_before_whatever_that_of_after_then_what_is_new() -> None:
+def test_changes_are_in_the_order_of_before_and_new_points_come_last() -> None:
     before, new = sweep((1.0, 10.0)), point(system="horovod")
     changes = compare(results(before), results([new, *reversed(before)]))
     assert [change.point for change in changes] == [*before, new]
     assert {change.verdict for change in changes[:-1]} == {Verdict.SAME}
 
 
-def test_points_about_the_same_are_compared_in_order_and_none_is_dropped() -> None:
+def test_points_with_equal_keys_are_compared_in_order() -> None:
     before = [timed(1.0, disagreement=0.0), timed(2.0, disagreement=0.0)]
     after = [timed(1.0, disagreement=0.0), timed(2.2, disagreement=0.0), timed(3.0)]
     verdicts = [change.verdict for change in compare(results(before), results(after))]

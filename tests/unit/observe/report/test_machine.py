@@ -1,4 +1,4 @@
-"""The machine is described, and nothing that would give its owner away."""
+"""The description of the machine, which must not identify its owner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_memory_is_in_gb() -> None:
     assert find_memory("") == ""
 
 
-def test_a_machine_without_these_files_is_described_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_these_files_can_be_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_text", lambda path: "")
     described = describe_machine()
     assert described["cpu"] == platform.machine()

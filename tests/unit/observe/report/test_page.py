@@ -1,4 +1,4 @@
-"""The page is complete in itself, explains itself, and escapes all names."""
+"""The page of results: self-contained, with definitions, and all names escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NASTY = "<script>alert('x')</script> & \"y\""
 
 
 class Reader(HTMLParser):
-    """Checks that tags are balanced, and keeps what a reader sees."""
+    """Parser that checks that tags are balanced, and keeps the visible text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_every_column_has_a_tooltip_and_a_definition(page: str) -> None:
         assert column.definition in reader.text
 
 
-def test_what_is_only_described_in_words_is_defined_as_well() -> None:
+def test_columns_described_in_words_are_also_defined() -> None:
     scale = next(column for column in COLUMNS if column.heading == "scale")
     assert scale.definition not in Reader(make_page(results([point(scale=1.0)]))).text
     assert scale.definition in Reader(make_page(results([point(scale=4.0)]))).text
@@ -109,7 +109,7 @@ def test_the_picture_is_inline_and_follows_light_and_dark(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_the_page_is_made_for_a_phone_as_well(page: str) -> None:
+def test_the_page_fits_a_phone(page: str) -> None:
     assert '<meta name="viewport" content="width=device-width' in page
     assert page.count('<div class="box" tabindex="0"><table>') == 1
     assert page.count('<div class="box" tabindex="0"><svg ') == 1

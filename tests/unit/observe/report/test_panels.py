@@ -1,4 +1,4 @@
-"""A picture's panels, lines and references stand where the points say."""
+"""The layout of a picture: panels, lines, references and labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_mark_is_throughput_with_its_quartiles_the_right_way_up() -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": "vgg19"}, {"hosts": 8}, {"batch": 64}, {"scale": 2.0}])
-def test_what_one_line_cannot_join_is_in_another_panel(change: dict[str, object]) -> None:
+def test_points_that_a_line_must_not_join_are_in_different_panels(change: dict[str, object]) -> None:
     first, second = make_panels([*sweep(), *(replace(p, **change) for p in sweep())])
     assert [len(line.marks) for panel in (first, second) for line in panel.lines] == [8] * 4
 
@@ -37,7 +37,7 @@ def test_measured_and_simulated_are_two_lines_of_one_panel() -> None:
     assert len(panel.lines) == 4
 
 
-def test_the_title_says_what_is_common_and_a_panel_what_is_its_own() -> None:
+def test_the_title_has_what_is_common_and_panels_what_differs() -> None:
     points = [*sweep(), *(replace(p, model="vgg19", hosts=8) for p in sweep())]
     assert make_title(points) == "batch 32 per host, measured"
     assert [panel.title for panel in make_panels(points)] == ["resnet50, 4 hosts", "vgg19, 8 hosts"]
@@ -58,7 +58,7 @@ def test_over_hosts_a_model_has_one_panel_and_linear_speed_up_rises_with_them() 
     assert make_title(grow(bandwidth_gbit=None)).endswith(", unshaped")
 
 
-def test_unshaped_points_stand_apart_to_the_right() -> None:
+def test_unshaped_points_are_separate_on_the_right() -> None:
     (panel,) = make_panels(sweep((1.0, 40.0, None)))
     for line in panel.lines:
         assert [mark.is_apart for mark in line.marks] == [False, False, True]
@@ -67,14 +67,14 @@ def test_unshaped_points_stand_apart_to_the_right() -> None:
     assert list(panel.ticks.values()) == ["unshaped", "40", "1"]
 
 
-def test_when_all_are_unshaped_nothing_is_apart() -> None:
+def test_if_all_points_are_unshaped_none_is_separate() -> None:
     (panel,) = make_panels(sweep((None,)))
     assert panel.apart is None
     assert not panel.lines[0].marks[0].is_apart
     assert panel.bound == ()
 
 
-def test_linear_speed_up_is_so_many_times_one_worker() -> None:
+def test_linear_speed_up_is_a_multiple_of_one_worker() -> None:
     (panel,) = make_panels(sweep((1.0, 10.0, None)))
     assert {y for _, y in panel.linear} == {4 * 32 / 0.5}
 
@@ -101,7 +101,7 @@ def test_of_systems_that_send_different_bytes_the_highest_bound_is_drawn() -> No
     assert panel.bound[0][1] == pytest.approx(4 * 32 / 0.4)
 
 
-def test_marks_of_the_axis_that_would_touch_are_left_out_but_not_the_largest() -> None:
+def test_labels_that_would_overlap_are_left_out_except_the_rightmost() -> None:
     assert list(make_panels(sweep())[0].ticks.values()) == ["40", "20", "15", "10", "5", "4", "2", "1"]
     assert list(make_panels(sweep((1.0, 38.0, 39.0, 40.0)))[0].ticks.values()) == ["40", "1"]
     assert list(make_panels(grow((1, 2, 3, 64)))[0].ticks.values()) == ["64", "3"]

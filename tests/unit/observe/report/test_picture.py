@@ -1,4 +1,4 @@
-"""Pictures are drawn without a display, the same every time, and leave nothing behind."""
+"""Pictures: drawn without a display, reproducible, without lasting effects."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_everything_in_the_picture_has_a_label() -> None:
         assert texts.count(expected) == 1, (expected, texts)
 
 
-def test_what_is_not_there_is_not_in_the_legend() -> None:
+def test_the_legend_has_only_what_is_drawn() -> None:
     calm = [replace(p, iteration_low_s=p.iteration_s, iteration_high_s=p.iteration_s) for p in sweep((1.0, 10.0))]
     assert not {"too noisy", "quartiles of the steps", "unshaped"} & set(read_texts(draw_svg(calm)))
 
 
-def test_names_are_never_formulas_nor_tags() -> None:
+def test_names_are_never_formulas_or_tags() -> None:
     names = ["$\\frac{", "<b>&amp;", 'a"b']
     texts = read_texts(draw_svg([point(system=name, model="$x^2$ <i>") for name in names]))
     assert set(names) <= set(texts)
@@ -88,7 +88,7 @@ def read_settings() -> dict[str, object]:
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
 
 
-def test_the_users_settings_change_nothing_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_settings_have_no_effect_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = draw_svg([point()])
     monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 7.0)
     monkeypatch.setitem(matplotlib.rcParams, "svg.hashsalt", "mine")

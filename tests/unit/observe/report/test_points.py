@@ -1,4 +1,4 @@
-"""Results survive their file, and what is no result is refused by file and field."""
+"""Results and their file; invalid files are refused by name and field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "results.json"
 
 
-def test_results_come_back_as_they_were(path: Path) -> None:
+def test_results_are_read_as_they_were_written(path: Path) -> None:
     simulated = point(bandwidth_gbit=None, gain_over_ddp=None, bytes_out_per_host=None, cpu_s=None, origin="simulated")
     written = results([*sweep(), simulated])
     write_results(written, path)
@@ -36,7 +36,7 @@ def test_the_file_is_json_for_people(path: Path) -> None:
     assert '\n  "machine"' in text
 
 
-def test_a_field_that_we_do_not_know_is_passed_over(path: Path) -> None:
+def test_unknown_fields_are_ignored(path: Path) -> None:
     write_results(results([point()]), path)
     stored = json.loads(path.read_text())
     stored["colour"] = "blue"
@@ -90,7 +90,7 @@ def test_a_newer_format_is_refused_before_its_fields_are_read(path: Path) -> Non
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b'{"format": 1', b"\xff\xfe", b"PK\x03\x04"])
-def test_what_is_not_json_is_refused_by_name(path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_json_is_refused_by_name(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"results\.json is not JSON: "):
         read_results(path)
@@ -124,12 +124,12 @@ def test_a_missing_file_and_a_missing_folder_are_named(path: Path) -> None:
         {"origin": "Measured"},
     ],
 )
-def test_a_point_that_no_run_can_have_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+def test_an_impossible_point_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))} of a point is "):
         point(**wrong)
 
 
-def test_what_follows_from_a_point() -> None:
+def test_derived_figures_of_a_point() -> None:
     one = point(hosts=4, batch=32, iteration_s=0.5, compute_s=0.4, bound_s=0.45)
     assert one.of_compute == pytest.approx(1.25)
     assert one.of_bound == pytest.approx(0.9)
@@ -138,6 +138,6 @@ def test_what_follows_from_a_point() -> None:
     assert not point(bandwidth_gbit=None).is_shaped
 
 
-def test_a_point_is_noisy_above_the_limit_and_not_at_it() -> None:
+def test_a_point_is_noisy_only_above_the_limit() -> None:
     assert not point(disagreement=NOISE).is_noisy
     assert point(disagreement=NOISE * 1.001).is_noisy

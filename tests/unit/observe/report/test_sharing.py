@@ -1,4 +1,4 @@
-"""What `undertow share` shows: every figure of a job, in a narrow terminal as well; and what it is worth, in words."""
+"""Output of `undertow share`: every figure of a job, also in a narrow terminal, and the gain in words."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_row_has_all_figures_of_a_job() -> None:
     assert "predicted: together they do 2.00 times as much as one after the other" in shown
 
 
-def test_where_a_row_has_no_room_a_job_is_a_column_and_nothing_is_cut() -> None:
+def test_in_a_narrow_terminal_each_job_is_a_column() -> None:
     jobs = (TWO[0], make_job("b", state="waits for the network"))
     shown = show(make_status(make(make_device(*jobs)), Path("/s")), width=80)
     assert "cpu: no job has the turn" in shown
@@ -149,7 +149,7 @@ def test_the_log_keeps_the_last_figures_of_its_own_jobs() -> None:
     mine, stranger = make_job("a", pids=[11], steps=1), make_job("a", job="other", pids=[5], steps=99)
     usage_log.record(make(make_device(mine, stranger)))
     usage_log.record(make(make_device(make_job("a", pids=[11], steps=2, device_s=4.0), stranger)))
-    usage_log.record(make(make_device(stranger)))  # it has left
+    usage_log.record(make(make_device(stranger)))  # without the job, which has left
     seen = usage_log.find(100)
     assert seen == JobUsage(steps=2, device_s=4.0, waited_s=0.5, network_s=6.0)
     assert usage_log.find(200) is None

@@ -1,4 +1,4 @@
-"""The page of a trace: complete in itself, small enough, with all names escaped, with the figures of the trace."""
+"""The page of a trace: self-contained, small, all names escaped, with the figures of the trace."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_all_text_from_outside_is_escaped(tmp_path: Path) -> None:
     assert reader.text.count(NASTY) > 10
 
 
-def test_what_is_drawn_is_data_that_can_be_read(page: str, found: Study) -> None:
+def test_the_drawn_data_can_be_parsed(page: str, found: Study) -> None:
     (text,) = re.findall(r'<script type="application/json" id="pictures">(.*?)</script>', page, re.S)
     data = json.loads(text)
     assert [picture["step"] for picture in data["pictures"]] == list(found.steps.shown.values())
@@ -150,7 +150,7 @@ def test_one_worker_alone(tmp_path: Path) -> None:
     assert "A faster network would gain nothing" in text
 
 
-def test_what_is_missing_stands_above_everything_else(tmp_path: Path) -> None:
+def test_missing_parts_are_listed_first(tmp_path: Path) -> None:
     write_trace(tmp_path, make_trace(JOB))
     (tmp_path / "rank-1.json").unlink()
     trace = read_trace(tmp_path)
@@ -161,7 +161,7 @@ def test_what_is_missing_stands_above_everything_else(tmp_path: Path) -> None:
     assert "3 workers, traces of 2" in Reader(made).text
 
 
-def test_a_page_without_any_step_is_a_page(tmp_path: Path) -> None:
+def test_a_page_without_any_step_is_complete(tmp_path: Path) -> None:
     traces = {
         rank: [event for event in events if event.get("cat") != "step"] for rank, events in make_trace(JOB).items()
     }

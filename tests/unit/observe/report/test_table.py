@@ -1,4 +1,4 @@
-"""The table has every figure once, and fits."""
+"""The table of results: every figure once, within the width of the terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_model_fits_in_100_columns(name: str) -> None:
     assert "~12345 (11999–13111)" in "\n".join(lines)
 
 
-def test_what_all_points_share_is_given_below_and_not_in_a_column() -> None:
+def test_values_shared_by_all_points_are_below_the_table() -> None:
     assert headings([point(), point(system="ddp")])[:2] == ["Gbit/s", "system"]
     assert describe_common([point(hosts=1, scale=4.0)]) == "resnet50, 1 host, batch 32 per host, scale 4, measured"
 
@@ -65,13 +65,13 @@ def test_what_all_points_share_is_given_below_and_not_in_a_column() -> None:
         ({"origin": "simulated"}, "origin"),
     ],
 )
-def test_what_differs_is_a_column(change: dict[str, object], heading: str) -> None:
+def test_values_that_differ_are_columns(change: dict[str, object], heading: str) -> None:
     points = [point(), point(**change)]
     assert headings(points)[0] == heading
     assert str(next(iter(change.values()))) not in describe_common(points)
 
 
-def test_a_figure_that_no_point_has_is_no_column_and_a_missing_one_is_a_dash() -> None:
+def test_a_figure_of_no_point_has_no_column_and_a_missing_figure_is_a_dash() -> None:
     unknown = point(gain_over_ddp=None, bytes_out_per_host=None, cpu_s=None)
     assert headings([unknown])[-1] == "% of bound"
     row = find(render(make_table([unknown, point(system="ddp")])), "undertow").split()

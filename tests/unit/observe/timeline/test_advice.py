@@ -1,4 +1,4 @@
-"""Advice stands on figures, and is silent without them."""
+"""Advice is based on figures, and is not given without them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def forecast(*, off: float = 1.0, has_gates: bool = True) -> Forecaster:
 
 
 def advise_on(forecaster: Forecaster | None = None, *, link_share: float = 0.9, **changes: Any) -> list[Advice]:
-    """Advise on a run; unless changed, twenty of a hundred milliseconds are waiting, and nothing tells why."""
+    """Advise on a run in which, unless changed, 20 of 100 ms are waiting without a known cause."""
     spent = dict.fromkeys(TimeUse, 0.0) | {TimeUse.COMPUTE: 80.0 * MS, TimeUse.WAIT: 20.0 * MS}
     rows = [msgspec.structs.replace(row, link=use_link(link_share)) for row in changes.pop("ranks", [rank(0), rank(1)])]
     bare = Analysis(
@@ -141,7 +141,7 @@ def test_waiting_for_all_gradients_leads_to_advice_about_overlap() -> None:
         assert "--overlap" not in str(advise_on(forecaster, has_gates=has_gates))
 
 
-def test_idle_links_are_not_what_is_waited_for() -> None:
+def test_idle_links_are_not_the_cause_of_waiting() -> None:
     rows = [rank(0), rank(1)]
     idle = [RankRow(**{n: getattr(row, n) for n in row.__struct_fields__} | {"idle_wait_ns": 15 * MS}) for row in rows]
     advice = only(advise_on(ranks=idle, link_share=0.2))
@@ -152,7 +152,7 @@ def test_idle_links_are_not_what_is_waited_for() -> None:
     assert only(advise_on(ranks=rows, link_share=0.2)).title == "No advice"
 
 
-def test_a_straggler_is_named_with_what_it_costs() -> None:
+def test_a_straggler_is_named_with_its_cost() -> None:
     rows = [rank(0), rank(1), rank(2, compute_ms=100), rank(3)]
     (straggler,) = find_stragglers(rows)
     assert (straggler.rank, straggler.excess_ns) == (2, 20 * MS)
@@ -179,7 +179,7 @@ def test_turns_of_another_job_are_named() -> None:
     assert only(advise_on(spent_ns=spent)).title == "Another job uses the device"
 
 
-# Of whole traces
+# Advice on complete traces
 
 
 def test_a_profile_is_made_of_the_trace_where_there_is_no_plan(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_without_a_link_no_bandwidth_is_advised(tmp_path: Path) -> None:
     assert "the rate of its link was not measured" in " ".join(analysis.summary)
 
 
-def test_the_plan_is_compared_with_what_happened(tmp_path: Path) -> None:
+def test_the_prediction_is_compared_with_the_measurement(tmp_path: Path) -> None:
     analysis = analyse(tmp_path, Job(ranks=3, steps=9, has_plan=True))
     found = analysis.prediction
     assert found is not None

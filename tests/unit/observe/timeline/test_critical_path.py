@@ -1,4 +1,4 @@
-"""The critical path is as long as the step, has no gap, and follows causes from rank to rank."""
+"""The critical path: as long as the step, without gaps, following causes from rank to rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_path_is_the_step(tmp_path: Path, has_gates: bool, seed: int) -> Non
 
 
 def test_a_straggler_computes_on_the_path(tmp_path: Path) -> None:
-    # Without gates everybody waits for rank 2, which waits for nobody.
+    # Without gates all ranks wait for rank 2, which does not wait.
     job = Job(ranks=3, steps=8, has_gates=False, slowness={2: 3.0}, size_bytes=4000)
     found = read_study(tmp_path, make_trace(job))
     links = found.paths[found.steps.shown["median"]]
@@ -59,7 +59,7 @@ def test_a_full_link_is_on_the_path(tmp_path: Path) -> None:
     assert sums[Cause.WIRE] + sums[Cause.QUEUE] > 0.6 * sum(sums.values())
 
 
-def test_where_a_rank_is_missing_the_path_goes_on_by_time(tmp_path: Path) -> None:
+def test_where_a_rank_is_missing_the_path_goes_back_in_time(tmp_path: Path) -> None:
     job = Job(ranks=4, steps=8, has_gates=False, size_bytes=8_000_000)
     write_trace(tmp_path, make_trace(job))
     (tmp_path / "rank-1.json").unlink()
@@ -70,7 +70,7 @@ def test_where_a_rank_is_missing_the_path_goes_on_by_time(tmp_path: Path) -> Non
         check_whole(found, number)
 
 
-def test_waits_without_a_cause_in_the_trace_say_so(tmp_path: Path) -> None:
+def test_waits_without_a_cause_in_the_trace_are_unknown(tmp_path: Path) -> None:
     traces = make_trace(Job(ranks=2, steps=8, has_gates=False, size_bytes=8_000_000))
     kept = {
         rank: [event for event in events if event.get("cat") not in ("wire-in", "shard")]
@@ -115,7 +115,7 @@ def test_each_link_of_a_chain() -> None:
     ]
 
 
-def test_what_is_gathered_has_no_shard() -> None:
+def test_gathered_tensors_have_no_shard() -> None:
     zero = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 1000)}, gathered={7})
     zero.thread = [
         Span(cat=SpanKind.WAIT, name="wait", begin_ns=200, end_ns=900, step=1, tensors=("a",), reason="a gate")
@@ -134,7 +134,7 @@ def test_what_is_gathered_has_no_shard() -> None:
     ]
 
 
-def test_torchs_own_sums_are_causes_too() -> None:
+def test_sums_of_torch_are_causes() -> None:
     zero = RankTrace(TraceHeader(rank=0, world_size=1), steps={1: Step(1, 0, 1000)})
     zero.thread = [Span(cat=SpanKind.WAIT, name="w", begin_ns=200, end_ns=900, step=1, reason="the end of backward")]
     zero.reduced = [Span(cat="allreduce", name="a", begin_ns=100, end_ns=880, step=1, tensors=("a",), size_bytes=8)]
@@ -144,17 +144,17 @@ def test_torchs_own_sums_are_causes_too() -> None:
     assert (row.scheme, row.reason) == ("allreduce", "8 B summed by torch, whose traffic is not recorded")
 
 
-def test_a_cause_that_leads_nowhere_is_not_followed_forever() -> None:
+def test_a_chain_that_does_not_go_back_in_time_ends() -> None:
     zero = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 1000)})
     zero.thread = [Span(cat=SpanKind.WAIT, name="w", begin_ns=200, end_ns=900, step=1, tensors=("a",), reason="a gate")]
-    zero.ins = [Wire("result", 7, 1, 1, 8, 1, ("a",), begin_ns=900, end_ns=900)]  # of a rank that is not here
+    zero.ins = [Wire("result", 7, 1, 1, 8, 1, ("a",), begin_ns=900, end_ns=900)]  # from a rank without a file
     found = study(Trace("", 2, {0: zero}, []))
     check_whole(found, 1)
     assert add_up(found.paths[1]) == {Cause.UNKNOWN: 700, Cause.COMPUTE: 300}
 
 
 @pytest.mark.parametrize("shift_us", [-9000.0, -900.0, 900.0, 9000.0])
-def test_clocks_that_disagree_break_no_path(tmp_path: Path, shift_us: float) -> None:
+def test_paths_have_no_gap_if_clocks_disagree(tmp_path: Path, shift_us: float) -> None:
     write_trace(tmp_path, make_trace(Job(ranks=3, steps=8, has_gates=False, size_bytes=2_000_000)))
     path = tmp_path / "rank-1.json"
     events = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""For files in any state, `undertow report` makes a report or says in one line why not."""
+"""For files in any state, `undertow report` makes a report or gives the reason in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUTATIONS = 60
 
 
 def render(folder: Path) -> str:
-    """All that `undertow report` makes of a folder; empty if it says why there is nothing."""
+    """Return all output of `undertow report` for a folder; empty if it refuses with a reason."""
     try:
         trace = read_trace(folder)
         if trace is None:
@@ -59,7 +59,7 @@ def write_damaged(folder: Path, seed: int) -> None:
 
 
 def _damage(dice: random.Random, events: list[Event]) -> list[Event]:
-    """Any of them, or one of the few that say what all others mean."""
+    """Damage any line, or one of the few that all others depend on."""
     facts = [place for place, event in enumerate(events) if event["ph"] == "M"]
     if not facts or dice.random() < 0.5:
         return damage_json(dice, events)
@@ -73,11 +73,11 @@ def test_a_damaged_trace_is_reported_or_refused(tmp_path: Path, first: int) -> N
     for seed in range(first, first + 20):
         write_damaged(tmp_path, seed)
         made += bool(render(tmp_path))
-    assert made > 5  # else the damage hides what is to be tested
+    assert made > 5  # otherwise the damage is too great to test anything
 
 
-def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
-    """Reading a FIFO would wait for a writer, for ever."""
+def test_paths_that_are_not_files_are_left_out(tmp_path: Path) -> None:
+    """Reading a FIFO would wait forever for a writer."""
     for rank, events in make_trace(Job(ranks=2, steps=3, layers=2)).items():
         (tmp_path / f"rank-{rank}.json").write_text(to_lines(events))
     (tmp_path / "rank-2.json").mkdir()
@@ -99,7 +99,7 @@ def test_traces_that_cannot_be_read_are_not_called_absent(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["\u00b2", "9" * 5000, "-1", ""])
-def test_keys_of_a_table_that_are_no_numbers_are_left_out(tmp_path: Path, key: str) -> None:
+def test_keys_of_a_table_that_are_not_numbers_are_left_out(tmp_path: Path, key: str) -> None:
     events = make_trace(Job(ranks=1, steps=3, layers=2))[0]
     table = next(event for event in events if event["name"] == "undertow.table")
     table["args"]["tensors"][key] = ["layer0.weight"]
@@ -119,7 +119,7 @@ def test_keys_of_a_table_that_are_no_numbers_are_left_out(tmp_path: Path, key: s
         {"queued": 1e308},
     ],
 )
-def test_an_event_that_cannot_be_true_is_counted_as_none(tmp_path: Path, change: dict[str, float]) -> None:
+def test_an_event_with_impossible_figures_is_left_out(tmp_path: Path, change: dict[str, float]) -> None:
     events = make_trace(Job(ranks=1, steps=3, layers=2))[0]
     place = next(number for number, event in enumerate(events) if event["ph"] == "X")
     name, value = next(iter(change.items()))
@@ -130,7 +130,7 @@ def test_an_event_that_cannot_be_true_is_counted_as_none(tmp_path: Path, change:
     assert "rank-0.json: left out 1 line without a valid event." in trace.missing
 
 
-def test_names_of_others_neither_reach_the_terminal_nor_the_page_as_they_are(tmp_path: Path) -> None:
+def test_names_in_a_trace_are_made_safe_for_terminal_and_page(tmp_path: Path) -> None:
     evil = "\x1b]0;title\x07\x1b[31m<script>alert(1)</script>\r\u202e"
     text = to_lines(make_trace(Job(ranks=2, steps=3, layers=2))[0])
     for name in ("layer0.weight", "train.py", "feed0123"):

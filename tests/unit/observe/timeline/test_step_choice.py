@@ -1,4 +1,4 @@
-"""Which steps count: the settled ones, if there are enough of them; and which are shown."""
+"""The choice of steps: which count (those after planning, if there are enough) and which are shown."""
 
 from __future__ import annotations
 

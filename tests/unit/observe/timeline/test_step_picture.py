@@ -1,4 +1,4 @@
-"""A picture has few enough marks for any number of ranks, and loses nothing that could be seen."""
+"""The picture of a step: few marks for any number of ranks, without losing visible details."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def mark(begin: int, length: int, kind: int = WAIT, name: int = 0) -> Mark:
     return Mark(begin, length, kind, name, 1, 10)
 
 
-def test_short_neighbours_become_what_most_of_them_are() -> None:
+def test_short_neighbours_become_their_most_common_kind() -> None:
     marks = [mark(0, 2, APPLY, 1), mark(2, 5, WAIT, 2), mark(8, 6, WAIT, 3), mark(15, 4, APPLY, 4)]
     assert merge(marks, 20) == (Mark(0, 19, WAIT, 3, 1, 40),)
 
 
-def test_long_marks_and_distant_ones_stay_alone() -> None:
+def test_long_and_distant_marks_are_not_merged() -> None:
     marks = [mark(0, 2), mark(2, 50), mark(52, 2), mark(80, 2)]
     assert merge(marks, 20) == tuple(marks)

@@ -1,4 +1,4 @@
-"""The parts of a step add up to it exactly, and every sum is that of the trace, as a plain reader would add it up."""
+"""The uses of a step add up to it exactly, and all sums equal those of a straightforward calculation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ns(time_us: float) -> int:
 
 
 def add_up_plainly(events: Sequence[Event], begin_ns: int, end_ns: int) -> Counter[TimeUse]:
-    """Between any two changes: whatever began last."""
+    """Add up the time between any two changes for the span that began last."""
     lane = [
         (ns(event["ts"]), ns(event["ts"] + event["dur"]), place, event["cat"])
         for place, event in enumerate(events)
@@ -108,7 +108,7 @@ def test_a_row_has_the_figures_of_its_tensor(tmp_path: Path) -> None:
             assert row.wire_mean_ns == row.wire_longest_ns == 850_000
 
 
-# Any spans at all
+# Arbitrary spans
 
 lanes = st.lists(
     st.tuples(st.sampled_from(sorted(SPENT)), st.integers(0, 400), st.integers(0, 120)), min_size=0, max_size=25
@@ -153,11 +153,11 @@ def span(lane: SpanKind, begin_ns: int, end_ns: int, **more: Any) -> Span:
     return Span(cat=lane.value, name=lane.value, begin_ns=begin_ns, end_ns=end_ns, step=1, **more)
 
 
-# Whom waiting belongs to
+# Division of waiting
 
 
 def wait_for_all(arrivals: Sequence[tuple[int, str]], hooks: Sequence[str]) -> dict[str, int]:
-    """A rank that waits from 100 to 200 at the end of backward, while these arrive."""
+    """Return the waits of a rank from 100 to 200 at the end of backward, while these tensors arrive."""
     trace = RankTrace(TraceHeader(rank=0, world_size=2), steps={1: Step(1, 0, 300)})
     trace.thread = [span(SpanKind.HOOK, 10, 20, tensors=(name,)) for name in hooks]
     trace.thread.append(span(SpanKind.WAIT, 100, 200, tensors=("a",), reason="the end of backward"))
@@ -167,12 +167,12 @@ def wait_for_all(arrivals: Sequence[tuple[int, str]], hooks: Sequence[str]) -> d
     return dict(study(Trace("", 2, {0: trace}, [])).analysis.waited_total_ns)
 
 
-def test_waiting_for_all_belongs_to_what_arrives_next() -> None:
+def test_waiting_for_all_counts_for_the_next_arrival() -> None:
     shares = wait_for_all([(90, "a"), (130, "b"), (190, "c")], ["a", "b", "c"])
     assert shares == {"b": 30, "c": 60, "the training thread to wake up": 10}
 
 
-def test_what_is_no_gradient_is_not_what_backward_waits_for() -> None:
+def test_backward_waits_only_for_gradients() -> None:
     assert wait_for_all([(150, "report"), (200, "b")], ["b"])["b"] == 100
 
 
@@ -189,7 +189,7 @@ def test_busy_time_is_counted_once() -> None:
     assert intersect([(0, 10), (10, 20)], [(5, 15)]) == [(5, 10), (10, 15)]
 
 
-def test_the_course_of_a_link_has_all_its_bytes() -> None:
+def test_sampled_rates_have_all_bytes_of_a_link() -> None:
     wires = [
         Wire("push", 1, 1, 1, 100, 1, (), begin_ns=0, end_ns=250),
         Wire("push", 1, 1, 1, 60, 1, (), begin_ns=990, end_ns=1010),  # half of it

@@ -1,4 +1,4 @@
-"""Traces are read in any state, and what is missing is named."""
+"""Traces are read in any state, and missing parts are named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_whole_trace_is_read_as_it_was_written(folder: Path) -> None:
         assert known.steps[1].length_ns == round(first["dur"] * 1000)
 
 
-def test_one_file_with_all_ranks_is_as_good(folder: Path) -> None:
+def test_one_file_with_all_ranks_gives_the_same(folder: Path) -> None:
     apart = study(read(folder)).analysis
     lines = [event for rank in range(3) for event in make_trace(JOB)[rank]]
     for path in folder.glob("rank-*.json"):
@@ -56,20 +56,20 @@ def test_one_file_with_all_ranks_is_as_good(folder: Path) -> None:
     assert together == apart
 
 
-def test_what_was_sent_finds_what_arrived(folder: Path) -> None:
+def test_sent_slices_are_matched_with_arrivals(folder: Path) -> None:
     trace = read(folder)
     match_wires(trace)
     assert count_unmatched(trace, range(1, 10)) == (0, sum(len(rank.outs) for rank in trace.ranks.values()))
     for rank in trace.ranks.values():
         for out in rank.outs:
-            # As the samples make them: 800 us for 400 kB, and the latency.
+            # As in the samples: 800 us for 400 kB, plus the latency.
             assert out.wire_ns == 850_000
         for wire in rank.ins:
             assert wire.end_ns - wire.sent_ns == 850_000
             assert wire.queued_ns <= wire.sent_ns
 
 
-def test_the_second_slice_of_a_round_is_the_second_there(folder: Path) -> None:
+def test_slices_of_a_round_are_matched_in_order(folder: Path) -> None:
     trace = read(folder)
     sender, receiver = trace.ranks[1], trace.ranks[0]
     kind = ("push", 0, 3)  # key and round
@@ -85,7 +85,7 @@ def test_the_second_slice_of_a_round_is_the_second_there(folder: Path) -> None:
     assert sender.outs[-1].arrived_ns == first.arrived_ns + later_ns
 
 
-def test_what_has_a_result_was_not_gathered_whatever_its_table_says(tmp_path: Path) -> None:
+def test_a_key_with_a_result_was_not_gathered(tmp_path: Path) -> None:
     traces = make_trace(JOB)
     for events in traces.values():
         (table,) = [event for event in events if event["name"] == "undertow.table"]
@@ -221,14 +221,14 @@ def test_a_plan_for_no_worker_is_ignored(tmp_path: Path) -> None:
     assert study(read(folder)).analysis.prediction is None
 
 
-def test_ranks_that_share_no_step_have_none(folder: Path) -> None:
+def test_ranks_without_a_common_step_have_no_complete_step(folder: Path) -> None:
     keep_events(folder / "rank-0.json", lambda event: event.get("args", {}).get("step", 0) < 4)
     keep_events(folder / "rank-1.json", lambda event: event.get("args", {}).get("step", 99) >= 4)
     assert study(read(folder)).analysis.counted == ()
 
 
 @pytest.mark.parametrize("name", ["rank-0.json", "trace.json", "rank-x.json", "other.txt"])
-def test_where_there_is_no_trace_there_is_none(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_traces_gives_none(tmp_path: Path, name: str) -> None:
     assert read_trace(tmp_path) is None
     (tmp_path / name).write_text('[\n{"ph":"X","name":"of somebody else","pid":0,"ts":1,"dur":2}\n]\n')
     assert read_trace(tmp_path) is None

@@ -1,4 +1,4 @@
-"""Notes become events: which lane, which step, which arrow."""
+"""Conversion of trace events to viewer events: lanes, steps and arrows."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_slice_has_its_receiver_and_its_time_in_the_queue() -> None:
     }
 
 
-def test_slices_that_come_tell_from_whom() -> None:
+def test_a_received_slice_has_its_sender() -> None:
     push, result = spans(compose(TABLE, *STEP), "wire-in")
     assert (push["args"]["kind"], push["args"]["from"], push["args"]["bytes"], push["tid"]) == (
         "push",
@@ -143,7 +143,7 @@ def test_slices_of_the_previous_step_that_leave_late_get_no_arrow() -> None:
 
 
 def test_one_link_carries_one_slice_at_a_time() -> None:
-    """Both left the outbox at once: the second is on the wire when the first is through."""
+    """Both left the send queue at once; the second is on the wire when the first has been sent."""
     sent = [events.Sent(1.0, 1.0, 0, PUSH, 4, number, 9) for number in (1, 2)]
     written = [events.Written(1.0 + number / 10, 0, PUSH, 4, number) for number in (1, 2)]
     first, second = spans(compose(TABLE, *sent, *written), "wire-out")
@@ -164,7 +164,7 @@ def test_a_few_bytes_may_overtake_a_slice_where_links_are_virtual() -> None:
     assert len(spans(known_ahead, "wire-out")) == 2
 
 
-def test_a_slice_from_before_the_record_is_left_out() -> None:
+def test_a_slice_from_before_recording_is_left_out() -> None:
     written = [events.Written(0.5, 0, PUSH, 9, 1), events.Written(1.1, 0, PUSH, 4, 1)]
     told = compose(TABLE, written[0], events.Sent(1.0, 1.0, 0, PUSH, 4, 1, 9), written[1])
     assert only(told, "wire-out")["args"]["key"] == 4
@@ -192,13 +192,13 @@ def test_forwards_that_accumulate_are_in_one_step() -> None:
     assert only(told, "step")["dur"] == pytest.approx(1e6)
 
 
-def test_without_any_forward_in_sight_a_step_begins_with_its_pass() -> None:
+def test_without_a_recorded_forward_a_step_begins_with_its_pass() -> None:
     passes = [(events.PassBegan(n, 0, n), events.PassEnded(n + 0.5, 0, n)) for n in (1, 2, 3)]
     steps = spans(compose(*(event for both in passes for event in both)), "step")
     assert [step["ts"] for step in steps] == [1e6, 2e6]
 
 
-def test_what_backward_waited_for_is_not_its_own_time() -> None:
+def test_waits_are_not_time_of_backward() -> None:
     story = [events.PassBegan(1.0, 0, 1), events.TurnAwaited(1.0, 1.4), events.Hooked(1.5, 1.5, "fc.weight")]
     assert only(compose(*story), "backward")["dur"] == pytest.approx(0.1e6)
 
@@ -210,7 +210,7 @@ def test_times_are_those_of_rank_0() -> None:
     assert span["ts"] == pytest.approx(1001.5e6)
 
 
-def test_a_better_comparison_of_clocks_lets_no_step_begin_before_the_one_before_it_ends() -> None:
+def test_steps_do_not_overlap_after_a_better_comparison_of_clocks() -> None:
     clocks = Clocks()
     clocks.compare(0.5, 1000.0000023, 0.1)
     composer = Composer(ABOUT, clocks)
@@ -249,7 +249,7 @@ def test_links_clocks_and_turns_are_written() -> None:
     assert only(told, "allreduce")["args"] == {"step": 0, "tensors": ["a", "b"], "bytes": 64}
 
 
-def test_no_two_ranks_draw_an_arrow_of_the_same_number() -> None:
+def test_arrows_of_different_ranks_have_different_numbers() -> None:
     def numbers(rank: int) -> set[int]:
         told = compose(*STEP, about=msgspec.structs.replace(ABOUT, rank=rank))
         return {event["id"] for event in told if event.get("cat") == "gradient"}
@@ -257,7 +257,7 @@ def test_no_two_ranks_draw_an_arrow_of_the_same_number() -> None:
     assert numbers(0).isdisjoint(numbers(1))
 
 
-def test_a_call_that_is_made_again_and_again_is_named_once() -> None:
+def test_a_repeated_call_is_named_once() -> None:
     calls = [events.Named(float(time_s), "calls", "sum", {7: ("loss",)}) for time_s in range(3)]
     assert len(metadata(compose(*calls), "undertow.table")) == 1
 
@@ -279,7 +279,7 @@ def test_names_may_be_anything() -> None:
     assert metadata(told, "undertow.table")[0]["tensors"] == {"1": [name]}
 
 
-def test_no_kind_of_note_is_forgotten() -> None:
-    """Those that say when a round begins and ends are for tests and for who looks on live."""
+def test_every_type_of_event_has_a_handler() -> None:
+    """Events for the begin and end of a round are only for tests and the live view."""
     kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, TraceEvent)}
     assert kinds - set(_HANDLERS) == {TraceEvent, TraceInstant, TraceSpan, events.Pushed, events.Answered}

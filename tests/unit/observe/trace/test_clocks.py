@@ -1,4 +1,4 @@
-"""Clocks of two hosts: what a comparison is worth, and what is made of many."""
+"""Clocks of two hosts: the accuracy of one comparison and of many."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_fastest_round_trip_decides() -> None:
 
 
 def test_a_newer_comparison_counts_where_the_fastest_is_too_old() -> None:
-    """Too far apart in quality to tell a drift, and the first may be 0.6 ms off by now."""
+    """The comparisons are too inaccurate to give a drift, and the first may be 0.6 ms off by now."""
     clocks = Clocks()
     clocks.compare(0.0, 100.0, 0.0001)
     clocks.compare(12.5, 100.0006, 0.0012)
@@ -48,7 +48,7 @@ def test_a_drift_is_found_and_carried_on() -> None:
     assert convert(clocks, 100.0) == pytest.approx(200.0 + 0.00005 * 100, abs=1e-6)
 
 
-def test_comparisons_that_met_something_do_not_disturb_the_drift() -> None:
+def test_delayed_comparisons_do_not_change_the_drift() -> None:
     clocks = Clocks()
     for second in range(60):
         clocks.compare(float(second), 100.0 + 0.00005 * second, 0.0001)
@@ -56,7 +56,7 @@ def test_comparisons_that_met_something_do_not_disturb_the_drift() -> None:
     assert convert(clocks, 100.0) == pytest.approx(200.0 + 0.00005 * 100, abs=1e-6)
 
 
-def test_comparisons_of_a_moment_show_no_drift() -> None:
+def test_simultaneous_comparisons_give_no_drift() -> None:
     clocks = Clocks()
     for tenth in range(5):
         clocks.compare(tenth / 10, 100.0 + 0.00002 * tenth, 0.0001)
@@ -64,7 +64,7 @@ def test_comparisons_of_a_moment_show_no_drift() -> None:
 
 
 class Hosts:
-    """Two clocks, and a link between them that is busy most of the time: both ways take as long as they like."""
+    """Two clocks, and a link between them that is busy most of the time, with independent delays each way."""
 
     def __init__(self, seed: int, *, drift: float = 0.0, idle: float = 0.25) -> None:
         self.now_s = 0.0
@@ -82,7 +82,7 @@ class Hosts:
             self.fastest_s, self.now_s = min(self.fastest_s, heard_s - asked_s), heard_s
 
     def tell(self, time_s: float) -> float:
-        """What the other clock shows."""
+        """Return the time of the other clock."""
         return time_s + 1234.5 + self._drift * time_s
 
     @property
@@ -95,7 +95,7 @@ class Hosts:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_error_is_below_half_of_the_fastest_round_trip_and_what_may_have_drifted_since(seed: int) -> None:
+def test_the_error_is_at_most_half_of_the_fastest_round_trip_plus_drift(seed: int) -> None:
     hosts = Hosts(seed)
     hosts.compare(40)
     assert hosts.error_s <= hosts.fastest_s / 2 + UNSEEN_DRIFT * hosts.now_s
@@ -104,7 +104,7 @@ def test_the_error_is_below_half_of_the_fastest_round_trip_and_what_may_have_dri
 @pytest.mark.parametrize("drift", [0.0, 0.00002, -0.00004])
 @pytest.mark.parametrize("seed", range(10))
 def test_clocks_that_drift_apart_stay_aligned_under_load(seed: int, drift: float) -> None:
-    """As a worker compares: many times while nothing else is on the link, then a few times per second."""
+    """A worker compares many times while the link is idle, then a few times per second."""
     hosts, errors_s = Hosts(seed, drift=drift, idle=0.5), []
     hosts.compare(16, idle=1.0)
     for _ in range(120):
@@ -116,7 +116,7 @@ def test_clocks_that_drift_apart_stay_aligned_under_load(seed: int, drift: float
 
 
 class Pair:
-    """A worker that compares, and rank 0, whose clock shows more; every word takes a while."""
+    """A worker that compares its clock with rank 0's, which is ahead; messages are delayed."""
 
     def __init__(self, ahead_s: float, travel_s: float) -> None:
         self.now_s = 50.0
@@ -135,7 +135,7 @@ class Pair:
             self.comparing.take(answer)
 
 
-def test_workers_that_have_met_compare_several_times_and_then_with_every_tick() -> None:
+def test_workers_compare_several_times_at_first_and_then_with_every_tick() -> None:
     pair = Pair(ahead_s=7.0, travel_s=0.001)
     pair.recorder.start()
     pair.comparing.begin()
@@ -159,7 +159,7 @@ def test_clocks_are_not_compared_while_nothing_is_recorded() -> None:
     assert pair.questions == []
 
 
-def test_who_begins_to_record_later_begins_to_compare_then() -> None:
+def test_clocks_are_compared_as_soon_as_recording_begins() -> None:
     pair = Pair(ahead_s=7.0, travel_s=0.001)
     pair.comparing.begin()
     pair.recorder.start()
@@ -172,7 +172,7 @@ def test_an_answer_repeats_the_question() -> None:
     assert Pair(ahead_s=7.0, travel_s=0.0)._zero.answer(AskTime(3.0)) == Time(3.0, 57.0)
 
 
-# Times on rank 0's clock while the estimate of that clock changes: never backwards, and exact after a while
+# Times on rank 0's clock while its estimate changes: never backwards, and eventually exact
 
 
 def make(offset_s: float) -> tuple[Clocks, Conversion]:
@@ -194,7 +194,7 @@ def test_the_first_estimate_holds_for_every_time() -> None:
     assert conversion.convert(5.0) == pytest.approx(105e6)
 
 
-def test_a_better_estimate_holds_from_there_on() -> None:
+def test_a_better_estimate_applies_to_later_times() -> None:
     clocks, conversion = make(100.0)
     before = conversion.convert(1.0)
     improve(clocks, conversion, 100.001)
@@ -213,7 +213,7 @@ def test_behind_the_old_estimate_the_clock_runs_at_half_speed_until_both_agree()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_later_time_is_later_and_a_time_stays_what_it_was(seed: int) -> None:
+def test_conversion_is_monotonic_and_repeatable(seed: int) -> None:
     draw = random.Random(seed)
     clocks, conversion = make(100.0)
     told: dict[float, float] = {}

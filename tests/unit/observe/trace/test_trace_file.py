@@ -1,4 +1,4 @@
-"""Traces on disk: written bit by bit, whole at any time, and put together."""
+"""Trace files: written while the job runs, readable at any time, and merged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_steps(told: list[Event], cat: str = "step") -> list[int]:
     return [event["args"]["step"] for event in told if event.get("cat") == cat]
 
 
-def test_a_trace_is_there_while_the_job_runs(tmp_path: Path) -> None:
+def test_a_trace_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
     file = TraceFile(tmp_path, about(), parse_window("all"))
     file.take(train(1))
     written = (tmp_path / "rank-0.json").read_text()
@@ -49,7 +49,7 @@ def test_a_trace_is_there_while_the_job_runs(tmp_path: Path) -> None:
     assert list_steps(read_events(tmp_path / "rank-0.json")) == [1]
 
 
-def test_only_the_steps_asked_for_are_written_and_what_they_need(tmp_path: Path) -> None:
+def test_only_chosen_steps_and_their_facts_are_written(tmp_path: Path) -> None:
     ended = []
     file = TraceFile(tmp_path, about(), parse_window("3:4"), lambda: ended.append("full"))
     file.take([events.Named(0.5, "the parameters", "mean", {1: ("fc.weight",)}), events.Linked(0.6, 1e8)])
@@ -77,7 +77,7 @@ def test_a_rank_waits_until_its_clock_was_compared(tmp_path: Path) -> None:
     assert forward["ts"] == pytest.approx(101.1e6)
 
 
-def test_a_job_too_short_to_compare_clocks_is_written_all_the_same(tmp_path: Path) -> None:
+def test_a_job_too_short_to_compare_clocks_is_written(tmp_path: Path) -> None:
     file = TraceFile(tmp_path, about(rank=1), parse_window("all"))
     file.take(train(1))
     file.close()
@@ -91,7 +91,7 @@ def write(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
 
-def test_traces_are_put_together(tmp_path: Path) -> None:
+def test_traces_are_merged(tmp_path: Path) -> None:
     singles = [read_events(write(tmp_path, rank)) for rank in range(12)]
     merged = merge(tmp_path)
     assert merged == tmp_path / "trace.json"
@@ -100,7 +100,7 @@ def test_traces_are_put_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200])
-def test_a_trace_that_was_cut_off_is_put_together_up_to_there(tmp_path: Path, cut: int) -> None:
+def test_a_trace_that_was_cut_off_is_merged_up_to_the_cut(tmp_path: Path, cut: int) -> None:
     whole, short = write(tmp_path, 0), write(tmp_path, 1)
     short.write_bytes(short.read_bytes()[:-cut])
     merged = merge(tmp_path)
@@ -110,7 +110,7 @@ def test_a_trace_that_was_cut_off_is_put_together_up_to_there(tmp_path: Path, cu
     assert any(event["pid"] == 1 and event.get("cat") == "hook" for event in told)
 
 
-def test_a_trace_of_which_only_the_beginning_is_there_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_trace_with_only_its_beginning_can_be_merged(tmp_path: Path) -> None:
     write(tmp_path, 0)
     (tmp_path / "rank-1.json").write_text("[")
     (tmp_path / "rank-2.json").write_text("")
@@ -120,7 +120,7 @@ def test_a_trace_of_which_only_the_beginning_is_there_is_no_obstacle(tmp_path: P
     assert {event["pid"] for event in read_events(merged)} == {0}
 
 
-def test_of_nothing_nothing_is_made(tmp_path: Path) -> None:
+def test_without_traces_nothing_is_merged(tmp_path: Path) -> None:
     assert merge(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
