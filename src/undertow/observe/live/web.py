@@ -30,7 +30,7 @@ from undertow.engine.wire.strangers import find_surplus
 from undertow.errors import ConfigError
 from undertow.observe.live.job_state import JobSnapshot
 from undertow.observe.live.metrics import CONTENT_TYPE, write_metrics
-from undertow.observe.report.document import hash_source
+from undertow.observe.report.document import STYLE, hash_source, make_document
 
 ADDRESS = "127.0.0.1"
 # Browsers may take this long to fetch the last snapshot.
@@ -254,11 +254,12 @@ class LivePage(NamedTuple):
 @functools.cache
 def read_page() -> LivePage:
     style, script = _read("live_page.css"), _read("live_page.js")
-    html = _read("live_page.html").replace("/*style*/", style, 1).replace("/*script*/", script, 1)
+    body = f"{_read('live_page.html')}<script>{script}</script>"
+    html = make_document("undertow", body, style=style, head='<link rel="icon" href="data:,">\n')
     policy = {
         "default-src": "'none'",
         "script-src": hash_source(script),
-        "style-src": hash_source(style),
+        "style-src": hash_source(STYLE + style),
         "connect-src": "'self'",
         "img-src": "data:",  # the empty icon
         "base-uri": "'none'",

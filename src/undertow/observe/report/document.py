@@ -25,8 +25,8 @@ figure { margin: 0 }
 figure svg { display: block; width: 100%; height: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: 100%; font-size: .92rem }
 th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap }
-th { vertical-align: bottom; white-space: normal; cursor: help;
-  text-decoration: underline dotted var(--quiet); text-underline-offset: .25em }
+th { vertical-align: bottom; white-space: normal }
+th[title] { cursor: help; text-decoration: underline dotted var(--quiet); text-underline-offset: .25em }
 .word { text-align: left }
 tbody { border-top: 1px solid var(--line) }
 tbody tr:hover { background: var(--band) }
