@@ -38,8 +38,7 @@ def run_command(
         list[str], typer.Argument(help="Run this Python file or command with its arguments.", metavar="CMD")
     ],
     hosts: Annotated[
-        int,
-        number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts, 1 to 250; each runs CMD once."),
+        int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts, 1 to 250; each runs CMD once.")
     ] = 4,
     bandwidth: Annotated[
         str | None,
@@ -85,9 +84,7 @@ def run_command(
 
 
 @lab.command("check")
-def check_machine(
-    debug: Debug = False,
-) -> int:
+def check_machine(debug: Debug = False) -> int:
     """Check whether hosts can be emulated on this machine, and measure how fast a link can be.
 
     Example: sudo undertow lab check

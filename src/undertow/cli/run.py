@@ -45,11 +45,7 @@ def run(
     nproc: Annotated[
         int,
         number_option(
-            "-n",
-            "--nproc-per-node",
-            bounds=bounds.WORKERS_PER_HOST,
-            help="Start N workers on this host.",
-            panel=_HOSTS,
+            "-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Start N workers on this host.", panel=_HOSTS
         ),
     ] = 1,
     is_module: Annotated[bool, typer.Option("-m", "--module", help="Run SCRIPT as a module, like python -m.")] = False,
@@ -57,10 +53,7 @@ def run(
     node_rank: Annotated[
         int,
         number_option(
-            "--node-rank",
-            bounds=bounds.NODE_RANK,
-            help="Set this host's number, from 0 to nnodes - 1.",
-            panel=_HOSTS,
+            "--node-rank", bounds=bounds.NODE_RANK, help="Set this host's number, from 0 to nnodes - 1.", panel=_HOSTS
         ),
     ] = 0,
     master_addr: Annotated[
