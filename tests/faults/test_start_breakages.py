@@ -69,7 +69,7 @@ def never_notice_that_the_workers_have_met(patch: Patch) -> None:
 
 
 def end_what_stands_still_although_no_worker_waits(patch: Patch) -> None:
-    patch.setattr(HostWatch, "_is_awaited", lambda self, mark, **but: mark is Mark.WAITS)
+    patch.setattr(HostWatch, "_is_awaited", lambda self, mark, **kwargs: mark is Mark.WAITS)
 
 
 def pass_on_no_waits(patch: Patch) -> None:
@@ -77,12 +77,12 @@ def pass_on_no_waits(patch: Patch) -> None:
         patch,
         HostWatch,
         "_find_wait",
-        lambda real: lambda self, **but: Mark.NONE if "but_rank" not in but else real(self, **but),
+        lambda real: lambda self, **kwargs: Mark.NONE if "except_rank" not in kwargs else real(self, **kwargs),
     )
 
 
 def forget_who_ended_in_order(patch: Patch) -> None:
-    patch.setattr(HostWatch, "note_left", lambda self, rank: [])
+    patch.setattr(HostWatch, "note_left", lambda self, rank, *, source=None: [])
 
 
 def wait_too_long_for_a_launcher_that_never_connects(patch: Patch) -> None:

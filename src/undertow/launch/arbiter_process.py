@@ -2,7 +2,7 @@
 
 In: the path of its socket, its lease.  Out: its process, and its first `Status`.
 It gets a session of its own, so that neither Ctrl-C nor the end of a terminal reaches it; its output goes to a file
-beside the socket that only its user can read.
+beside the socket, which only its user can read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StartedArbiter:
     """A started arbiter process, and the status of the arbiter that answers at its socket."""
 
     process: subprocess.Popen[bytes]
-    status: Status  # of another process, if that one was faster
+    status: Status  # of another process, if that process was faster
 
     @property
     def is_ours(self) -> bool:

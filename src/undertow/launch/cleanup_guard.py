@@ -22,14 +22,14 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 PASSES = 20
-# How long a launcher may take to end its workers before it is killed; its own guard ends them then.
+# How long a launcher may take to end its workers before it is killed; then its own guard ends them.
 LAUNCHER_GRACE_S = 10.0
 
 
 class CleanupGuard:
-    """The launcher's handle of its guard process.
+    """The launcher's handle to its guard process.
 
-    Errors of writing to the guard are ignored: a guard that is gone only matters if the launcher is killed as well.
+    Write errors are ignored: a guard that is gone only matters if the launcher is killed as well.
     """
 
     def __init__(self) -> None:
@@ -38,17 +38,17 @@ class CleanupGuard:
         self.pid = self._process.pid
 
     def watch(self, pid: int) -> None:
-        self._tell(f"+{pid}")
+        self._send(f"+{pid}")
 
     def watch_launcher(self, pid: int) -> None:
-        self._tell(f"~{pid}")
+        self._send(f"~{pid}")
 
     def forget(self, pid: int) -> None:
-        self._tell(f"-{pid}")
+        self._send(f"-{pid}")
 
     def remove(self, folder: Path) -> None:
-        """Have this folder, an absolute path, removed at the latest when the launcher is gone."""
-        self._tell(str(folder))
+        """Have this folder (an absolute path) removed when the launcher is gone, if it still exists."""
+        self._send(str(folder))
 
     def close(self) -> None:
         assert self._process.stdin
@@ -56,7 +56,7 @@ class CleanupGuard:
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin
         with contextlib.suppress(OSError):
             self._process.stdin.write(line + "\n")
@@ -70,8 +70,8 @@ def signal_group(leader: int, signum: int) -> None:
 
 
 def kill_descendants(roots: Iterable[int], *, spare: Container[int] = ()) -> None:
-    """Kill all descendants of `roots`, also those that moved to a session of their own."""
-    for _ in range(PASSES):  # again, because a process may fork while we look
+    """Kill all descendants of `roots`, including those that moved to a session of their own."""
+    for _ in range(PASSES):  # repeated, because a process may fork during the search
         victims = [pid for pid in find_descendants(roots) if pid not in spare]
         for pid in victims:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -82,7 +82,7 @@ def kill_descendants(roots: Iterable[int], *, spare: Container[int] = ()) -> Non
 
 
 def reap_orphans(spare: Container[int]) -> None:
-    """Reap adopted grandchildren that have ended; children in `spare` keep their exit code."""
+    """Reap adopted grandchildren that have ended; leave children in `spare` to the caller."""
     with contextlib.suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -138,7 +138,7 @@ def end_launchers(pids: Iterable[int]) -> None:
 
 
 def _signal_each(pids: Iterable[int], signum: int) -> list[int]:
-    """Return the processes that still existed."""
+    """Signal each process; return those that still existed."""
     reached = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

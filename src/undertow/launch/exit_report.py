@@ -3,9 +3,9 @@
 In: how every worker that we started ended.  Out: the exit code and the lines to print.
 A follower is a rank that ended because of a `PeerLost`, or that the launcher ended; each follower gets one line.
 The first cause comes last and in full, so that it stands at the bottom of the terminal and no cascade hides it.
-If all followers lost the same rank, then that rank is the first cause, and the output of one that noticed is shown in
-full.  A rank is the first cause as well if its script failed but the launcher had to end it because it took too long to
-exit: the others know that it failed.
+If all followers lost the same rank, then that rank is the first cause, and the output of the first follower is shown in
+full.  A rank is also the first cause if its script failed but the launcher had to end it because it took too long to
+exit: the other ranks report that it failed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class WorkerExit:
     ended_s: float
     by_launcher: bool = False
     error: tuple[str, ...] = ()  # the last lines of its stderr
-    loss: PeerLost | None = None  # the one because of which it ended
+    loss: PeerLost | None = None  # the loss that ended it
 
     @property
     def summary(self) -> str:
-        """The worker's loss, or else the last line of stderr that is not empty."""
+        """The worker's loss if there is one, else the last line of stderr that is not empty."""
         if self.loss is not None:
             return f"undertow.errors.PeerLost: {_first_line(str(self.loss))}".rstrip()
         return next((line.strip() for line in reversed(self.error) if line.strip()), "")
@@ -42,7 +42,7 @@ class RemoteFailure:
     """Cause for which the launchers ended a job before its workers had met; the same text on every host."""
 
     cause: str
-    heard_s: float
+    received_s: float
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def make_exit_report(
     endings: Sequence[WorkerExit],
     *,
     interrupted_by: signal.Signals | None = None,
-    elsewhere: RemoteFailure | None = None,
+    remote: RemoteFailure | None = None,
 ) -> ExitReport:
     """Find the first cause, which is the earliest failure that is not a consequence of another, and report it."""
     if interrupted_by is not None:
@@ -68,12 +68,12 @@ def make_exit_report(
             f"interrupted by {interrupted_by.name}",
         )
     failed = [ending for ending in endings if ending.code != 0]
-    if elsewhere and _is_first(elsewhere, endings):
+    if remote and _is_first(remote, endings):
         followers = sorted((e for e in endings if e.code or e.by_launcher), key=lambda ending: ending.rank)
         return ExitReport(
             1,
-            (*(_describe_follower(each, reason="the job has ended") for each in followers), elsewhere.cause),
-            elsewhere.cause,
+            (*(_describe_follower(each, reason="the job has ended") for each in followers), remote.cause),
+            remote.cause,
         )
     if not failed:
         return ExitReport(0)
@@ -92,10 +92,10 @@ def make_exit_report(
     return ExitReport(to_exit_code(blamed.code), (*map(_describe_follower, followers), headline, *error), headline)
 
 
-def _is_first(elsewhere: RemoteFailure, endings: Sequence[WorkerExit]) -> bool:
-    """Whether the remote cause ended workers here, or kept all from starting, before one had failed by itself."""
+def _is_first(remote: RemoteFailure, endings: Sequence[WorkerExit]) -> bool:
+    """Whether the remote cause ended workers here, or prevented their start, before one of them failed on its own."""
     has_effect = not endings or any(ending.by_launcher for ending in endings)
-    return has_effect and not any(e.code and not e.by_launcher and e.ended_s < elsewhere.heard_s for e in endings)
+    return has_effect and not any(e.code and not e.by_launcher and e.ended_s < remote.received_s for e in endings)
 
 
 def describe_code(code: int) -> str:
@@ -110,17 +110,17 @@ def describe_code(code: int) -> str:
 
 
 def to_exit_code(code: int) -> int:
-    """Return the code to exit with, as a shell would: 128 and the number of the signal that killed the process."""
+    """Return the code to exit with, as a shell would: 128 plus the number of the signal that killed the process."""
     return 128 - code if code < 0 else code
 
 
 def _order(ending: WorkerExit) -> tuple[bool, bool, float, bool, int]:
-    # Causes before followers, then by time; at the same time a signal before an exit code, then the lower rank.
+    # Causes before followers, then by time; ties: signals before exit codes, then the lower rank.
     return ending.by_launcher, ending.loss is not None, ending.ended_s, ending.code > 0, ending.rank
 
 
 def _find_lost(failed: Sequence[WorkerExit]) -> PeerLost | None:
-    """Return the loss of the rank that all followers have lost; None if they do not agree on one."""
+    """Return the loss if all followers have lost the same rank, else None."""
     losses = [ending.loss for ending in sorted(failed, key=_order) if ending.loss]
     is_clear = all(loss.step is not None and loss.rank == losses[0].rank for loss in losses)
     return losses[0] if is_clear else None
@@ -140,8 +140,8 @@ def _first_line(text: str) -> str:
 
 def _describe_follower(ending: WorkerExit, *, reason: str = "another rank failed") -> str:
     if ending.by_launcher:
-        # It may have printed its own error, and been ended while it was still exiting.
-        words = f"failed too: {ending.summary}" if ending.loss else f"was ended, because {reason}"
-        return f"rank {ending.rank} {words}"
-    words = ending.summary
-    return f"rank {ending.rank} failed too: {describe_code(ending.code)}{': ' if words else ''}{words}"
+        # The worker may have printed its error, and been ended while it was still exiting.
+        outcome = f"failed too: {ending.summary}" if ending.loss else f"was ended, because {reason}"
+        return f"rank {ending.rank} {outcome}"
+    summary = f": {ending.summary}" if ending.summary else ""
+    return f"rank {ending.rank} failed too: {describe_code(ending.code)}{summary}"

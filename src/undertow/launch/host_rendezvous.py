@@ -1,10 +1,10 @@
 """Rendezvous of a job's hosts, before any worker is started.
 
-In: the job, as each host's command line gives it.  Out: a `HostAssignment`: which ranks run here, where
+In: the job, as given on each host's command line.  Out: a `HostAssignment`: which ranks run here, where
 the workers will meet, and the token they share.
 The hosts meet at the master's address and port, which is closed again before any
 worker starts, because torch's own store needs that port.  The workers meet at
-another port, chosen by the system, which stays open as long as the first launcher lives.
+another port, chosen by the system, which stays open while the first launcher runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from undertow.launch.launcher_link import LauncherLink
 
 @dataclass(frozen=True, kw_only=True)
 class HostAssignment:
-    """Ranks, addresses and token that this host got in a job."""
+    """Ranks, addresses and token of this host in a job."""
 
     node_rank: int
     first_rank: int
@@ -43,7 +43,7 @@ class HostAssignment:
     rendezvous: str
     token: str
     start_timeout_s: float
-    is_checked: bool = False  # because one of the hosts was started with --check
+    is_checked: bool = False  # at least one host was started with --check
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -70,10 +70,12 @@ def join_hosts(job: Job, notify: Callable[[str], None], link: LauncherLink) -> I
         if job.node_rank == 0:
             if job.nnodes > 1:
                 address = link.listen(job.master_addr, token.encode())
-            point = RendezvousServer(job.master_addr, 0, token.encode(), on_complete=lambda name: _note_met(name, link))
-            stack.callback(point.close)
-            point.start()
-            rendezvous = point.address
+            server = RendezvousServer(
+                job.master_addr, 0, token.encode(), on_complete=lambda name: _note_met(name, link)
+            )
+            stack.callback(server.close)
+            server.start()
+            rendezvous = server.address
         own = NodeRecord(job.nproc, rendezvous, token, job.is_checked, socket.gethostname(), address)
         # Looked up now, because after the rendezvous the first host waits for this one.
         hub = _resolve(job.master_addr) if job.node_rank else ""
@@ -84,24 +86,24 @@ def join_hosts(job: Job, notify: Callable[[str], None], link: LauncherLink) -> I
 
 def _exchange(job: Job, own: NodeRecord, *, notify: Callable[[str], None]) -> list[NodeRecord]:
     """Return the records of all hosts; node 0 uses the master's port for this, and frees it at the end."""
-    guard = job.token.encode()  # empty without a shared secret: then any process on the network could join
+    secret = job.token.encode()  # may be empty: then any process on the network could join
     with ExitStack() as stack:
         if job.node_rank == 0:
             _warn(job, notify)
-            point = RendezvousServer(job.master_addr, job.master_port, guard)
-            stack.callback(point.close)
-            point.start()
+            server = RendezvousServer(job.master_addr, job.master_port, secret)
+            stack.callback(server.close)
+            server.start()
         else:
             own = NodeRecord(job.nproc, is_checked=job.is_checked, host=own.host)
         master = format_address(job.master_addr, job.master_port)
-        payloads = _attend(job, master, guard, name="hosts", payload=msgspec.msgpack.encode(own))
+        payloads = _attend(job, master, secret, name="hosts", payload=msgspec.msgpack.encode(own))
     return [_records.decode(payload) for payload in payloads]
 
 
 def _prepare_start(job: Job, records: list[NodeRecord], link: LauncherLink, hub: str) -> None:
-    """Return when all launchers are connected and workers may start; raise `PeerLost` if one is gone by then.
+    """Return when all launchers are connected and workers may start; raise `PeerLost` if one is lost before that.
 
-    Node 0 calls this after it closed the master's port, so no worker mistakes our rendezvous for torch's store.
+    Node 0 calls this after closing the master's port, so no worker mistakes our rendezvous for torch's store.
     """
     hosts = [HostRanks(record.host, _count_before(records, rank), record.nproc) for rank, record in enumerate(records)]
     if job.node_rank:
@@ -112,7 +114,7 @@ def _prepare_start(job: Job, records: list[NodeRecord], link: LauncherLink, hub:
 
 
 def _resolve(name: str) -> str:
-    """Return the address of a host, or its name if the lookup fails; it may take seconds."""
+    """Return the address of a host, or its name if the lookup fails; the lookup may take seconds."""
     try:
         return str(look_up(name)[0][4][0])
     except OSError:
@@ -126,7 +128,7 @@ def _dial(job: Job, record: NodeRecord, first: HostRanks, link: LauncherLink, hu
         link.dial(address, record.token.encode(), node_rank=job.node_rank, timeout_s=SILENCE_S)
     except TimeoutError:
         raise PeerLost(f"{describe_silence(first, 0, SILENCE_S)} {hint}") from None
-    except (OSError, Refused) as error:  # the token came from that launcher: it is gone, or out of reach
+    except (OSError, Refused) as error:  # that launcher sent the token a moment ago, so it is gone or out of reach
         raise PeerLost(f"{describe_cut(first, 0)} ({error}) {hint}") from None
 
 
@@ -141,7 +143,7 @@ def _note_met(name: str, link: LauncherLink) -> None:
 
 
 def _describe_giving_up(error: BaseException | None) -> str:
-    """Return why this launcher leaves the others, or "" if it leaves in order."""
+    """Return why this launcher leaves the others, or "" for a normal end."""
     if error is None:
         return ""
     return "was interrupted" if isinstance(error, KeyboardInterrupt) else f"gave up ({error})"
@@ -174,10 +176,10 @@ def _assign(job: Job, records: list[NodeRecord]) -> HostAssignment:
 
 
 def choose_port(host: str, port: int) -> int:
-    """Return a port that is free now (the given one, unless 0); it is left free for torch's own store."""
-    point = RendezvousServer(host, port, b"")
-    point.close()
-    return int(point.address.rpartition(":")[2])
+    """Return a port that is free now (the given one, unless 0), and leave it free for torch's own store."""
+    server = RendezvousServer(host, port, b"")
+    server.close()
+    return int(server.address.rpartition(":")[2])
 
 
 def _warn(job: Job, notify: Callable[[str], None]) -> None:

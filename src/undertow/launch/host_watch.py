@@ -1,14 +1,14 @@
 """Failure detection among the launchers of a job until the workers have met: decides, without sockets and clocks.
 
-In: messages and closed connections of other launchers; a local worker failed, ended or is stopped; what the local
+In: messages and closed connections of other launchers; local workers that failed, ended or are stopped; what the local
 workers wait for; the time.
 Out: messages to other launchers, `StartWorkers` when all are connected, at most one `EndWorkers` with the first cause.
-The first host is the hub: all others are connected to it only, and it passes on what one of them tells.
+The first host is the hub: the others are connected only to it, and it forwards their messages.
 
 A process that was killed counts as lost at once.  One that was stopped or is silent counts as lost only while another
 worker waits for it: a job whose workers never wait for each other may be stopped for as long as its user likes
 (docs/decisions/0012).
-Once the workers have met, their own membership notices losses, and this module decides nothing any more.
+Once the workers have met, their own membership detects losses, and this module decides nothing any more.
 `now_s` is always the caller's clock.
 """
 
@@ -26,14 +26,14 @@ HUB = 0
 BEAT_EVERY_S = 1.0
 # The default time after which workers that have met count a silent peer as lost.
 SILENCE_S = 10.0
-# A launcher connects milliseconds after the hosts' rendezvous; if it is killed in between, nothing else shows that.
+# A launcher connects milliseconds after the hosts' rendezvous; only this limit detects one that is killed in between.
 # Two packets may be lost: TCP sends the first one again after 1 s and 3 s.
 ARRIVE_S = 3.2
 BEFORE = "before the workers had met"
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """A sign of life, with what workers wait for: those of the sender's host, or of all but the receiver's."""
+    """Heartbeat, with what workers of the sender's host wait for; from the hub, of all hosts but the receiver's."""
 
     waits: Mark = Mark.NONE
 
@@ -47,19 +47,19 @@ class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """Message that a worker has ended in order without having met the others."""
+    """Message that a worker has ended with exit code 0 without having met the others."""
 
     rank: int
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """Message that the job cannot start, with the first cause in words."""
+    """Message that the job cannot start, with the first cause as text."""
 
     cause: str
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
-    """Last message of a launcher that has nothing left to do: the end of its connection is no loss."""
+    """Last message of a launcher that has nothing left to do: the end of its connection is not a loss."""
 
 
 Message = Beat | Go | Met | Left | Lost | Goodbye
@@ -127,7 +127,7 @@ def describe_absence(host: HostRanks, node_rank: int, silent_s: float) -> str:
 
 
 class HostWatch:
-    """State of a job's other launchers, as one launcher knows it.  Not thread safe."""
+    """One launcher's knowledge of the job's other launchers.  Not thread safe."""
 
     def __init__(self, node_rank: int, hosts: Sequence[HostRanks], *, now_s: float) -> None:
         self.has_met = False
@@ -136,9 +136,9 @@ class HostWatch:
         self._node_rank = node_rank
         self._hosts, self._own = hosts, hosts[node_rank]
         others = range(1, len(hosts)) if node_rank == HUB else [HUB]
-        self._heard_s = dict.fromkeys(others, now_s)  # the hosts that have not said goodbye
-        self._missing = set(others if node_rank == HUB else [])  # those of them that are not connected yet
-        self._waits: dict[int, Mark] = {}  # by host, from its last beat
+        self._received_s = dict.fromkeys(others, now_s)  # time of the last message, by host that has not said goodbye
+        self._missing = set(others if node_rank == HUB else [])  # hosts that are not connected yet
+        self._waits: dict[int, Mark] = {}  # by host, from its last heartbeat
         self._marks: Mapping[int, Mark] = {}  # by rank, of the workers of this host
         self._left: list[int] = []  # ranks that ended without having met the others
         self._ticked_s = now_s
@@ -149,14 +149,14 @@ class HostWatch:
         return self.has_met or bool(self.cause)
 
     def awaits(self, host: int) -> bool:
-        """Whether a host of that number connects to this launcher."""
+        """Whether the launcher of this host is to connect to this one."""
         return self._node_rank == HUB and 0 < host < len(self._hosts)
 
     def note_arrived(self, host: int, now_s: float) -> Instructions:
         """Record that another launcher has connected to this one, which is the hub."""
         if host not in self._missing or self.is_over:
             return []
-        self._heard_s[host] = now_s
+        self._received_s[host] = now_s
         self._missing.remove(host)
         if self._missing:
             return []
@@ -164,9 +164,9 @@ class HostWatch:
         return [*self._send(Go()), StartWorkers()]
 
     def handle_message(self, host: int, message: Message, now_s: float) -> Instructions:
-        if host not in self._heard_s:
+        if host not in self._received_s:
             return []
-        self._heard_s[host] = now_s
+        self._received_s[host] = now_s
         match message:
             case Beat(waits):
                 self._waits[host] = waits
@@ -178,20 +178,20 @@ class HostWatch:
             case Met():
                 return self.note_met()
             case Left(rank):
-                return self._record_left(rank, source=host)
+                return self.note_left(rank, source=host)
             case Lost(cause):
                 return self._report_loss(cause, source=host)
         return []
 
     def note_marks(self, marks: Mapping[int, Mark]) -> Instructions:
-        """Take the marks of this host's workers; if it is the only host, they show when the workers have met."""
+        """Record the marks of this host's workers; if it is the only host, they show when the workers have met."""
         self._marks = marks
         is_all_met = len(self._hosts) == 1 and all(mark is Mark.MET for mark in marks.values())
         return self.note_met() if is_all_met else []
 
     def note_closed(self, host: int) -> Instructions:
-        """Record that a connection has ended; after a goodbye that is no loss."""
-        if host not in self._heard_s:
+        """Record that a connection has ended, which is not a loss after a goodbye."""
+        if host not in self._received_s:
             return []
         self._forget(host)
         return self._report_loss(describe_cut(self._hosts[host], host))
@@ -208,13 +208,21 @@ class HostWatch:
         instructions = self._report_loss(f"rank {rank} on host {self._own.name} {how} {BEFORE}")
         return [each for each in instructions if isinstance(each, SendMessage)]
 
-    def note_left(self, rank: int) -> Instructions:
-        """Record that a worker of this host ended in order, and had not met the others."""
-        return self._record_left(rank)
+    def note_left(self, rank: int, *, source: int | None = None) -> Instructions:
+        """Record that a worker ended with exit code 0 without having met the others; `source` is the host that sent it.
+
+        Without `source`, it is a worker of this host.
+        """
+        if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
+            return []
+        self._left.append(rank)
+        if source is not None:  # this worker may be the one that waited: the next heartbeat shows it
+            self._waits.pop(source, None)
+        return self._send(Left(rank), except_host=source)
 
     def note_stopped(self, rank: int, pid: int) -> Instructions:
-        """Take that a worker of this host was stopped; to be called again as long as it stays stopped."""
-        if len(self._hosts) == 1 or not self._is_awaited(Mark.WAITS, but_rank=rank):
+        """Record that a worker of this host is stopped; to be called repeatedly while it stays stopped."""
+        if len(self._hosts) == 1 or not self._is_awaited(Mark.WAITS, except_rank=rank):
             return []
         return self._report_loss(f"rank {rank} on host {self._own.name} was stopped (SIGSTOP; pid {pid}) {BEFORE}")
 
@@ -225,21 +233,21 @@ class HostWatch:
         return [each for each in instructions if isinstance(each, SendMessage)]
 
     def tick(self, now_s: float) -> Instructions:
-        """Send a sign of life, and look for hosts and workers that are missing; to be called every `BEAT_EVERY_S`."""
-        # While this process did not run (stopped, or the host slept), it received nothing: that time does not count.
+        """Send heartbeats, and look for missing hosts and workers; to be called every `BEAT_EVERY_S`."""
+        # Time in which this process did not run (stopped, or the host slept) does not count: it received nothing then.
         missed_s = max(0.0, now_s - self._ticked_s - 2 * BEAT_EVERY_S)
         self._ticked_s = now_s
-        for host, heard_s in self._heard_s.items():
-            self._heard_s[host] = heard_s + missed_s
+        for host, received_s in self._received_s.items():
+            self._received_s[host] = received_s + missed_s
         instructions: Instructions = [
-            SendMessage((host,), Beat(self._find_wait(but_host=host)))
-            for host in self._heard_s
+            SendMessage((host,), Beat(self._find_wait(except_host=host)))
+            for host in self._received_s
             if host not in self._missing
         ]
-        for host, heard_s in list(self._heard_s.items()):
-            if self._is_silent(host, now_s - heard_s):
+        for host, received_s in list(self._received_s.items()):
+            if self._is_silent(host, now_s - received_s):
                 describe = describe_absence if host in self._missing else describe_silence
-                instructions += self._report_loss(describe(self._hosts[host], host, now_s - heard_s))
+                instructions += self._report_loss(describe(self._hosts[host], host, now_s - received_s))
         if self._left and self._is_awaited(Mark.WAITS_FOR_ALL):
             instructions += self._report_loss(self._describe_left(self._left[0]))
         return instructions
@@ -248,33 +256,25 @@ class HostWatch:
         if host in self._missing:
             return silent_s > ARRIVE_S
         # Before the start the launchers themselves wait for each other.
-        is_awaited = not self.may_start or self._is_awaited(Mark.WAITS, but_host=host)
+        is_awaited = not self.may_start or self._is_awaited(Mark.WAITS, except_host=host)
         return silent_s > SILENCE_S and is_awaited
 
-    def _is_awaited(self, mark: Mark, *, but_host: int | None = None, but_rank: int | None = None) -> bool:
-        """Whether a worker waits at least like `mark`, leaving out that host or rank."""
-        return self._find_wait(but_host=but_host, but_rank=but_rank) >= mark
+    def _is_awaited(self, mark: Mark, *, except_host: int | None = None, except_rank: int | None = None) -> bool:
+        """Whether a worker waits at least as `mark` says, not counting the excepted host or rank."""
+        return self._find_wait(except_host=except_host, except_rank=except_rank) >= mark
 
-    def _find_wait(self, *, but_host: int | None = None, but_rank: int | None = None) -> Mark:
-        own = (mark for rank, mark in self._marks.items() if rank != but_rank)
-        others = (mark for host, mark in self._waits.items() if host != but_host)
-        # A worker that is connected waits for the others too, until the first launcher knows that all are.
+    def _find_wait(self, *, except_host: int | None = None, except_rank: int | None = None) -> Mark:
+        own = (mark for rank, mark in self._marks.items() if rank != except_rank)
+        others = (mark for host, mark in self._waits.items() if host != except_host)
+        # A connected worker waits for the others too, until the first launcher knows that all are connected.
         return max((*own, *others), default=Mark.NONE)
 
     def _describe_left(self, rank: int) -> str:
         host = next(host for host in self._hosts if rank in host.ranks)
         return f"rank {rank} on host {host.name} ended with exit code 0 {BEFORE}, and others wait for it"
 
-    def _record_left(self, rank: int, *, source: int | None = None) -> Instructions:
-        if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
-            return []
-        self._left.append(rank)
-        if source is not None:  # perhaps it was this worker that waited: the next beat tells
-            self._waits.pop(source, None)
-        return self._send(Left(rank), but=source)
-
     def _forget(self, host: int) -> None:
-        self._heard_s.pop(host)
+        self._received_s.pop(host)
         self._waits.pop(host, None)
         self._missing.discard(host)
 
@@ -282,8 +282,8 @@ class HostWatch:
         if self.is_over:
             return []
         self.cause = cause
-        return [*self._send(Lost(cause), but=source), EndWorkers(cause)]
+        return [*self._send(Lost(cause), except_host=source), EndWorkers(cause)]
 
-    def _send(self, message: Message, *, but: int | None = None) -> Instructions:
-        hosts = tuple(host for host in self._heard_s if host != but)
+    def _send(self, message: Message, *, except_host: int | None = None) -> Instructions:
+        hosts = tuple(host for host in self._received_s if host != except_host)
         return [SendMessage(hosts, message)] if hosts else []

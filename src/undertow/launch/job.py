@@ -32,7 +32,7 @@ class Job:
     nnodes: int = 1
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
-    master_port: int = 0  # 0: a free one, possible on a single host only
+    master_port: int = 0  # 0: any free port, on a single host only
     token: str = ""  # empty: the first host makes one
     start_timeout_s: float = 120.0
     quiet_ranks: bool = False
@@ -66,12 +66,12 @@ def check_live_port(port: int | None) -> None:
 
 
 def read_job_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the settings of a launcher, for which the rank of an outer job in the environment does not count."""
+    """Read a launcher's settings; ignore rank variables in the environment, which belong to an outer job."""
     return read_settings(environ, rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
 def choose_master(settings: Settings, *, nnodes: int, addr: str | None, port: int | None) -> tuple[str, int]:
-    """Return rank 0's address and port: argument, then environment, then default; on one host any free port."""
+    """Return rank 0's address and port: argument, then environment, then default; with one host, any free port."""
     if nnodes == 1:
         return addr or "127.0.0.1", port or 0
     return addr or settings.master_addr, port or settings.master_port or DEFAULT_MASTER_PORT

@@ -83,9 +83,9 @@ class SharedJob:
         return [sys.executable, "-m", "undertow", "run", *options, *script, *file.args]
 
     def make_environment(self, base: Mapping[str, str], socket: Path) -> dict[str, str]:
-        """Return `base` with the file's variables and the arbiter's socket in addition."""
+        """Return `base` plus the file's variables and the arbiter's socket."""
         made = {**base, **self.file.env, "UNDERTOW_SHARE_SOCKET": str(socket)}
-        if made.get("PYTHONPATH"):  # relative to the user's current folder, not to the job's
+        if made.get("PYTHONPATH"):  # relative to the user's current folder, not the job's
             made["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, made["PYTHONPATH"].split(os.pathsep)))
         return made
 
@@ -118,7 +118,7 @@ def _check(file: _File, path: Path) -> None:
     if not (file.script or file.module):
         raise ConfigError(f"{path}: script: is missing: give a script or a module to run")
     if file.script and file.module:
-        raise ConfigError(f"{path}: module: script is given as well: leave one of them out")
+        raise ConfigError(f"{path}: module: script is given as well: leave one of the two out")
     if file.script and not (path.parent / file.script).is_file():
         what = "is a folder" if (path.parent / file.script).is_dir() else "does not exist"
         raise ConfigError(f"{path}: script: {path.parent / file.script} {what}")
@@ -153,4 +153,4 @@ def _refuse_duplicates(key: str, values: Mapping[SharedJob, object]) -> None:
     for job, value in values.items():
         other = first.setdefault(value, job)
         if other is not job:
-            raise ConfigError(f"{job.path}: {key}: {value} is used by {other.path} already: give each job its own")
+            raise ConfigError(f"{job.path}: {key}: {value} is already used by {other.path}: give each job its own")

@@ -1,7 +1,7 @@
-"""Record of how much of the devices each job used.
+"""Record of how much device time each job used.
 
-In: the arbiter's `Status`, again and again.  Out: the last figures of each job, and the gain of sharing on each device.
-The arbiter forgets a job when its workers leave, so its figures are collected while it lives.
+In: the arbiter's `Status`, repeatedly.  Out: the last figures of each job, and the gain of sharing on each device.
+The arbiter forgets a job when its workers leave, so its figures are collected while it runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class JobUsage:
 
 
 class UsageLog:
-    """Usage of the jobs that these launchers (by pid) started; `record` may be called from another thread."""
+    """Usage of the jobs that `launchers` (pids) started; `record` may be called from another thread."""
 
-    def __init__(self, find_below: Callable[[int], list[int]] = lambda pid: find_descendants([pid])) -> None:
+    def __init__(self, list_descendants: Callable[[int], list[int]] = lambda pid: find_descendants([pid])) -> None:
         self.launchers: list[int] = []
-        self._find_below = find_below
-        self._owners: dict[str, int | None] = {}  # launcher of each job identity; None: not one of ours
+        self._list_descendants = list_descendants
+        self._owners: dict[str, int | None] = {}  # launcher of each job identity; None: not in `launchers`
         self._seen: dict[tuple[int, str], JobStatus] = {}
         self._devices: dict[str, DeviceStatus] = {}
 
@@ -45,7 +45,7 @@ class UsageLog:
                 owner = owners[job.job]
                 if owner is not None:
                     self._seen[owner, device.device] = job
-            if any(owners.values()) and _weigh(device) >= _weigh(self._devices.get(device.device, device)):
+            if any(owners.values()) and _order_key(device) >= _order_key(self._devices.get(device.device, device)):
                 self._devices[device.device] = device
 
     def find(self, launcher: int) -> JobUsage | None:
@@ -62,28 +62,28 @@ class UsageLog:
 
     @property
     def devices(self) -> list[DeviceStatus]:
-        """Last status of each device with as many jobs as it ever had."""
+        """The most informative status of each device: the last one with the most jobs."""
         return list(self._devices.values())
 
     def _find_owner(self, job: JobStatus) -> int | None:
         if job.job not in self._owners:
             pids = set(job.pids)
-            below = (pid for pid in self.launchers if pids & set(self._find_below(pid)))
-            self._owners[job.job] = next(below, None)
+            owners = (pid for pid in self.launchers if pids & set(self._list_descendants(pid)))
+            self._owners[job.job] = next(owners, None)
         return self._owners[job.job]
 
 
-def _weigh(device: DeviceStatus) -> tuple[int, int]:
-    """Rank a status: best is one with several jobs whose gain is known, then one with more jobs."""
+def _order_key(device: DeviceStatus) -> tuple[int, int]:
+    """Return a sort key: several jobs with a known gain are best, then more jobs are better."""
     jobs = len(device.jobs)
     return (jobs if jobs > 1 and device.gain is not None else 0), jobs
 
 
 class ArbiterPoller:
-    """A thread that asks the arbiter for its status twice a second, and ignores errors: jobs run without it as well."""
+    """A thread that queries the arbiter's status twice a second; errors are ignored, because a job runs without one."""
 
-    def __init__(self, ask: Callable[[], Status | None], usage: UsageLog) -> None:
-        self._ask, self._usage = ask, usage
+    def __init__(self, query: Callable[[], Status | None], usage: UsageLog) -> None:
+        self._query, self._usage = query, usage
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="undertow-arbiter-poller", daemon=True)
 
@@ -97,7 +97,7 @@ class ArbiterPoller:
     def _run(self) -> None:
         while not self._ending.wait(POLL_S):
             try:
-                status = self._ask()
+                status = self._query()
             except (UndertowError, OSError):
                 continue
             if status is not None:

@@ -30,7 +30,7 @@ from undertow.launch.worker import WorkerSpec, start_worker
 from undertow.launch.worker_environment import build_environment, limits_threads
 
 PR_SET_CHILD_SUBREAPER = 36
-# How long children that outlive their worker may go on writing before they are killed.
+# How long children that outlive their worker may keep writing before they are killed.
 LEFTOVERS_S = 0.5
 # How long a slow reader of our output may delay the end of a job that failed or was interrupted.
 FLUSH_S = 1.0
@@ -39,7 +39,7 @@ FLUSH_S = 1.0
 class JobView(Protocol):
     """A live display of a running job."""
 
-    visible: VisibleRanks | None  # whose lines are still printed; None: as the options say
+    visible: VisibleRanks | None  # ranks whose output is still printed; None: as the options say
 
     @property
     def folder(self) -> Path: ...
@@ -54,7 +54,7 @@ class JobView(Protocol):
 
 
 class OpenView(Protocol):
-    """A function that opens the view the options ask for, and returns the workers' environment with it."""
+    """Function that opens the view that the options request, and yields it with the environment of the workers."""
 
     def __call__(
         self, script: str, environ: Mapping[str, str], *, live: bool, port: int | None
@@ -69,14 +69,14 @@ def launch(
 ) -> int:
     """Run the job, and return the code to exit with.
 
-    `check` is called when the hosts have met, if one of them asks for it; if it raises, the job ends before it starts.
+    If any host requests it, `check` is called once the hosts have met; if it raises, no worker is started.
     """
     print_log_records()
     settings = read_job_settings(environ)
     link = LauncherLink()
-    with open_view(job.script, environ, live=job.live, port=job.live_port) as (view, own):
+    with open_view(job.script, environ, live=job.live, port=job.live_port) as (view, worker_environ):
         return supervise(
-            _prepare_workers(job, own, check, link),
+            _prepare_workers(job, worker_environ, check, link),
             quiet_ranks=job.quiet_ranks,
             conclude=lambda: conclude_traces(settings, notify),
             view=view,
@@ -118,8 +118,8 @@ def supervise(
     except KeyboardInterrupt:
         interrupted_by = signal.SIGINT
     with_output = [replace(ending, error=relay.tail(ending.rank)) for ending in endings]
-    elsewhere = RemoteFailure(link.cause, link.cause_s) if link is not None and link.cause else None
-    report = make_exit_report(with_output, interrupted_by=interrupted_by, elsewhere=elsewhere)
+    remote = RemoteFailure(link.cause, link.cause_s) if link is not None and link.cause else None
+    report = make_exit_report(with_output, interrupted_by=interrupted_by, remote=remote)
     if view is not None:
         view.finish(report.summary)
     with suppress(KeyboardInterrupt):  # a user who interrupts again does not want the report
@@ -131,12 +131,12 @@ def supervise(
 def _prepare_workers(
     job: Job, environ: Mapping[str, str], check: Callable[[HostAssignment], None], link: LauncherLink
 ) -> Iterator[list[WorkerSpec]]:
-    """Meet the other hosts, and return a spec for each worker of this host."""
+    """Meet the other hosts, and yield a spec for each worker of this host."""
     with join_hosts(job, notify, link) as assignment:
         if assignment.is_checked:
             check(assignment)
         environ = {**environ, "UNDERTOW_START_MARKS": link.marks.path}
-        clear_traces(read_job_settings(environ))  # no worker of any host starts before all launchers are past this
+        clear_traces(read_job_settings(environ))  # no host starts a worker before all launchers are past this
         if limits_threads(environ, nproc=assignment.nproc):
             notify("OMP_NUM_THREADS is 1 in each worker, so that they share the cores; set it to choose another number")
         yield [
@@ -167,6 +167,6 @@ def _run(
 
 
 def _adopt_orphans() -> None:
-    """Make grandchildren whose parent died our children, so that they can be found at the end."""
+    """Become the parent of orphaned grandchildren, so that they can be found at the end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,11 +1,12 @@
 """Connections between the launchers of a job, from the rendezvous of the hosts until the workers have met.
 
-In: the address of the first launcher, the job's token, what the supervisor sees, the start marks of the workers.
+In: the address of the first launcher, the job's token, the supervisor's observations, the start marks of the workers.
 Out: when to start the workers; the first cause to end them, once.
 One thread owns all sockets and the `HostWatch`, which decides; other threads only post calls to it.
 Every connection starts with the handshake of `engine/wire/auth.py`; nothing is parsed before it, and nothing blocks.
 
-A message after the handshake is 4 bytes length (little endian), then msgpack; a host's first message is its number.
+A message after the handshake is a length of 4 bytes (little endian), then msgpack; a host's first message is its
+number.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ _host_numbers: Decoder[int] = Decoder(Rank, "the number of a host")
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection to another launcher, or to a stranger whose handshake is not done."""
+    """A connection to another launcher, or to a stranger whose handshake is not complete."""
 
     sock: socket.socket
-    handshake: Handshake | None  # None: done before
+    handshake: Handshake | None  # None: already complete
     host: int | None = None  # None until it has sent its number
     since_s: float = field(default_factory=time.monotonic)
     received: Messages = field(default_factory=lambda: Messages(MAX_MESSAGE_BYTES))
     outgoing: bytearray = field(default_factory=bytearray)
-    is_unreachable: bool = False  # the network does not reach it, which counts as silence and not as an end
+    is_unreachable: bool = False  # by the network, which counts as silence, not as the end of the connection
 
     def send(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -83,7 +84,7 @@ class _Connection:
 class LauncherLink:
     """A launcher's connections to the others.
 
-    One thread calls `listen` or `dial`, then `start`, on several hosts `wait_for_start`, and at the end `close`.
+    One thread calls `listen` or `dial`, then `start`, with several hosts `wait_for_start`, and finally `close`.
     After the start, `fileno` becomes readable when there is a cause to end the workers of this host.
     """
 
@@ -107,12 +108,12 @@ class LauncherLink:
         return self._news_out.fileno()
 
     def listen(self, host: str, token: bytes) -> str:
-        """Accept connections, on the first host; return the address that the others may dial from now on."""
+        """Accept connections, on the first host; return the address that the others may dial."""
         self._listener, self._token = open_listener(host, 0), token
         return format_address(host, self._listener.getsockname()[1])
 
     def dial(self, address: str, token: bytes, *, node_rank: int, timeout_s: float) -> None:
-        """Connect to the first host, from another one; raise `OSError` or `Refused` if that fails."""
+        """Connect to the first host from another one; raise `OSError` or `Refused` if that fails."""
         sock = socket.create_connection(parse_address(address), timeout=timeout_s)
         try:
             shake_hands(sock, Role.DIALER, token)
@@ -130,33 +131,33 @@ class LauncherLink:
         self._thread.start()
 
     def wait_for_start(self) -> None:
-        """Return when all launchers are connected; raise `PeerLost` with the cause if one was lost before."""
+        """Return when all launchers are connected; raise `PeerLost` with the cause if one is lost before that."""
         assert self._watch is not None
         self._news_out.recv(1)
         if self.cause:
             raise PeerLost(f"{self.cause}; no worker was started")
 
-    def note_ended(self, rank: int, code: int, words: str) -> None:
+    def note_ended(self, rank: int, code: int, outcome: str) -> None:
         """Tell the other hosts that a worker of this host has ended with this code.
 
-        Does nothing for a worker that has met the others and was not killed: it has told them why by itself, and may
-        have ended because it lost another one.
+        Does nothing for a worker that has met the others and was not killed: it has reported the reason itself, and it
+        may have ended because it lost another worker.
         """
         assert self._own is not None
         if code >= 0 and self._read_marks()[rank] is Mark.MET:
             return
         self.marks.clear(rank - self._own.first_rank)
-        how = f"was {words}" if code < 0 else f"failed with {words}"
+        how = f"was {outcome}" if code < 0 else f"failed with {outcome}"
         self.post(lambda watch: watch.note_failed(rank, how) if code else watch.note_left(rank))
 
     def post(self, call: Callable[[HostWatch], Instructions]) -> None:
-        """Have the thread call this with its `HostWatch`, and carry out the instructions that it returns."""
+        """Have the thread call `call` with its `HostWatch`, and carry out the instructions that it returns."""
         if self._thread is not None and self._thread.is_alive():  # it ends when the workers have met
             self._calls.put(call)
             self._wake_in.send(b"x")
 
     def close(self, reason: str = "") -> None:
-        """Leave the others; a `reason` tells them that this launcher gives up."""
+        """Leave the other launchers; a `reason` tells them that this one gives up."""
         if self._thread is not None:
             if reason:
                 self.post(lambda watch: watch.note_leaving(reason))
@@ -189,7 +190,7 @@ class LauncherLink:
 
     def _run_once(self, watch: HostWatch, until_s: float) -> None:
         ready = self._selector.select(max(0.0, until_s - time.monotonic()))
-        self._make_calls(watch)  # first, because what another host tells may be a consequence
+        self._make_calls(watch)  # first: a message from another host may be a consequence of what these calls record
         for key, _ in ready:
             if key.fileobj is self._wake_out:
                 self._wake_out.recv(4096)
@@ -220,7 +221,7 @@ class LauncherLink:
 
     def _serve(self, connection: _Connection, watch: HostWatch) -> None:
         if connection not in self._connections:
-            return  # dropped earlier in this turn
+            return  # dropped earlier in this iteration
         try:
             connection.receive()
             connection.send()
@@ -236,14 +237,14 @@ class LauncherLink:
             self._carry_out(watch.handle_message(connection.host, _decoder.decode(body), time.monotonic()))
             return
         connection.host = self._read_number(body, watch)
-        if watch.is_over:  # the other hosts were told before
+        if watch.is_over:  # the hosts that connected earlier know it already
             self._send(connection, Met() if watch.has_met else Lost(watch.cause))
         self._carry_out(watch.note_arrived(connection.host, time.monotonic()))
 
     def _read_number(self, body: bytes, watch: HostWatch) -> int:
         number = _host_numbers.decode(body)
         if not watch.awaits(number) or any(each.host == number for each in self._connections):
-            raise Refused(f"host {number} is not awaited here")
+            raise Refused(f"host {number} is not expected here")
         return number
 
     def _carry_out(self, instructions: Instructions) -> None:
@@ -265,7 +266,7 @@ class LauncherLink:
         connection.outgoing += pack(message)
         try:
             connection.send()
-        except OSError as error:  # reading notices the end as well, but not why the connection ended
+        except OSError as error:  # reading notices the end too, but not its reason
             connection.is_unreachable |= _is_unreachable(error)
 
     def _drop_slow_strangers(self) -> None:

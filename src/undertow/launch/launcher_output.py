@@ -1,10 +1,10 @@
 """The launcher's own messages: lines on stderr that can neither fail nor block the job.
 
-In: text.  Out: bytes on stderr, as long as its reader takes them.
+In: text.  Out: bytes on stderr, as long as its reader makes progress.
 A daemon thread writes; it is abandoned when it makes no progress.
 select() would not do, because the relay writes to the same pipe, and O_NONBLOCK would
 change the terminal for all processes that share it.  `print` is not used, because its buffer
-would be flushed once more at the exit, and a failure of that would change the exit code.
+is flushed once more at exit, and a failure of that flush would change the exit code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _redirection: Callable[[Sequence[str]], None] | None = None
 
 
 def redirect(take: Callable[[Sequence[str]], None] | None) -> None:
-    """Hand lines to `take` from now on, because a dashboard owns the terminal; None ends that."""
+    """Pass all further lines to `take`, because a dashboard owns the terminal; None restores stderr."""
     global _redirection
     _redirection = take
 
@@ -67,7 +67,7 @@ def notify(text: str) -> None:
 
 
 def write_some(fd: int, data: memoryview) -> int:
-    """Call os.write; if another process made our output non-blocking, wait until it can be written to."""
+    """Call os.write; if another process made our output non-blocking, wait until it is writable."""
     while True:
         try:
             return os.write(fd, data)

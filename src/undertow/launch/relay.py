@@ -2,7 +2,7 @@
 
 In: the reading ends of the workers' pipes.  Out: bytes on stdout and stderr, and
 the last lines of every rank's stderr for the report after a failure.
-It never stops reading: a reader of our output that hangs must not block the training.
+It never stops reading: a hanging reader of our output must not block the training.
 A line is shown when it is complete, so lines of different ranks never mix; a carriage
 return ends a line as well, so progress bars move and keep their prefix.
 Nothing is decoded: the bytes that a worker writes arrive unchanged.
@@ -29,7 +29,7 @@ from undertow.plain_text import show_line
 CHUNK_BYTES = 1 << 16
 TAIL_LINES = 200
 TAIL_LINE_BYTES = 8192
-# A line without an end must not fill the memory; it is broken after this many bytes.
+# Longer lines are broken, so that a line without an end cannot fill the memory.
 MAX_LINE_BYTES = 16 << 20
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
@@ -44,14 +44,14 @@ class _Stream:
     shown: StreamDisplay
     lines: PrefixedLines
     tail: Tail | None
-    unshown: bytes = b""  # read for the tail at the end, and not shown yet
+    unshown: bytes = b""  # read by `finish` for the tail, not shown yet
 
 
 class Relay:
     """The thread that copies the workers' output: `add` every stream, `start`, and `finish` when all have ended."""
 
     def __init__(self, listen: Callable[[int, bytes], None] | None = None) -> None:
-        self._listen = listen  # called with what rank 0 writes, and whether to 1 or 2
+        self._listen = listen  # called with 1 or 2, and what rank 0 writes there
         self._tails: dict[int, Tail] = {}
         self._selector = selectors.DefaultSelector()
         self._ending = threading.Event()
@@ -71,14 +71,14 @@ class Relay:
         self._thread.start()
 
     def mute(self, target_fd: int) -> None:
-        """Show nothing there from now on; the streams are still read."""
+        """Stop showing streams with this target; they are still read."""
         self._closed.add(target_fd)
 
     def wait(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     def finish(self, timeout_s: float | None) -> None:
-        """Copy what has been written until now, and stop; None waits for a slow reader of our output."""
+        """Copy what has been written so far, then stop; with None, wait for a slow reader of our output."""
         self._ending.set()
         os.write(self._wake_in, b"x")
         self._thread.join(timeout_s)
@@ -167,7 +167,7 @@ def _read(fd: int, limit_bytes: int) -> bytes:
     try:
         return os.read(fd, limit_bytes)
     except OSError:
-        return b""  # a pseudo-terminal whose other side closed says EIO
+        return b""  # EIO: the other side of a pseudo-terminal is closed
 
 
 class StreamDisplay(enum.Enum):
@@ -179,7 +179,7 @@ class StreamDisplay(enum.Enum):
 
 
 class VisibleRanks(enum.Enum):
-    """The ranks whose output the user sees."""
+    """Which ranks' output the user sees."""
 
     ALL = "all"  # every line with its rank
     FIRST = "first"  # only rank 0's, unchanged
@@ -214,7 +214,7 @@ class PrefixedLines:
         return b"".join(line if line == b"\r" else self._prefix + line for line in _LINE.findall(text[:end]))
 
     def finish(self) -> bytes:
-        """Return the unfinished line, ended with a newline, because the stream has ended."""
+        """Return the unfinished line and a newline, because the stream has ended."""
         text = b"".join(self._pending)
         self._pending, self._size_bytes = [], 0
         return self._prefix + text + b"\n" if text else b""
@@ -234,6 +234,6 @@ class Tail:
         self._lines.extend(lines)
 
     def lines(self) -> tuple[str, ...]:
-        """Return what a terminal would show: of an overwritten line, the last state."""
+        """Return what a terminal would show: the last state of an overwritten line."""
         shown = map(show_line, [*self._lines, *filter(None, [self._stream.rest])])
         return ("(earlier lines left out)", *shown) if self._cut else tuple(shown)

@@ -1,8 +1,8 @@
 """Several jobs at once on this host, each under a launcher of its own; one that fails does not end the others.
 
-In: checked jobs, the arbiter's socket.  Out: how each job ended, and what the arbiter measured of it; nothing is left
-running.  Must run in a process of its own, as `launcher` must.  Starts an arbiter if there is none, and stops it at
-the end unless other jobs use it by then.
+In: checked jobs, the arbiter's socket.  Out: how each job ended, and what the arbiter measured about it; nothing is
+left running.  Must run in a process of its own, as `launcher` must.  Starts an arbiter if there is none, and stops it
+at the end unless other jobs use it by then.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class JobLaunchers:
     relay: Relay
     running: list[RunningJob] = field(default_factory=list)
     interrupted_by: signal.Signals | None = None
-    _kill_s: float | None = None  # when those that still live are killed
-    _failed: RunningJob | None = None  # the first
+    _kill_s: float | None = None  # when launchers that are still running are killed
+    _failed: RunningJob | None = None  # the first to fail
 
     @property
     def exit_code(self) -> int:
@@ -123,7 +123,7 @@ class JobLaunchers:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C reaches it once, passed on by this process
+            start_new_session=True,  # so that Ctrl-C reaches it once, forwarded by this process
         )
         self.guard.watch(process.pid)
         self.running.append(RunningJob(job, process, time.monotonic()))
@@ -146,14 +146,14 @@ class JobLaunchers:
                 self._poll(one)
 
     def end(self) -> None:
-        """Kill the launchers that still live, and reap all."""
+        """Kill the launchers that are still running, and reap all."""
         self._send(signal.SIGKILL, [one for one in self.running if one.code is None])
         for one in self.running:
             one.process.wait()
             self.guard.forget(one.process.pid)
 
     def _interrupt(self, signum: signal.Signals, living: Sequence[RunningJob]) -> None:
-        """Pass a signal on: each launcher ends its workers, on a second signal at once."""
+        """Forward a signal: each launcher ends its workers, at once on a second signal."""
         if self.interrupted_by is None:
             self.interrupted_by, self._kill_s = signum, time.monotonic() + INTERRUPT_GRACE_S
         self._send(signum, living)
@@ -198,7 +198,7 @@ def _stop_arbiter(path: Path, pid: int) -> None:
     try:
         status = ask_status(path)
         if status is None or status.pid != pid:
-            return  # it was stopped meanwhile
+            return  # it has been stopped in the meantime
         if status.devices:
             others = sorted({job.name for device in status.devices for job in device.jobs})
             notify(f"the arbiter keeps running for {', '.join(others)}; stop it with: undertow share down")

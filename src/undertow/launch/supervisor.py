@@ -1,7 +1,7 @@
 """The supervisor: watches the workers until the last one has ended.
 
 In: running workers, signals to the launcher.  Out: how each worker ended.
-`Shutdown` decides which signal the workers get and when; all else only waits, reaps and signals.
+`Shutdown` decides which signal the workers get and when; the rest only waits, reaps and signals.
 It sleeps until a child ends, a signal arrives or a deadline is due; it never polls fast.
 """
 
@@ -27,38 +27,38 @@ CHECK_EVERY_S = 1.0
 STOPPED_CHECKS = 5
 STUCK_CHECKS = 10
 FAILURE_GRACE_S = 2.0
-ASK_GRACE_S = 1.0
+SIGNAL_GRACE_S = 1.0
 
 
 class Phase(enum.Enum):
     RUNNING = "running"
-    GRACE = "grace"  # a worker failed; the others may still end by themselves
-    ASKED = "asked"  # all workers got a signal
+    GRACE = "grace"  # a worker failed; the others may still end on their own
+    SIGNALLED = "signalled"  # all workers got a signal
     KILLED = "killed"
 
 
 class Shutdown:
-    """Phase of one job's end, without processes: decides which signal the workers get, and when; it only goes forward.
+    """State machine of a job's end: decides which signal the workers get, and when.  Phases only advance.
 
-    After a failure the others may end by themselves first, because their own errors (which rank was lost, and where)
-    say more than a signal.  After an interrupt they are signalled at once.  A worker that does not end in time is
-    killed; a second interrupt kills at once.
+    After a failure the other workers may first end on their own, because their errors (which rank was lost, and
+    where) tell more than a signal.  After an interrupt they are signalled at once.  A worker that does not end in time
+    is killed; a second interrupt kills at once.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.RUNNING
         self.interrupted_by: signal.Signals | None = None
-        self.deadline_s: float | None = None  # when `due` returns a signal; set in GRACE and ASKED only
+        self.deadline_s: float | None = None  # when `due` returns a signal; set in GRACE and SIGNALLED only
 
     def fail(self, now_s: float) -> None:
         if self.phase is Phase.RUNNING:
             self._enter(Phase.GRACE, now_s + FAILURE_GRACE_S)
 
     def end(self, now_s: float) -> signal.Signals | None:
-        """Return the signal to send because another host failed, which the workers here cannot know."""
+        """Return the signal to send after a failure on another host, of which the workers here know nothing."""
         if self.phase not in (Phase.RUNNING, Phase.GRACE):
             return None
-        self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+        self._enter(Phase.SIGNALLED, now_s + SIGNAL_GRACE_S)
         return signal.SIGTERM
 
     def interrupt(self, signum: signal.Signals, now_s: float) -> signal.Signals:
@@ -67,15 +67,15 @@ class Shutdown:
             self._enter(Phase.KILLED, None)
             return signal.SIGKILL
         self.interrupted_by = signum
-        self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+        self._enter(Phase.SIGNALLED, now_s + SIGNAL_GRACE_S)
         return signum
 
     def due(self, now_s: float) -> signal.Signals | None:
-        """Return the next signal to send, if its time has come."""
+        """Return the next signal to send, if the deadline has passed."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return None
         if self.phase is Phase.GRACE:
-            self._enter(Phase.ASKED, now_s + ASK_GRACE_S)
+            self._enter(Phase.SIGNALLED, now_s + SIGNAL_GRACE_S)
             return signal.SIGTERM
         self._enter(Phase.KILLED, None)
         return signal.SIGKILL
@@ -83,7 +83,7 @@ class Shutdown:
     @property
     def has_signalled(self) -> bool:
         """Whether a worker that ends now may have been ended by the launcher."""
-        return self.phase in (Phase.ASKED, Phase.KILLED)
+        return self.phase in (Phase.SIGNALLED, Phase.KILLED)
 
     def _enter(self, phase: Phase, deadline_s: float | None) -> None:
         self.phase, self.deadline_s = phase, deadline_s
@@ -94,11 +94,11 @@ class Signals:
 
     def __init__(self, wake_fd: int) -> None:
         self._wake_fd = wake_fd
-        self._came: list[signal.Signals] = []
+        self._received: list[signal.Signals] = []
 
     def note(self, signum: int, frame: FrameType | None) -> None:
         if signum != signal.SIGCHLD:
-            self._came.append(signal.Signals(signum))
+            self._received.append(signal.Signals(signum))
 
     def wait(self, timeout_s: float, link: LauncherLink | None = None) -> None:
         """Return when a signal arrives, a child ends or `link` has a cause to end the workers, or after the timeout."""
@@ -107,13 +107,13 @@ class Signals:
             os.read(self._wake_fd, 4096)
 
     def take(self) -> list[signal.Signals]:
-        came, self._came = self._came, []
-        return came
+        received, self._received = self._received, []
+        return received
 
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Collect signals and the ends of children, instead of the default actions."""
+    """Inside the block, collect signals instead of running their default actions, and notice children that end."""
     wake_out, wake_in = os.pipe()
     os.set_blocking(wake_in, False)
     signals = Signals(wake_out)
@@ -136,23 +136,23 @@ def _signals_to_catch() -> list[signal.Signals]:
 
 
 class StoppedWorkers:
-    """Workers that are stopped (SIGSTOP, a forgotten debugger), and for how many checks.
+    """Number of consecutive checks that found each worker stopped (SIGSTOP, a forgotten debugger).
 
-    Counts checks instead of seconds, so that time in which the launcher itself is stopped does not count.
+    Counts checks instead of seconds, so that time during which the launcher itself is stopped does not count.
     """
 
     def __init__(self) -> None:
         self._checks: dict[int, int] = {}
 
     def observe(self, rank: int, pid: int, *, state: str) -> str | None:
-        """Return a warning, once for each time that a worker stays stopped."""
+        """Record the state of a worker, and return a warning once it has stayed stopped for some checks."""
         self._checks[rank] = self._checks.get(rank, 0) + 1 if state == "T" else 0
         if self._checks[rank] != STOPPED_CHECKS:
             return None
         return f"rank {rank} (pid {pid}) is stopped and does not compute; continue it with: kill -CONT {pid}"
 
     def is_stuck(self, rank: int) -> bool:
-        """Whether the worker has been stopped for so long that workers waiting for it should be told."""
+        """Whether the worker has been stopped for so long that it counts as lost if other workers wait for it."""
         return self._checks.get(rank, 0) >= STUCK_CHECKS
 
 
@@ -180,7 +180,7 @@ class Supervisor:
 
     @property
     def went_well(self) -> bool:
-        """Whether every worker has ended by itself and without an error."""
+        """Whether every worker has ended on its own and without an error."""
         has_failed = self.shutdown.interrupted_by or any(e.code or e.by_launcher for e in self.endings)
         return not self._living and not has_failed
 
@@ -191,12 +191,12 @@ class Supervisor:
         self._living.append(worker)
 
     def watch(self, signals: Signals) -> None:
-        """Pass signals on and react to failures until no worker lives."""
+        """Forward signals and react to failures until all workers have ended."""
         while self._living:
             signals.wait(self._time_left_s(), None if self.shutdown.has_signalled else self._link)
-            self._follow_other_hosts()
+            self._check_other_hosts()
             for signum in signals.take():
-                self._tell_other_hosts(partial(HostWatch.note_leaving, reason=f"was interrupted by {signum.name}"))
+                self._notify_other_hosts(partial(HostWatch.note_leaving, reason=f"was interrupted by {signum.name}"))
                 if signum is signal.SIGINT:
                     self._mute_stderr()  # before the signal: every worker's KeyboardInterrupt would fill the screen
                 self._send(self.shutdown.interrupt(signum, time.monotonic()))
@@ -240,16 +240,16 @@ class Supervisor:
                 )
             )
             if self._link is not None and not by_launcher:
-                words = describe_code(code).partition(";")[0]  # the guess behind the semicolon is for this host's user
-                self._link.note_ended(worker.rank, code, words)
+                outcome, _, _ = describe_code(code).partition(";")  # the guess after ";" is for this host's user
+                self._link.note_ended(worker.rank, code, outcome)
             if code:
                 self.shutdown.fail(now_s)
 
-    def _tell_other_hosts(self, call: Callable[[HostWatch], Instructions]) -> None:
+    def _notify_other_hosts(self, call: Callable[[HostWatch], Instructions]) -> None:
         if self._link is not None:
             self._link.post(call)
 
-    def _follow_other_hosts(self) -> None:
+    def _check_other_hosts(self) -> None:
         if self._link is not None and self._link.cause and not self.shutdown.has_signalled:
             self._notify(f"{self._link.cause}: ending the workers of this host")
             self._send(self.shutdown.end(time.monotonic()))
@@ -267,4 +267,4 @@ class Supervisor:
             if warning:
                 self._notify(warning)
             if self._stopped.is_stuck(worker.rank):
-                self._tell_other_hosts(partial(HostWatch.note_stopped, rank=worker.rank, pid=worker.pid))
+                self._notify_other_hosts(partial(HostWatch.note_stopped, rank=worker.rank, pid=worker.pid))

@@ -1,6 +1,6 @@
-"""Trace folder of a job: cleared by the launcher before the start, merged into one file for viewers at the end.
+"""Trace folder of a job: cleared by the launcher at the start, merged into one file for viewers at the end.
 
-In: the settings of the workers.  Out: no traces of an earlier job, and `trace.json` of this one.
+In: the settings of the workers.  Out: a folder without traces of earlier jobs, with this job's `trace.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OURS = b'[\n{"ph":"M","name":"process_name"'
 
 
 def clear_traces(settings: Settings) -> None:
-    """Make the folder, and remove traces of an earlier job, which may have had more workers."""
+    """Create the folder, and remove the traces of an earlier job, which may have had more workers."""
     if not settings.trace:
         return
     folder = Path(settings.trace)
@@ -53,7 +53,7 @@ def conclude_traces(settings: Settings, notify: Callable[[str], None]) -> None:
 
 
 def describe_trace(subject: str, folder: Path) -> str:
-    """Tell the user where a merged trace is, and what to do with it."""
+    """Return a line that tells the user where a merged trace is, and how to read it."""
     return (
         f"the trace of {subject} is {folder / MERGED}, for ui.perfetto.dev; "
         f"read it with: undertow report {shlex.quote(str(folder))}"

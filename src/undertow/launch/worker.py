@@ -28,7 +28,7 @@ class WorkerSpec:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     host: str
-    has_stdin: bool = False  # for one worker at most, so that a debugger in it can be used
+    has_stdin: bool = False  # for at most one worker, so that a debugger works in it
     entered: Callable[[], AbstractContextManager[None]] = nullcontext  # around its start, to enter an emulated host
 
     @property
@@ -38,7 +38,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A running worker, until it is swept away."""
+    """A started worker, until the supervisor has reaped it."""
 
     rank: int
     host: str
@@ -52,7 +52,7 @@ class Worker:
     def peek_exit_code(self) -> int | None:
         """Return the exit code, or None while the worker lives.
 
-        The worker is not reaped: it stays a zombie, so that the number of its process group is not used again.
+        The worker is not reaped: it stays a zombie, so that its process group id is not reused.
         """
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
@@ -91,7 +91,7 @@ class _OutputStream:
     target_fd: int
     shown: StreamDisplay
     prefix: bytes = b""
-    reader: int | None = None  # None: the worker has the launcher's own
+    reader: int | None = None  # None: the worker inherits the launcher's stream
     writer: int | None = None
 
     def hand_over(self, relay: Relay, *, rank: int) -> None:

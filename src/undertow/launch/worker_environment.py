@@ -1,8 +1,8 @@
 """Environment of a worker.
 
 In: the launcher's own environment, options of `undertow run`, the host's assignment, a local rank.  Out: the variables
-to set; for an option not given the user's own stay.
-The variables of a rank are torchrun's, so that scripts and frameworks written for it work unchanged.
+to set; where an option is not given, the user's variable stays.
+A rank's variables have the names that torchrun uses, so scripts and frameworks written for torchrun work unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undertow.tracing.window import parse_window
 
 
 def build_environment(base: Mapping[str, str], assignment: HostAssignment, *, local_rank: int) -> dict[str, str]:
-    """Return `base` with the worker's own variables in addition; a thread count that the user set stays."""
+    """Return `base` plus the worker's own variables; a thread count that the user set stays."""
     own = {
         "RANK": str(assignment.first_rank + local_rank),
         "WORLD_SIZE": str(assignment.world_size),
@@ -108,4 +108,4 @@ class SharingOptions:
 
     def _find_option(self) -> str | None:
         given = {"--weight": self.weight is not None, "--urgent": self.urgent, "--share-name": self.name is not None}
-        return next((option for option, is_given in given.items() if is_given), None)
+        return next((option for option, is_set in given.items() if is_set), None)

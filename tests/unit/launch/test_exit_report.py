@@ -176,27 +176,25 @@ def test_the_host_is_that_of_the_rank_that_failed() -> None:
     assert make_exit_report(endings).lines[-2] == "rank 1 (host host1) failed first: exit code 1"
 
 
-ELSEWHERE = RemoteFailure("rank 3 on host b was killed by SIGKILL before the workers had met", heard_s=5.0)
+REMOTE = RemoteFailure("rank 3 on host b was killed by SIGKILL before the workers had met", received_s=5.0)
 
 
 def test_a_cause_on_another_host_comes_last_and_no_rank_here_is_blamed() -> None:
-    verdict = make_exit_report(
-        [ending(1, 0, at_s=6, ended=True), ending(0, -15, at_s=6, ended=True)], elsewhere=ELSEWHERE
-    )
+    verdict = make_exit_report([ending(1, 0, at_s=6, ended=True), ending(0, -15, at_s=6, ended=True)], remote=REMOTE)
     assert verdict.exit_code == 1
     assert verdict.lines == (
         "rank 0 was ended, because the job has ended",
         "rank 1 was ended, because the job has ended",
-        ELSEWHERE.cause,
+        REMOTE.cause,
     )
-    assert make_exit_report([], elsewhere=ELSEWHERE).lines == (ELSEWHERE.cause,)
+    assert make_exit_report([], remote=REMOTE).lines == (REMOTE.cause,)
 
 
 def test_a_cause_on_another_host_does_not_hide_an_earlier_one_here() -> None:
     endings = [ending(0, 7, at_s=4, error=TRACEBACK), ending(1, -15, at_s=6, ended=True)]
-    verdict = make_exit_report(endings, elsewhere=ELSEWHERE)
+    verdict = make_exit_report(endings, remote=REMOTE)
     assert (verdict.exit_code, verdict.lines[-1]) == (7, TRACEBACK[-1])
 
 
 def test_workers_that_ended_well_by_themselves_need_no_other_host() -> None:
-    assert make_exit_report([ending(0, at_s=6)], elsewhere=ELSEWHERE).exit_code == 0
+    assert make_exit_report([ending(0, at_s=6)], remote=REMOTE).exit_code == 0

@@ -89,11 +89,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_names_and_ports_are_not_used_twice(tmp_path: Path) -> None:
     one = write(tmp_path, 'module = "a"\nname = "same"', "one.toml")
     two = write(tmp_path, 'module = "a"\nname = "same"', "two.toml")
-    with pytest.raises(ConfigError, match=r"two\.toml: name: same is used by .*one\.toml already"):
+    with pytest.raises(ConfigError, match=r"two\.toml: name: same is already used by .*one\.toml"):
         read_jobs([one, two], {})
     three = write(tmp_path, 'module = "a"\nnnodes = 2', "three.toml")
     four = write(tmp_path, 'module = "a"\nnnodes = 2\nmaster_port = 29500', "four.toml")
-    with pytest.raises(ConfigError, match=r"four\.toml: master_port: 29500 is used by .*three\.toml already"):
+    with pytest.raises(ConfigError, match=r"four\.toml: master_port: 29500 is already used by .*three\.toml"):
         read_jobs([three, four], {})
     assert len(read_jobs([three, four], {"MASTER_PORT": "29501"})) == 2
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from undertow.launch.supervisor import (
-    ASK_GRACE_S,
     FAILURE_GRACE_S,
+    SIGNAL_GRACE_S,
     STOPPED_CHECKS,
     STUCK_CHECKS,
     Phase,
@@ -29,8 +29,8 @@ def test_after_a_failure_the_others_may_end_by_themselves_first() -> None:
     assert not shutdown.has_signalled
     assert shutdown.due(10.0 + FAILURE_GRACE_S) is signal.SIGTERM
     assert shutdown.has_signalled
-    assert shutdown.due(10.0 + FAILURE_GRACE_S + ASK_GRACE_S - 0.01) is None
-    assert shutdown.due(10.0 + FAILURE_GRACE_S + ASK_GRACE_S) is signal.SIGKILL
+    assert shutdown.due(10.0 + FAILURE_GRACE_S + SIGNAL_GRACE_S - 0.01) is None
+    assert shutdown.due(10.0 + FAILURE_GRACE_S + SIGNAL_GRACE_S) is signal.SIGKILL
     assert shutdown.due(1e9) is None
 
 
@@ -45,7 +45,7 @@ def test_an_interrupt_is_passed_on_at_once_and_enforced() -> None:
     shutdown = Shutdown()
     assert shutdown.interrupt(signal.SIGINT, 5.0) is signal.SIGINT
     assert shutdown.interrupted_by is signal.SIGINT
-    assert shutdown.due(5.0 + ASK_GRACE_S) is signal.SIGKILL
+    assert shutdown.due(5.0 + SIGNAL_GRACE_S) is signal.SIGKILL
 
 
 def test_sigterm_is_passed_on_as_it_is() -> None:
@@ -64,14 +64,14 @@ def test_an_interrupt_cuts_the_grace_after_a_failure_short() -> None:
     shutdown = Shutdown()
     shutdown.fail(0.0)
     assert shutdown.interrupt(signal.SIGINT, 0.5) is signal.SIGINT
-    assert shutdown.deadline_s == 0.5 + ASK_GRACE_S
+    assert shutdown.deadline_s == 0.5 + SIGNAL_GRACE_S
 
 
 def test_workers_that_fail_because_of_an_interrupt_start_no_new_grace() -> None:
     shutdown = Shutdown()
     shutdown.interrupt(signal.SIGINT, 0.0)
     shutdown.fail(0.1)
-    assert shutdown.phase is Phase.ASKED
+    assert shutdown.phase is Phase.SIGNALLED
 
 
 def test_a_stopped_worker_is_named_once() -> None:
@@ -112,5 +112,5 @@ def test_a_failure_on_another_host_ends_workers_at_once() -> None:
     assert shutdown.end(10.0) is signal.SIGTERM
     assert shutdown.has_signalled
     assert shutdown.end(10.1) is None
-    assert shutdown.due(10.0 + ASK_GRACE_S) is signal.SIGKILL
+    assert shutdown.due(10.0 + SIGNAL_GRACE_S) is signal.SIGKILL
     assert shutdown.end(12.0) is None

@@ -139,7 +139,7 @@ BELOW = {100: [101, 11], 200: [201, 21]}
 
 
 def make_usage_log() -> UsageLog:
-    usage_log = UsageLog(find_below=lambda pid: BELOW[pid])
+    usage_log = UsageLog(list_descendants=lambda pid: BELOW[pid])
     usage_log.launchers += [100, 200]
     return usage_log
 
