@@ -12,7 +12,7 @@ from tests.support.forked_scripts import NO_RANKS, read_curve, run_alone
 from tests.support.script_runs import SCRIPTS, TORCHRUN, Runs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here NCCL may work")
-STARTS_AGAIN = "asks for NCCL, which this host lacks: it starts again as a single-process script (--plain off shows"
+RESTARTED = "requests NCCL, which this host lacks: restarting it as a single-process script (--plain off keeps"
 JOIN = """
 import os
 
@@ -70,14 +70,14 @@ def start(cli: Cli, *arguments: object) -> tuple[int, list[str], str]:
 def test_a_helper_in_another_file_may_be_the_one_that_decides(cli: Cli) -> None:
     code, lines, told = start(cli, "nccl")
     assert code == 0, told
-    assert told.count(STARTS_AGAIN) == 1
+    assert told.count(RESTARTED) == 1
     assert [line for line in lines if "trained as" in line] == ["[rank 0] trained as 0 1"]
 
 
 def test_another_backend_is_left_alone_whatever_the_text_says(cli: Cli) -> None:
     code, lines, told = start(cli, "gloo")
     assert code == 0, told
-    assert STARTS_AGAIN not in told
+    assert RESTARTED not in told
     assert [line for line in lines if "trained as" in line] == ["[rank 0] trained as 0 2", "[rank 1] trained as 1 2"]
 
 

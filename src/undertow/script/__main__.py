@@ -3,7 +3,7 @@
 import sys
 
 if __name__ == "__main__":
-    # The folder in which this was started, or that of this file: neither may shadow modules that undertow imports.
+    # The current folder or the folder of this file: neither may shadow modules that undertow imports.
     if not sys.flags.safe_path:
         del sys.path[0]
     known = set(sys.modules)

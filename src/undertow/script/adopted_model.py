@@ -1,8 +1,8 @@
 """A model that the script has not wrapped, trained as if it were wrapped.
 
-In: a module and those of its parameters that are trained.  Out: weights are rank 0's, gradients the mean of all ranks,
-and buffers follow rank 0.
-Every backward pass is synchronised.  Where a script accumulates gradients over several, each of them adds its mean.
+In: a module and those of its parameters that are trained.  Out: initial weights are rank 0's, gradients are the mean
+over all ranks, and buffers follow rank 0.
+Every backward pass is synchronised.  Where a script accumulates gradients over several passes, each adds its mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from undertow.torch.synchroniser import Synchroniser
 
 
 class LooseParameters(torch.nn.Module):
-    """A module made for parameters that are in no module."""
+    """A module created for parameters that belong to no module."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class AdoptedModel:
                 yield f"{type(self.module).__name__}.{name}", parameter
 
     def find_unaveraged(self) -> list[str]:
-        """Return the names of parameters with a gradient, unless a backward pass has been synchronised."""
+        """Return the names of parameters with a gradient if no backward pass has been synchronised yet."""
         if self._synchroniser.passes.has_synchronised:
             return []
         return [name for name, p in self.named_parameters() if p.grad is not None and bool(p.grad.any())]
@@ -95,12 +95,12 @@ class AdoptedModel:
         """Do nothing: no rank can run out of input early."""
 
     def finish(self) -> None:
-        """Return when nothing of the last pass is in flight and every step has been made."""
+        """Wait until nothing of the last pass is in flight and every step has been made."""
         if self._overlap is not None:
             self._overlap.gates.wait_for_updates()
 
     def release(self) -> None:
-        """Leave the module as an ordinary one."""
+        """Make the module an ordinary one again."""
         self._synchroniser.passes.ignore_all()
         for handle in self._handles:
             handle.remove()
@@ -111,7 +111,7 @@ class AdoptedModel:
 class ModelBuffers:
     """The buffers of one whole model.
 
-    Rank 0's are copied to all ranks before a forward that follows a training forward, as torch's DDP does.
+    Rank 0's buffers are copied to all ranks before a forward that follows a training forward, as torch's DDP does.
     """
 
     def __init__(self, module: torch.nn.Module, group: Group) -> None:
@@ -125,7 +125,7 @@ class ModelBuffers:
         self.follow(module)
 
     def follow(self, module: torch.nn.Module) -> None:
-        """Copy the buffers before forwards of this module when they are out of date."""
+        """Copy the buffers before a forward of this module if they are out of date."""
         self._handles.append(module.register_forward_pre_hook(EagerHook(self._begin_forward), prepend=True))
 
     def copy(self) -> None:
@@ -135,7 +135,7 @@ class ModelBuffers:
         self._broadcast.run(self._own)
 
     def _begin_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        # A forward that is recomputed in a backward (checkpointing) got its buffers the first time.
+        # A forward that is recomputed in a backward (checkpointing) got its buffers when it first ran.
         must_wait = self._are_stale and runs_backward()
         if self._are_stale and not must_wait:
             self.copy()

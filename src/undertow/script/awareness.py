@@ -1,12 +1,13 @@
-"""Finds out whether a script knows that it is one of several workers; then it is left alone.
+"""Determines whether a script knows that it is one of several workers; such a script is left alone.
 
 In: the script's text, before it runs; the state of the process, when it makes its first optimizer.
-Out: yes or no.  The text gives a first guess, which decides only which ranks print until then, and whether random
-numbers are the same on all ranks; what the process has done by then decides the rest.
+Out: yes or no.  The text gives a first guess, which decides only which ranks print before the first optimizer, and
+whether random numbers are the same on all ranks; the state of the process decides the rest.
 
-A script that has imported undertow joins the other workers itself: one of its namespaces, or of the functions that are
-running, holds a module, function or class of undertow's public interface.  Two things do not count: undertow's
-`DistributedDataParallel`, which replaces torch's, and `undertow.horovod`, which `import horovod` finds.
+A script that has imported undertow joins the other workers itself.  It has imported undertow if one of its namespaces,
+or of the functions that are running, holds a module, function or class of undertow's public interface.  Two are
+excepted: undertow's `DistributedDataParallel`, which replaces torch's, and `undertow.horovod`, which `import horovod`
+finds.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import Any
 
 from undertow.torch_groups import has_group_of_one, has_process_group
 
-# Words of scripts that know: ranks, process groups, and the frameworks that make them.
-_KNOWING = re.compile(
+# Words in scripts that know of ranks: ranks, process groups, and the frameworks that create them.
+_MENTIONS = re.compile(
     rb"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
     rb"|DistributedDataParallel|DistributedSampler|horovod|hvd|undertow|accelerate|Accelerator|deepspeed|lightning"
     rb"|pytorch_lightning|torchelastic|mpi4py|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
 )
 _HOROVOD = re.compile(rb"\bhorovod\b|\bHOROVOD_")
 
-# A comment says what the script may do one day, not what it does.
+# A comment may mention what the script does not do.
 _COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
 
 
-# Undertow's modules that a script imports to join the other workers, and what in them does not count.
+# Undertow's modules that a script imports to join the other workers, and names in them that do not count.
 _PUBLIC = ("undertow", "undertow.torch", "undertow.kvstore")
 _REPLACING = ("DistributedDataParallel",)
 
@@ -41,7 +42,7 @@ _REPLACING = ("DistributedDataParallel",)
 def mentions_ranks(script: str | None) -> bool:
     """Return whether the text of the script mentions ranks; True if it cannot be read."""
     text = _read_text(script)
-    return text is None or _KNOWING.search(text) is not None
+    return text is None or _MENTIONS.search(text) is not None
 
 
 def mentions_horovod(script: str | None) -> bool:
@@ -65,7 +66,7 @@ def find_module_file(module: str) -> str | None:
 def has_joined() -> bool:
     """Return whether the script has joined other workers, through undertow or otherwise.
 
-    An import alone is no sign: libraries try `import horovod.torch` to see whether it is installed.
+    An import alone proves nothing: libraries try `import horovod.torch` to see whether it is installed.
     """
     return _has_undertow() or find_join_call() is not None
 
@@ -76,7 +77,7 @@ def find_join_call() -> str | None:
 
 
 def has_joined_alone() -> bool:
-    """Return whether the script has joined nothing but a process group of one process, which some libraries need."""
+    """Return whether the script has joined only a process group of one process, which some libraries need."""
     return has_group_of_one() and not _has_undertow() and not _has_horovod()
 
 
@@ -90,7 +91,7 @@ def _has_horovod() -> bool:
     module = sys.modules.get("horovod.torch")
     is_initialized = getattr(module, "is_initialized", None)
     if is_initialized is None or module is sys.modules.get("undertow.horovod.torch"):
-        return False  # undertow's module by that name: `_has_undertow` covers it
+        return False  # undertow's module of that name: `_has_undertow` covers it
     try:
         return bool(is_initialized())
     except Exception:
@@ -106,16 +107,16 @@ def imports_undertow() -> bool:
 def _find_public() -> set[int]:
     """Return the ids of the public modules, functions and classes of undertow."""
     modules = [sys.modules[name] for name in _PUBLIC if name in sys.modules]
-    things: list[Any] = [*modules]
+    values: list[Any] = [*modules]
     for module in modules:
-        things += [vars(module)[name] for name in _list_names(module) if name not in _REPLACING]
-    return {id(thing) for thing in things if isinstance(thing, (ModuleType, FunctionType, type))}
+        values += [vars(module)[name] for name in _list_names(module) if name not in _REPLACING]
+    return {id(value) for value in values if isinstance(value, (ModuleType, FunctionType, type))}
 
 
 def _list_names(module: ModuleType) -> list[str]:
-    named = getattr(module, "__all__", None)
-    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", None) == module.__name__]
-    return [name for name in named or own if name in vars(module)]
+    exported = getattr(module, "__all__", None)
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return [name for name in exported or own if name in vars(module)]
 
 
 def _find_namespaces() -> Iterator[Mapping[str, Any]]:

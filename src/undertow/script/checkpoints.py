@@ -2,7 +2,7 @@
 
 In: `torch.save` and `torch.load` of the script, what `os`, `shutil` and `pathlib` do to the files, and the checkpoints
 of Lightning and ignite.
-Out: one complete file, written by one rank.  Another rank that reads a checkpoint back reads its own copy, so it need
+Out: one complete file, written by rank 0.  Another rank that reads a checkpoint back reads its own copy, so it need
 not wait for rank 0 or share its disk.  If the script turns out to know of ranks, every rank writes its own files.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 
 from undertow.files import write_whole
 
-# The last, the best, and a temporary file that becomes one of them.  Scripts that number their files do not read old
-# ones back.
+# The last, the best, and a temporary file that becomes one of the two.  Scripts that number their files do not read old
+# files back.
 LEAST_KEPT = 3
-# Older copies are kept within this bound: if the script joins the other workers later, each rank has to write its own.
+# Older copies are kept up to this total: if the script joins the other workers later, each rank has to write its own.
 MOST_KEPT_BYTES = 64 << 20
 
 
@@ -32,10 +32,10 @@ class Checkpoints:
         self._lock = threading.RLock()  # guards the fields below
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._dropped: set[str | None] = set()  # paths that rank 0 has written instead
-        self._lost: dict[str, None] = {}  # those of them whose copy is no longer kept
+        self._lost: dict[str, None] = {}  # paths in `_dropped` whose copy is no longer kept
 
     def save(self, original: Callable[..., None], thing: object, f: Any, *arguments: Any, **options: Any) -> None:
-        """Call torch's function, but keep the bytes instead of writing the file.
+        """Call torch's function, and keep the bytes instead of writing the file.
 
         A file that the script has opened itself is written by every rank, because opening it has truncated it.
         """
@@ -93,7 +93,7 @@ class Checkpoints:
         return (found := _find_path(path)) is not None and (found in self._kept or found in self._lost)
 
     def measure(self, path: Any) -> int | None:
-        """Return the size of the copy kept of this file in bytes; None if there is none."""
+        """Return the size in bytes of the kept copy of this file; None if there is no copy."""
         if not self._kept or (found := _find_path(path)) is None:
             return None
         kept = self._kept.get(found)
@@ -109,13 +109,13 @@ class Checkpoints:
                 self._lost.pop(found, None)
 
     def write(self, rank: int) -> None:
-        """Write the newest copy of each path, because every rank writes its own now; name the paths that are lost."""
+        """Write the copies, because every rank writes its own files now; print the paths whose copies are lost."""
         with self._lock:
             kept, self._kept = self._kept, OrderedDict()
             lost, self._lost = self._lost, {}
             self._dropped.clear()
         for path, data in kept.items():
-            write_whole(path, data)  # other ranks may write the same path now
+            write_whole(path, data)  # other ranks may write to the same path at the same time
         if lost:
             print(
                 f"undertow: rank {rank} has lost what it saved to {', '.join(lost)}: more than "
@@ -126,7 +126,7 @@ class Checkpoints:
             )
 
     def find(self, f: Any) -> Any:
-        """Return what to read from: this rank's own copy, or the file itself."""
+        """Return the object to read from: this rank's own copy, or `f` itself."""
         path = _find_path(f)
         kept = None if path is None else self._kept.get(path)
         return f if kept is None else io.BytesIO(kept)

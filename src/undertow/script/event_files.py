@@ -1,9 +1,10 @@
 """TensorBoard events of single-process scripts: only rank 0 writes them.
 
-In: what a `SummaryWriter` passes to the writer of its event file.  Out: the same on rank 0; on other ranks no file.
+In: events that a `SummaryWriter` passes to the writer of its event file.  Out: the same on rank 0; on other ranks no
+file.
 Until it is known whether a script knows of ranks, the events of other ranks are held.  They are written if it does, or
-if the process ends before that is known.  The most recent of the dropped events are kept in case the script joins the
-other workers itself later; a message then says how many older ones are lost.
+if the process ends before that is known.  The most recent dropped events are kept in case the script joins the other
+workers itself later; a message then reports how many older events are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-# Per file.  While the script may still know of ranks, more events than these cause all of them to be written.
+# Limits per file.  A rank that exceeds one before it is known whether the script knows of ranks writes all its events.
 MOST_HELD_EVENTS = 10_000
 MOST_HELD_BYTES = 16 << 20  # images and histograms are large
 
@@ -41,18 +42,18 @@ class EventFiles:
         return self._held[-1]
 
     def drop(self) -> None:
-        """Drop events from now on: rank 0 writes them."""
+        """Drop held and later events, because rank 0 writes them."""
         self.is_dropping = True
 
     def write(self) -> None:
-        """Write the held events, and all later ones: every rank writes its own."""
+        """Write held and later events, because every rank writes its own files."""
         self._writes = True
         if os.getpid() == self._pid:
             for held in self._held:
                 held.write()
 
     def _end(self) -> None:
-        """Write at the end of the process what was held until then."""
+        """Write the held events at the end of the process."""
         if not self.is_dropping:
             self.write()
 

@@ -1,6 +1,6 @@
-"""Folders that every rank of a single-process script makes: the first rank to get there makes them.
+"""Folders that every rank of a single-process script creates: the first rank creates them, the others do not fail.
 
-In: paths that the script has looked for and not found, and the folders that it makes.
+In: paths that the script has looked for and not found, and the folders that it creates.
 Out: one folder.  `if not os.path.exists(path): os.mkdir(path)` works in one process; in several, all but one may fail.
 """
 
@@ -15,7 +15,7 @@ MOST_ABSENT = 1000  # paths; a script may look for a million files that do not e
 
 
 class Folders:
-    """The paths that this rank has not found, and that another rank may have made since."""
+    """The paths that this rank has not found, and that another rank may have created since."""
 
     def __init__(self) -> None:
         self._absent: OrderedDict[str, None] = OrderedDict()
@@ -28,7 +28,7 @@ class Folders:
                 self._absent.popitem(last=False)
 
     def make(self, original: Callable[..., None], path: Any, *arguments: Any, **options: Any) -> None:
-        """Make a folder as os.mkdir does; it is no error if another rank has made it since the script looked."""
+        """Create a folder like os.mkdir; it is not an error if another rank has created it since the script looked."""
         found = _find_path(path)
         was_absent = found in self._absent
         if found is not None:

@@ -1,8 +1,8 @@
 """Holds back the output of all ranks but 0, so that the user does not see it several times.
 
 In: what the script writes to stdout and stderr.  Out: the same bytes, later or never.
-Output is held until it is known whether the script knows of other ranks; then it is shown or dropped.  The end of the
-process, and an exception that ends it, show what is held.  The last megabyte of what is dropped is kept: it is recalled
+Output is held until it is known whether the script knows of other ranks; then it is shown or dropped.  Held output is
+shown when the process ends, normally or by an exception.  The last megabyte of dropped output is kept, to be recalled
 if the script joins the other workers itself later.
 The script sees ordinary streams; only the lowest layer, which writes to the file, is replaced.
 """
@@ -19,13 +19,13 @@ import threading
 from collections import deque
 from typing import Any
 
-# More output than this before an optimizer is made is shown at once: the script may never make one.
+# If more than this is held, it is shown at once: the script may never make an optimizer.
 MOST_HELD_BYTES = 1 << 20
 _CUT = b"undertow: what this worker printed before is not shown: only the last megabyte was kept\n"
 
 
 class OutputMode(enum.Enum):
-    """The treatment of a rank's output."""
+    """Treatment of a rank's output."""
 
     HOLD = "hold"
     DROP = "drop"
@@ -37,15 +37,14 @@ class HeldOutput:
 
     def __init__(self) -> None:
         self.mode = OutputMode.SHOW
-        self._lock = threading.RLock()  # guards what is held: any thread may print
+        self._lock = threading.RLock()  # guards held and dropped output: any thread may print
         self._held: list[tuple[Any, bytes]] = []
         self._held_bytes = 0
         self._dropped: deque[tuple[Any, bytes]] = deque()  # the last megabyte, for `recall`
         self._dropped_bytes = 0
         self._is_cut = False  # older output is lost
-        self._streams: dict[
-            str, tuple[Any, io.TextIOWrapper]
-        ] = {}  # by name: the process's own stream, and the replacement
+        # By name: the process's own stream, and its replacement.
+        self._streams: dict[str, tuple[Any, io.TextIOWrapper]] = {}
         self._is_registered = False
 
     def start(self) -> None:
@@ -63,13 +62,13 @@ class HeldOutput:
             os.register_at_fork(after_in_child=self._forget)
 
     def show(self) -> None:
-        """Show what is held, and what follows; keep dropping if output is dropped."""
+        """Show held and later output; if output is being dropped, continue to drop it."""
         self._flush()
         if self.mode is OutputMode.HOLD:
             self._show_held()
 
     def drop(self) -> None:
-        """Drop what is held and what follows, unless it is recalled."""
+        """Drop held and later output, until it is recalled."""
         self._flush()
         with self._lock:
             self.mode, held, self._held = OutputMode.DROP, self._held, []
@@ -77,7 +76,7 @@ class HeldOutput:
                 self._keep_dropped(raw, data)
 
     def recall(self) -> None:
-        """Hold what was dropped, so that it is shown with the next output."""
+        """Hold the dropped output that is kept, so that it is shown with the next output."""
         self._flush()
         with self._lock:
             if self.mode is OutputMode.DROP:
@@ -102,7 +101,7 @@ class HeldOutput:
         self._streams = {}
 
     def show_all(self) -> None:
-        """Show what is held, and what follows even if output was dropped so far."""
+        """Show held and later output, even if output was dropped so far."""
         self.show()
         self.mode = OutputMode.SHOW
 
@@ -130,7 +129,7 @@ class HeldOutput:
                     rest = rest[raw.write(rest) or 0 :]
 
     def _flush(self) -> None:
-        """Pass on what the streams still buffer, so that it is treated as output from before a change of mode."""
+        """Flush the streams' buffers, so that output written before a change of mode is treated in the old mode."""
         for _, ours in self._streams.values():
             with contextlib.suppress(ValueError, OSError):  # closed, detached, or a pipe that is no longer read
                 ours.flush()
@@ -144,7 +143,7 @@ class HeldOutput:
 
 
 class _RawStream(io.RawIOBase):
-    """The lowest layer of a replaced stream, which passes writes to `HeldOutput` and the rest to the file."""
+    """The lowest layer of a replaced stream: passes writes to `HeldOutput`, all other calls to the file."""
 
     def __init__(self, output: HeldOutput, own: Any) -> None:
         self._output = output
@@ -178,7 +177,7 @@ def _find_raw(stream: Any) -> io.RawIOBase | None:
 
 
 def _copy_stream(own: io.TextIOWrapper, raw: io.RawIOBase) -> io.TextIOWrapper:
-    """Return a stream of the same layers over this file."""
+    """Return a stream with the same layers as `own` over `raw`."""
     is_buffered = not isinstance(own.buffer, io.RawIOBase)
     below: Any = io.BufferedWriter(raw) if is_buffered else raw
     copy = io.TextIOWrapper(

@@ -1,8 +1,8 @@
-"""Calls a function as soon as a module has been imported, wherever that happens, and not before.
+"""Calls a function as soon as a module has been imported by any code, and never imports the module itself.
 
 A script may set variables that torch reads when it is imported, and a script that never imports torch should not wait
-for it.  The module keeps its own loader.  `find_spec` alone is no import.  An import that fails shows no frame of
-undertow's and may be tried again.
+for it.  The module keeps its own loader.  `find_spec` alone does not count as an import.  The traceback of a failed
+import shows no frame of undertow, and the import may be tried again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # the finders that come after this one
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # the finders after this one
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 self._follow(spec.loader)
@@ -40,7 +40,7 @@ class _Finder:
         return None
 
     def _follow(self, loader: Any) -> None:
-        """Let this loader object also report that it has run the module.  A class would report other modules, too."""
+        """Make this loader object also report that it has run the module; a class would report other modules too."""
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
             return
 
@@ -58,6 +58,6 @@ def _report(load: Callable[[ModuleType], None], finish: Callable[[], None]) -> C
         load(module)
         finish()
 
-    # Python hides frames with this file name, its own import machinery, in the traceback of an import that fails.
+    # In the traceback of a failed import, Python hides frames with this file name, that of its import machinery.
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     return exec_module

@@ -1,4 +1,4 @@
-"""Refuses a script that another launcher has started several times, if each process would train alone.
+"""Refuses a script that another launcher has started in several processes, if each process would train alone.
 
 In: the script's file and the environment; the state of the process when it first steps an optimizer.
 Out: `ConfigError`, or nothing.
@@ -22,7 +22,7 @@ def check_launcher(script: str | None) -> Callable[[], None]:
     """Raise `ConfigError` if each process would train the script alone; return a function that ends the check.
 
     A script that mentions ranks may read them from that launcher's variables and join the other processes itself, so it
-    is checked when it first steps an optimizer.  A launcher that imports torch, such as torchrun, never does.
+    is checked at its first optimizer step.  A launcher that imports torch, such as torchrun, never steps an optimizer.
     """
     name = os.path.basename(script or sys.argv[0]) or "train.py"
     try:
@@ -35,7 +35,7 @@ def check_launcher(script: str | None) -> Callable[[], None]:
 
 
 def _check_first_step(error: ConfigError) -> Callable[[], None]:
-    """Raise this error at the first optimizer step of a process that has not joined others; return what ends that."""
+    """Raise this error at the first optimizer step if the process has not joined others; return a function to stop."""
     handles: list[Any] = []
     errors = [error]
 

@@ -1,6 +1,6 @@
-"""The table of everything that undertow replaces in a script's process, with reasons.
+"""Table of everything that undertow replaces in a script's process, with reasons.
 
-In: a row that makes a replacement from the original.  Out: the replacement is in effect until it is undone.
+In: rows, each of which makes a replacement from the original.  Out: the replacement is in effect until it is undone.
 Two other modules assign to modules or classes that are not undertow's: `torch/gates/native_functions.py` (functions
 that would read a parameter before its gate opens) and `torch/data/distribution.py` (`torch.autograd.backward`, for
 scripts that call `undertow.torch.distribute`).
@@ -19,7 +19,7 @@ from undertow.script import replacements
 from undertow.script.single_process import SingleProcessScript
 from undertow.torch.data import replacements as data
 
-CHECKED_WITH = "2.13.0"  # of torch: with this version each row is needed and works
+CHECKED_WITH = "2.13.0"  # the version of torch with which each row is needed and works
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _each(
     reason: str,
     checked_with: str = CHECKED_WITH,
 ) -> tuple[Patch, ...]:
-    """Return a patch for each of these targets, all of which need it for the same reason."""
+    """Return a patch for each target, all with the same reason."""
     return tuple(Patch(target, make, reason, checked_with) for target in targets)
 
 
@@ -58,14 +58,18 @@ SINGLE_PROCESS_PATCHES = (
     *_each(
         ("torch.distributed:init_process_group", "torch.distributed.distributed_c10d:init_process_group"),
         replacements.join_others,
-        "a script that joins other workers after its first optimizer is no single-process script: all is undone first",
+        "a script that joins other workers after its first optimizer is not a single-process script: undo all first",
     ),
     Patch(
         "torch.optim:Optimizer.__init__",
         replacements.make_optimizer,
         "an optimizer's parameters are trained: they are kept the same on all ranks",
     ),
-    Patch("torch.optim:Optimizer.add_param_group", replacements.add_parameters, "so are parameters added later"),
+    Patch(
+        "torch.optim:Optimizer.add_param_group",
+        replacements.add_parameters,
+        "parameters that are added later are kept the same, too",
+    ),
     Patch(
         "torch.utils.data:DataLoader._index_sampler",
         data.choose_indices,
@@ -77,32 +81,32 @@ SINGLE_PROCESS_PATCHES = (
         data.begin_again,
         "with persistent workers one iterator serves all epochs: it must take a new share in each",
     ),
-    Patch("torch.utils.data:DataLoader.__len__", data.count_batches, "len() over a stream is that of the share"),
+    Patch("torch.utils.data:DataLoader.__len__", data.count_batches, "len() over a stream is the share's length"),
     Patch(
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
         data.hand_out,
-        "tells which batch is being computed, for its weight, and when an epoch ends",
+        "it shows which batch is being computed, for its weight, and when an epoch ends",
     ),
     Patch(
         "torch.autograd:backward",
         data.run_backward,
-        "weighs the terms of the loss, so that the shares of a batch add up to its gradient",
+        "the terms of the loss are weighted, so that the gradients of a batch's shares add up to its gradient",
     ),
     Patch(
         "torch.autograd:grad",
         replacements.compute_gradients,
-        "a script that updates its weights with these, and has no optimizer, is warned that nothing is synchronised",
+        "a script that updates its weights with them, without an optimizer, is warned that nothing is synchronised",
     ),
     Patch(
         "torch.optim.lr_scheduler:ReduceLROnPlateau.step",
         replacements.step_on_plateau,
-        "it decides by a metric that may differ between ranks: rank 0's decides for all",
+        "it decides by a metric that may differ between ranks: rank 0's metric decides for all",
     ),
     *_each(("torch:save", "torch.serialization:save"), replacements.save, "one rank writes a checkpoint"),
     *_each(
         ("torch:load", "torch.serialization:load"),
         replacements.load,
-        "a rank that did not write reads what it would have written",
+        "a rank that did not write a checkpoint reads what it would have written",
     ),
     *_each(
         ("os:replace", "os:rename"),
@@ -114,44 +118,48 @@ SINGLE_PROCESS_PATCHES = (
         replacements.copy,
         "the best checkpoint is a copy of the last: one rank makes it",
     ),
-    Patch("os.path:exists", replacements.exists, "a checkpoint exists for ranks that did not write it, too"),
-    Patch("os.path:isfile", replacements.is_file, "the same for files only"),
-    Patch("os.path:getsize", replacements.measure, "so is its size, which scripts print"),
+    Patch("os.path:exists", replacements.exists, "a checkpoint also exists for ranks that did not write it"),
+    Patch("os.path:isfile", replacements.is_file, "a checkpoint is also a file for ranks that did not write it"),
+    Patch("os.path:getsize", replacements.measure, "scripts print the size of a checkpoint, on every rank"),
     *(
-        Patch(f"pathlib:Path.{name}", make, "the same for paths, where pathlib does not call os.path")
+        Patch(f"pathlib:Path.{name}", make, "as for os.path, which pathlib does not call here")
         for name, make in _LOOKUPS.items()
         if name in vars(pathlib.Path)  # not in every Python
     ),
-    Patch("os.path:isdir", replacements.is_folder, "notes folders that do not exist: another rank may make them"),
-    Patch("os:mkdir", replacements.make_folder, "it may exist by then; os.makedirs and pathlib call this function"),
+    Patch("os.path:isdir", replacements.is_folder, "folders that do not exist are noted: another rank may make them"),
+    Patch(
+        "os:mkdir",
+        replacements.make_folder,
+        "another rank may have made the folder by then; os.makedirs and pathlib call this function",
+    ),
     *_each(("os:remove", "os:unlink"), replacements.remove, "old checkpoints are removed by the rank that wrote them"),
 )
-# For single-process scripts, too: modules of libraries, patched when a script imports them.  Lightning has two names.
+# Also for single-process scripts: modules of libraries, patched when a script imports them.  Lightning has two names.
 _LIGHTNING, _TENSORBOARD, _IGNITE = "lightning 2.6.6", "tensorboard 2.21.0", "pytorch-ignite 0.5.5"
 _FABRIC = ("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io")
 LIBRARY_PATCHES = (
     *_each(
         [f"{module}:_atomic_save" for module in _FABRIC],
         replacements.save_atomically,
-        "a Trainer on one device saves to memory and writes that itself: one rank writes a checkpoint",
+        "a Trainer on one device saves to memory and writes the file itself: one rank writes a checkpoint",
         _LIGHTNING,
     ),
     *_each(
         [f"{module}:TorchCheckpointIO.load_checkpoint" for module in _FABRIC],
         replacements.load_checkpoint,
-        "a rank that did not write reads what it would have written",
+        "a rank that did not write a checkpoint reads what it would have written",
         _LIGHTNING,
     ),
     *_each(
         ("lightning.pytorch.core.saving:pl_load", "pytorch_lightning.core.saving:pl_load"),
         replacements.load,
-        "so does load_from_checkpoint",
+        "load_from_checkpoint reads it, too",
         _LIGHTNING,
     ),
     Patch(
         "ignite.handlers.checkpoint:DiskSaver._save_func",
         replacements.save_by_handler,
-        "it opens a file itself and renames it: one rank writes and removes checkpoints",
+        "the handler opens a file itself and renames it: one rank writes and removes checkpoints",
         _IGNITE,
     ),
     Patch(
@@ -160,7 +168,12 @@ LIBRARY_PATCHES = (
         "one rank writes the events of a SummaryWriter",
         _TENSORBOARD,
     ),
-    Patch("tensorboardX.writer:EventFileWriter", replacements.write_events, "so it does here", "tensorboardX 2.6.5"),
+    Patch(
+        "tensorboardX.writer:EventFileWriter",
+        replacements.write_events,
+        "one rank writes the events of a SummaryWriter",
+        "tensorboardX 2.6.5",
+    ),
 )
 
 
@@ -182,7 +195,8 @@ class AppliedPatches:
     def undo(self, patches: Sequence[Patch] | None = None) -> None:
         """Restore the originals of these patches, or of all, in reverse order.
 
-        Where the script has put something else since, that stays: the replacement below it does nothing any more.
+        A target that the script has replaced since keeps the script's replacement; undertow's below it does nothing
+        any more.
         """
         for patch, owner, name, original, replacement in reversed(self._applied):
             if (patches is None or patch in patches) and vars(owner)[name] is replacement:

@@ -1,4 +1,4 @@
-"""Applies the patches that the settings ask for, and undoes them."""
+"""Applies the patches that the settings require, and undoes them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def patch_torch(
     settings: Settings,
     *,
     looks_single_process: bool,
-    start_again: Callable[[], None],
+    restart: Callable[[], None],
     on_begin: Callable[[], None],
     on_end: Callable[[], None],
     on_join: Callable[[], None],
 ) -> Callable[[], None]:
     """Patch torch and libraries for a script; return a function that undoes all of it.
 
-    `on_begin`, `on_end` and `on_join` are those of `SingleProcessScript`; `start_again` runs the script from its start.
+    `on_begin`, `on_end` and `on_join` are those of `SingleProcessScript`; `restart` runs the script from its start.
     """
     patches = AppliedPatches()
     stop_waiting: list[Callable[[], None]] = []
@@ -59,10 +59,10 @@ def patch_torch(
         on_end=leave_alone,
         on_join=on_join,
     )
-    script.start_again = start_again
+    script.restart = restart
     if settings.ddp:
         patches.apply(DDP_PATCHES, script)
-    # A single worker has nothing to synchronise, but a profile is measured on one.
+    # A single worker has nothing to synchronise, but profiles are measured with one.
     if settings.plain is not PlainScripts.OFF and (settings.world_size > 1 or settings.profile):
         patches.apply(SINGLE_PROCESS_PATCHES, script)
         for patch in LIBRARY_PATCHES:
@@ -82,9 +82,9 @@ def patch_torch(
 
 
 def _defer_all_steps(*, verbose: bool) -> Callable[[], None]:
-    """Defer the steps of all optimizers after their first; return a function that ends this for those without a step.
+    """Defer the steps of each optimizer after its first one; return a function that stops this for further optimizers.
 
-    By its first step an optimizer is fully configured.
+    An optimizer is fully configured only when it makes its first step.
     """
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -97,7 +97,7 @@ def _defer_all_steps(*, verbose: bool) -> Callable[[], None]:
 
 
 def _defer(optimizer: Optimizer, *, verbose: bool) -> None:
-    """Defer the later steps of this optimizer; if that is not possible, they wait for all gradients: say so."""
+    """Defer the later steps of this optimizer; if that is impossible, log that they wait for all gradients."""
     reason = find_coupling(optimizer)
     if reason is None:
         try:

@@ -34,7 +34,7 @@ class PreparedProcess:
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
         self._has_horovod = _provides_horovod(settings.horovod)
-        self._variables: dict[str, str] = {}  # of Horovod, set here
+        self._variables: dict[str, str] = {}  # Horovod's environment variables, set here
         if self._has_horovod:
             horovod.install()
             # Only if needed: libraries choose Horovod when they see HOROVOD_RANK.
@@ -44,7 +44,7 @@ class PreparedProcess:
         else:
             horovod.uninstall()  # PYTHONPATH may have brought it from a parent process
         self.output = HeldOutput()
-        # Under another launcher, the address of the rendezvous is what exactly the ranks of this job share.
+        # Under another launcher there is no token; exactly the ranks of this job share the rendezvous's address.
         secret = settings.token or f"{settings.master_addr}:{settings.master_port}"
         self._seed = SharedSeed(secret)
         self._looks_single_process = _looks_single_process(settings, script)
@@ -56,7 +56,7 @@ class PreparedProcess:
                 self.output.start()
 
     def apply(self) -> None:
-        """Patch torch, which has been imported; do nothing if it is a module of the script's own by this name."""
+        """Patch torch, which has been imported; do nothing if it is a module of the script with the same name."""
         if self._is_undone or not hasattr(sys.modules["torch"], "_C"):
             return
         from undertow.script.patching import patch_torch
@@ -64,7 +64,7 @@ class PreparedProcess:
         self._undo_torch = patch_torch(
             self._settings,
             looks_single_process=self._looks_single_process,
-            start_again=self._start.start_again,
+            restart=self._start.restart,
             on_begin=self._begin,
             on_end=self._leave_alone,
             on_join=self.output.recall,
@@ -84,7 +84,7 @@ class PreparedProcess:
     def forget(self) -> None:
         """Undo the patches in a forked child, which belongs to the script.
 
-        Its output stays shown or dropped as it was, its random numbers stay, and Horovod stays importable.
+        Its output is shown or dropped as before, its random numbers stay, and Horovod stays importable.
         """
         self.output, self._seed = HeldOutput(), SharedSeed("")
         self._has_horovod, self._variables = False, {}
@@ -117,7 +117,7 @@ _current: PreparedProcess | None = None
 def prepare(script: str | None) -> None:
     """Prepare this process for a script, once.
 
-    Raises `ConfigError` for impossible settings, and under launchers whose ranks undertow does not read.
+    Raises `ConfigError` for impossible settings, and under a launcher whose rank variables undertow does not read.
     """
     global _current
     if _current is None:
@@ -125,7 +125,7 @@ def prepare(script: str | None) -> None:
         _current = PreparedProcess(read_settings(), script, end_check)
         when_imported("torch", _current.apply)
         os.register_at_fork(after_in_child=_forget)
-    os.environ.pop("UNDERTOW_AUTOLOAD", None)  # child processes of the script are ordinary ones
+    os.environ.pop("UNDERTOW_AUTOLOAD", None)  # child processes of the script run as without undertow
 
 
 def undo() -> None:
@@ -145,13 +145,13 @@ def _forget() -> None:
 
 
 def show_output() -> None:
-    """Show the held and all later output of this rank, because the script fails on it."""
+    """Show the held and all later output of this rank, because the script has failed here."""
     if _current is not None:
         _current.output.show_all()
 
 
 class SharedSeed:
-    """A seed for Python's and numpy's generators, from a text that all ranks share; torch's are alike anyway."""
+    """A seed for Python's and numpy's generators, from a text that all ranks share; torch's default seed is fixed."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -166,7 +166,7 @@ class SharedSeed:
         when_imported("numpy", self._seed_numpy)
 
     def undo(self) -> None:
-        """Restore the generators, except those that the script has drawn from or seeded meanwhile."""
+        """Restore the generators, except those that the script has drawn from or seeded since."""
         self._text = ""
         for undo in self._undo:
             undo()
@@ -174,7 +174,7 @@ class SharedSeed:
 
     def _seed_numpy(self) -> None:
         numbers: Any = getattr(sys.modules["numpy"], "random", None)
-        if not self._text or not hasattr(numbers, "get_state"):  # a module of the script's own by this name
+        if not self._text or not hasattr(numbers, "get_state"):  # numpy is a module of the script
             return
         before = numbers.get_state()
         numbers.seed(random.Random(self._text).getrandbits(32))

@@ -1,7 +1,7 @@
 """Replacements for functions of torch, os, shutil, pathlib, Lightning, ignite and tensorboard.
 
-In: the original function and the script.  Out: a function that informs the script of the call, and makes the call
-itself or leaves it to rank 0.  See the table in `patches`.
+In: the original function and the `SingleProcessScript`.  Out: a function that passes the call to that object, which
+calls the original or leaves that to rank 0.  See the table in `patches`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from undertow.hidden import is_hidden
 from undertow.runtime.launcher_notes import Mark, waiting
-from undertow.script.restart import find_caller, find_main, needs_nccl, should_start_again
+from undertow.script.restart import find_caller, find_main, needs_nccl, should_restart
 from undertow.script.single_process import SingleProcessScript
 from undertow.torch.data.replacements import Original, replacement
 from undertow.torch.ddp.wrapper import DistributedDataParallel
@@ -27,7 +27,7 @@ def wrap_model(original: Any, script: SingleProcessScript) -> Any:
 
 
 class Overlapping(DistributedDataParallel):
-    """A wrapper as `parallelize` makes it: the next forward pass overlaps with gradients in flight."""
+    """A wrapper that overlaps the next forward pass with gradients in flight, as `parallelize` does."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -62,12 +62,12 @@ def add_parameters(
 def join_others(original: Original, script: SingleProcessScript, *arguments: Any, **options: Any) -> Any:
     settings, is_first = script.settings, script.group is None
     lacks_nccl = needs_nccl(arguments, options, has_device=torch.cuda.is_available())
-    if lacks_nccl and is_first and should_start_again(settings, [find_main(), find_caller()]):
+    if lacks_nccl and is_first and should_restart(settings, [find_main(), find_caller()]):
         script.announce(
-            f"{sys.argv[0]} asks for NCCL, which this host lacks: it starts again as a single-process script "
-            "(--plain off shows it RANK)"
+            f"{sys.argv[0]} requests NCCL, which this host lacks: restarting it as a single-process script "
+            "(--plain off keeps RANK visible)"
         )
-        script.start_again()
+        script.restart()
     script.leave("init_process_group")
     with waiting(settings.start_marks, settings.local_rank, Mark.WAITS):
         try:
@@ -81,8 +81,8 @@ def join_others(original: Original, script: SingleProcessScript, *arguments: Any
 
 
 _WITHOUT_RANKS = (
-    "undertow: RANK and the other variables of the launcher are hidden, because this runs as a single-process script; "
-    "--plain off shows them"
+    "undertow: RANK and the launcher's other variables are hidden, because the script runs as a single-process script; "
+    "--plain off keeps them visible"
 )
 _WITHOUT_NCCL = (
     "undertow: this host has no NCCL. If the script can train in one process, --plain on (on all hosts) hides RANK "
@@ -119,7 +119,7 @@ def save(original: Original, script: SingleProcessScript, obj: object, f: Any, *
 
 @replacement
 def save_atomically(original: Original, script: SingleProcessScript, checkpoint: Any, filepath: Any) -> None:
-    """Replace a function that takes an object and a path, as torch.save does, but writes the file itself."""
+    """Replace a function that takes an object and a path, like torch.save, but writes the file itself."""
     if script.writes:
         original(checkpoint, filepath)
     else:
@@ -130,7 +130,7 @@ def save_atomically(original: Original, script: SingleProcessScript, checkpoint:
 def save_by_handler(
     original: Original, script: SingleProcessScript, saver: Any, checkpoint: Any, path: Any, func: Any
 ) -> None:
-    """Replace ignite's method that writes a checkpoint to a temporary file first."""
+    """Replace ignite's method, which writes a checkpoint to a temporary file first."""
     if script.writes:
         original(saver, checkpoint, path, func)
     else:
@@ -203,7 +203,7 @@ def load(original: Original, script: SingleProcessScript, f: Any, *arguments: An
 def load_checkpoint(
     original: Original, script: SingleProcessScript, reader: Any, path: Any, *arguments: Any, **options: Any
 ) -> Any:
-    """Replace Lightning's method that checks that the file exists before it reads it."""
+    """Replace Lightning's method, which checks that the file exists before it reads it."""
     found = script.checkpoints.find(path)
     if found is path:
         return original(reader, path, *arguments, **options)

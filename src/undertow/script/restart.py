@@ -1,8 +1,8 @@
-"""Starts a script again as a single-process script if it asks for NCCL on a host that has none.
+"""Restarts a script as a single-process script if it requests NCCL on a host without NCCL.
 
-In: a call of `init_process_group`, and the file that makes it.  Out: nothing, or this process starts again with RANK
-hidden from the script.  Only the call itself decides: a script that ends up with another backend is left alone.
-A script starts again if its syntax tree shows that it can run as a single process where RANK is not set.
+In: a call of `init_process_group`, and the file that makes it.  Out: nothing, or this process is restarted with RANK
+hidden from the script.  Only the call itself decides: a script that finally chooses another backend is left alone.
+A script is restarted if its syntax tree shows that it can run as a single process where RANK is not set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NCCL = "nccl"
 
 @dataclass(frozen=True)
 class StartCommand:
-    """The command, folder and environment that this process was started with."""
+    """The command, folder and environment with which this process was started."""
 
     command: list[str]
     folder: str
@@ -34,7 +34,7 @@ class StartCommand:
     def read(cls) -> StartCommand:
         return cls([sys.executable, *sys.orig_argv[1:]], os.getcwd(), dict(os.environ))
 
-    def start_again(self) -> NoReturn:
+    def restart(self) -> NoReturn:
         """Replace this process by a new run of the same command, with RANK hidden."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -43,16 +43,16 @@ class StartCommand:
 
 
 def needs_nccl(arguments: Sequence[Any], options: Mapping[str, Any], *, has_device: bool) -> bool:
-    """Return whether a call of `init_process_group` asks for NCCL alone, without a device for it."""
+    """Return whether a call of `init_process_group` requests NCCL alone, without a device for it."""
     backend = options.get("backend", arguments[0] if arguments else None)
     return not has_device and str(backend).lower() == NCCL
 
 
-def should_start_again(settings: Settings, callers: Sequence[str | None]) -> bool:
+def should_restart(settings: Settings, callers: Sequence[str | None]) -> bool:
     """Return whether a script that cannot run here as one of several workers can run as a single process.
 
-    `callers` are the main script and the file that makes the call.  All ranks have to make the same choice, and hosts
-    may differ: with several hosts, the user chooses.
+    `callers` are the main script and the file that makes the call.  All ranks have to make the same choice, but hosts
+    may differ: with several hosts, the user has to choose.
     """
     is_one_host = settings.local_world_size == settings.world_size > 1
     return is_one_host and settings.plain is PlainScripts.AUTO and any(map(has_single_process_branch, callers))
@@ -82,7 +82,7 @@ def has_single_process_branch(script: str | None) -> bool:
 def _read_tree(script: str | None) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its syntax: Python has shown them when it compiled the script
+            warnings.simplefilter("ignore")  # Python has shown the syntax warnings when it compiled the script
             return None if script is None else ast.parse(Path(script).read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None

@@ -1,8 +1,8 @@
 """Runs a script as `__main__`, in a process that was prepared for it.
 
-In: the arguments of a command line that would follow `python`: a file, or -m and a module, and the script's own.
-Out: what the script does.  It finds `sys.argv`, `sys.path`, `__main__` and its tracebacks as under Python itself, and
-its exit code is the process's.  What cannot be run is passed to Python, for its own error message.
+In: the arguments that would follow `python` on a command line: a file, or -m and a module, then the script's arguments.
+Out: the effects of the script.  `sys.argv`, `sys.path`, `__main__` and tracebacks are as under Python itself, and the
+script's exit code is the process's.  A script that cannot be run is passed to Python, for its error message.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ USAGE_ERROR = 2
 def run(arguments: Sequence[str], known: Collection[str]) -> None:
     """Prepare this process, then run the script in it.  Returns when the script's last line has run.
 
-    `known` are the modules that were imported before undertow's.  `sys.path` must not contain the script's folder yet.
+    `known` names the modules that were imported before undertow.  `sys.path` must not contain the script's folder yet.
     """
     if not arguments or arguments[0] in ("-", "-c") or list(arguments) == ["-m"]:
         _refuse("give a script, or -m and a module")
     is_module = arguments[0] == "-m"
     start = _find_module(arguments[1]) if is_module else _find_file(arguments)
-    _forget_hidden(known)
+    _forget_shadowed(known)
     sys.argv = ["-m", *arguments[2:]] if is_module else list(arguments)
     ours, sys.modules["__main__"] = sys.modules["__main__"], _make_main()
     try:
@@ -56,11 +56,11 @@ def run(arguments: Sequence[str], known: Collection[str]) -> None:
         sys.excepthook = ExceptionHook(start)  # replaces any hook of the script, and calls it
         raise
     finally:
-        del ours  # kept until here, because its functions are running
+        del ours  # kept alive until here, because its functions are running
 
 
 def _explain(ending: SystemExit) -> None:
-    """Tell the launcher of the loss that ended the script, if one did, and the other workers, if there are any."""
+    """Report the end of the script: to the launcher if a loss caused it, and to the other workers if there are any."""
     process = sys.modules.get("undertow.runtime.process")
     note_loss(ending, process.find_error() if process is not None else None)
     if process is not None:
@@ -81,9 +81,8 @@ def _find_module(name: str) -> Callable[[], None]:
 
 def _find_file(arguments: Sequence[str]) -> Callable[[], None]:
     script = arguments[0]
-    path = (
-        script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
-    )  # Python, too, leaves ./ and ../ in it
+    # Python does not remove ./ and ../ either.
+    path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
     if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__.py
         sys.path.insert(0, path)
         return lambda: runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
@@ -111,26 +110,26 @@ def _read_code(path: str) -> tuple[CodeType, Any]:
             raise ImportError(f"{path} was compiled by another Python")
         file.seek(0)
         source = file.read()
-    decode_source(source)  # comments, too, must be valid in the file's encoding
+    decode_source(source)  # raises if the source, comments included, is not valid in the file's encoding
     return compile(source, path, "exec", dont_inherit=True), SourceFileLoader("__main__", path)
 
 
 def _hand_over(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by Python itself, which says why it cannot run the script."""
+    """Replace this process by Python itself, which reports why it cannot run the script."""
     flags = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     del flags[-2 if flags[-2:-1] == ["-m"] else -1 :]  # the arguments that started undertow
     os.execv(sys.executable, [sys.orig_argv[0], *flags, *arguments])
 
 
-def _forget_hidden(known: Collection[str]) -> None:
-    """Forget imported modules of Python's library that a file beside the script shadows: the script needs its own."""
+def _forget_shadowed(known: Collection[str]) -> None:
+    """Unload modules of Python's library that a file beside the script shadows: the script shall import that file."""
     for name in [name for name in sys.modules if name in sys.stdlib_module_names and name not in known]:
         if PathFinder.find_spec(name, sys.path[:1]) is not None:
             del sys.modules[name]
 
 
 def _make_main() -> types.ModuleType:
-    """Make the module `__main__` as Python does before it knows what to run."""
+    """Create the module `__main__` as Python does before it knows what to run."""
     main = types.ModuleType("__main__")
     vars(main).update(__annotations__={}, __builtins__=sys.modules["builtins"])
     return main

@@ -1,9 +1,9 @@
 """A single-process script, trained on all ranks.
 
-In: its optimizers, its data loaders, its random numbers, its files, its output.
-Out: one training.  The first optimizer joins the ranks.  From then on all ranks hold the same parameters, and each
+In: the script's optimizers, data loaders, random numbers, files and output.
+Out: one training run.  The first optimizer joins the ranks.  After that all ranks hold the same parameters, and each
 takes its share of the data.  Rank 0 announces every change once.
-A script without an optimizer is not synchronised: rank 0 says so, or the run is refused (see `unsynchronised`).
+A script without an optimizer is not synchronised: rank 0 warns, or the run is refused (see `unsynchronised`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _FIGURES = (
 class SingleProcessScript(DataSharing):
     """The single-process script that this process runs.
 
-    `on_begin` is called when the script turns out to be one, `on_end` when it turns out to know of ranks.  If the
-    second follows the first, `on_join` is called before `on_end`.
+    `on_begin` is called when the script turns out to be a single-process script, `on_end` when it turns out to know of
+    ranks.  If the second follows the first, `on_join` is called before `on_end`.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class SingleProcessScript(DataSharing):
         self.checkpoints = Checkpoints()
         self.folders = Folders()
         self.events = EventFiles(settings.rank)
-        self.stop_watching: Callable[[], None] = lambda: None  # optimizer steps; not to be called during one
-        self.start_again: Callable[[], None] = lambda: None  # runs the script from its start, with RANK hidden from it
+        self.stop_watching: Callable[[], None] = lambda: None  # ends the hook on optimizer steps; not during a step
+        self.restart: Callable[[], None] = lambda: None  # runs the script from its start, with RANK hidden from it
         self._group: Group | None = None  # set when the training begins
         self._is_over = False
         self._looks_single_process = looks_single_process
@@ -76,7 +76,7 @@ class SingleProcessScript(DataSharing):
         self._on_join = on_join
         self._models = TrainedModels(overlaps=settings.overlap)
         self._announced: set[str] = set()
-        self._has_shared = False  # any data among the ranks
+        self._has_shared = False  # data has been divided among the ranks
         self._has_diverged = False  # each rank draws its own random numbers (--seed-per-rank)
         self._has_counted_whole = False  # the script took a loader's length before any data was shared
         self._first_step = FirstStepCheck(settings, self.announce)  # for a script that joins the workers itself
@@ -89,17 +89,17 @@ class SingleProcessScript(DataSharing):
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes files: only rank 0 does, unless the script is left alone."""
+        """Whether this rank writes files: all do while the script is left alone, else only rank 0."""
         return self.group is None or self.settings.rank == 0
 
-    # Begin and end
+    # Start and end
 
     def _begin(self) -> bool:
-        """Join the other ranks at the first optimizer; return False if the script does that itself."""
+        """Join the other ranks at the first optimizer; return False if the script joins them itself."""
         if has_joined() or imports_undertow():
             self._leave_alone()
             return False
-        # The script may take long before its first optimizer; a worker that dies meanwhile ends the job.
+        # A rank may take long to reach its first optimizer; the launcher ends the job if a worker dies before that.
         timeout_s = max(self.settings.start_timeout_s, self.settings.stall_timeout_s)
         process.init_for_script(TorchRendezvous(), self.leave, start_timeout_s=timeout_s)
         self._group = process.default_group()
@@ -110,17 +110,17 @@ class SingleProcessScript(DataSharing):
             "prints, shows progress bars and saves (--plain off to disable)"
         )
         self.announce(
-            "random numbers: weights and the order of the data are drawn alike on all ranks; while a rank computes, it "
-            "draws its own"
+            "random numbers: all ranks draw the same weights and the same order of the data; computing on its share, "
+            "each rank draws its own numbers"
             if self._looks_single_process
             else "random numbers: those of Python and numpy differ between ranks so far, because the script's text "
-            "mentions ranks: seed them"
+            "mentions ranks: seed both generators"
         )
         self._watch_steps()
         return True
 
     def _leave_alone(self) -> None:
-        """Leave the other workers to a script that knows of them, and check its first step."""
+        """Leave a script alone that knows of other workers, and check its first step."""
         if self.is_split and not has_joined_alone():
             self.announce(
                 "--batch split applies only to loaders that the script passes to undertow.torch.distribute(): the "
@@ -131,7 +131,7 @@ class SingleProcessScript(DataSharing):
         self._watch_steps()
 
     def leave(self, call: str) -> None:
-        """Undo everything, because the script is about to join the other workers itself, by this call."""
+        """Undo everything, because the script is about to join the other workers itself, with this call."""
         if self.group is None:
             return
         self.announce(
@@ -140,7 +140,7 @@ class SingleProcessScript(DataSharing):
         )
         try:
             self._models.finish()
-            self._joined.barrier()  # after it nothing is in flight
+            self._joined.barrier()  # after this, nothing is in flight
             self._models.restore_own_weights()
         finally:
             self._on_join()
@@ -150,7 +150,7 @@ class SingleProcessScript(DataSharing):
             process.shutdown()
 
     def end(self) -> None:
-        """Leave the script alone from now on: it knows of ranks."""
+        """Leave the script alone for the rest of its run: it knows of ranks."""
         if not self._is_over:
             self._is_over = True
             self.weight = 1.0
@@ -182,7 +182,7 @@ class SingleProcessScript(DataSharing):
         added = self._models.adopt(optimizer, parameters, self._joined)
         if self.is_split and self._models.has_batch_norm:
             self.announce(
-                "batch normalisation sees only each rank's share of a batch: results are not those of one process"
+                "batch normalisation sees only each rank's share of a batch: results differ from those of one process"
             )
         if not added:
             return
@@ -193,10 +193,11 @@ class SingleProcessScript(DataSharing):
             self.announce(_FIGURES)
         count = f"{added} parameter{'s' if added > 1 else ''}"
         self.announce(
-            f"{name}: {count} start as rank 0's; gradients are averaged over {self.settings.world_size} workers"
+            f"{name}: {count} start with rank 0's values; gradients are averaged over {self.settings.world_size} "
+            "workers"
         )
         if isinstance(optimizer, torch.optim.LBFGS):
-            self.announce("LBFGS decides by the loss, which may differ between ranks: give all of them the same data")
+            self.announce("LBFGS decides by the loss, which may differ between ranks: give all ranks the same data")
 
     def _watch_steps(self) -> None:
         self.stop_watching = register_optimizer_step_pre_hook(lambda optimizer, *given: self._step(optimizer)).remove
@@ -226,7 +227,7 @@ class SingleProcessScript(DataSharing):
     # Gradients
 
     def start_backward(self, outputs: Sequence[Any]) -> None:
-        """Note a backward pass, whose gradients are added to those of the leaves."""
+        """Note a backward pass, which adds gradients to those of the leaves."""
         self._count_pass(functools.partial(self._unsynchronised.start_backward, outputs))
         self._check_joined()
         super().start_backward(outputs)
@@ -244,7 +245,7 @@ class SingleProcessScript(DataSharing):
     # Data
 
     def shares(self) -> bool:
-        """Return whether loaders hand out shares, as they do once the ranks have joined."""
+        """Return whether loaders hand out shares, which they do once the ranks have joined."""
         self._check_joined()
         return self.group is not None and self.settings.world_size > 1
 
@@ -254,8 +255,8 @@ class SingleProcessScript(DataSharing):
         self.announce(_FIGURES)
         if self._has_counted_whole and not self.is_split:
             self.announce(
-                "the script took len() of a DataLoader before it made an optimizer: that was the length over all data, "
-                "so what it computed from it, such as a schedule, may be too long (--batch split keeps the length)"
+                "the script took len() of a DataLoader before it made an optimizer, which is the length over all data: "
+                "a schedule computed from it may be too long (--batch split keeps the length)"
             )
 
     def note_whole_length(self) -> None:
@@ -272,10 +273,10 @@ class SingleProcessScript(DataSharing):
         return self._share_numbers()
 
     def end_epoch(self) -> None:
-        """Check that the ranks agree; until the next epoch all of them draw the same random numbers.
+        """Check that the ranks agree; until the next epoch all ranks draw the same random numbers.
 
-        Raises `DriftError` if they have not gone through the same data, or do not hold the same weights: nothing that
-        follows would be right.
+        Raises `DriftError` if they have not gone through the same data or do not hold the same weights: all later
+        results would be wrong.
         """
         order = torch.tensor(self.take_order())
         if self.group is None:
@@ -306,7 +307,7 @@ class SingleProcessScript(DataSharing):
         return self._group
 
     def announce(self, message: str) -> None:
-        """Print a line once, on rank 0 of several."""
+        """Print a line once, on rank 0, if there are several ranks."""
         if self.settings.rank == 0 < self.settings.world_size - 1 and message not in self._announced:
             self._announced.add(message)
             print(f"undertow: {message}", file=sys.stderr, flush=True)

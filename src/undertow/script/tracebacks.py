@@ -1,10 +1,10 @@
 """Shows the exception that ends a script as Python would have shown it.
 
-In: that exception.  Out: its traceback, and those of the exceptions that led to it, without undertow's frames; through
+In: that exception.  Out: its traceback, and those of the exceptions that led to it, without undertow's frames; shown by
 the script's own `sys.excepthook` where it has one.
 
-A frame of undertow's code is removed if it only passed a call on: other frames follow it, or it called the original,
-written in C, itself (such a function has a variable named `original`).  undertow's own errors keep all their frames.
+A frame of undertow's code is removed if it only forwarded a call: other frames follow it, or it called an original
+written in C (such a function has a variable named `original`).  undertow's own errors keep all their frames.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMPILER = "torch._dynamo.eval_frame"  # its frames call the functions that `ne
 
 
 def strip_own_frames(error: BaseException) -> None:
-    """Remove undertow's frames from this exception and from all that are shown with it."""
+    """Remove undertow's frames from this exception and from all exceptions that are shown with it."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

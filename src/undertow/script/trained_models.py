@@ -1,8 +1,8 @@
 """The models that the optimizers of a single-process script train.
 
 In: optimizers, and the parameters given to them.  Out: those parameters, and the buffers of their modules, are the same
-on all ranks.  A rank's own weights are kept when rank 0's overwrite them, and restored if the script joins the other
-workers itself.  The modules are searched for among all objects of the process.
+on all ranks.  A rank's own weights are saved when rank 0's overwrite them, and restored if the script joins the other
+workers itself.  The modules are found among all objects of the process.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class TrainedModels:
         self._models: weakref.WeakSet[AdoptedModel] = weakref.WeakSet()
         self._buffers: weakref.WeakSet[ModelBuffers] = weakref.WeakSet()
         self._untrained: list[AdoptedModel] = []  # no step has been made; in the order of adoption
-        self._loose: list[AdoptedModel] = []  # held here, because their module was made here
+        self._loose: list[AdoptedModel] = []  # kept alive here, because nothing else holds their module
         self._owners: Any = WeakIdKeyDictionary()  # parameter: a weak reference to its model
         self._trained_by: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[AdoptedModel]] = (
             weakref.WeakKeyDictionary()
         )
 
     def adopt(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], group: Group) -> int:
-        """Keep these parameters the same on all ranks of the group; return how many were not known before."""
+        """Keep these parameters the same on all ranks of the group; return how many of them are new."""
         new = [p for p in parameters if isinstance(p, torch.nn.Parameter) and p not in self._owners]
         if new:
             self._adopt_models(new, group)
-        # Parameters that another optimizer has brought count as well.
+        # Including parameters that another optimizer has brought.
         owners = [self._owners[parameter]() for parameter in parameters if parameter in self._owners]
         models = self._trained_by.setdefault(optimizer, weakref.WeakSet())
         models.update(owner for owner in owners if owner is not None)
@@ -69,19 +69,19 @@ class TrainedModels:
     def list_trained(self) -> list[AdoptedModel]:
         """Return the models trained in this epoch, in an order that is the same on all ranks.
 
-        Of the others, some may be garbage that only some ranks have collected yet.
+        The other models may be garbage that only some ranks have collected yet.
         """
         return sorted((model for model in self._models if model.has_trained), key=lambda model: model.number)
 
     def end_epoch(self, trained: Sequence[AdoptedModel]) -> None:
-        """Copy rank 0's buffers: the script may go on without calling the model's forward."""
+        """Copy rank 0's buffers, because the script may not call the model's forward again."""
         for buffers in dict.fromkeys(model.buffers for model in trained if model.buffers is not None):
             buffers.copy()
         for model in trained:
             model.has_trained = False
 
     def finish(self) -> None:
-        """Return when nothing of the last pass is in flight and every step has been made."""
+        """Wait until nothing of the last pass is in flight and every step has been made."""
         for model in self._models:
             model.finish()
 
@@ -139,9 +139,9 @@ class TrainedModels:
 
 
 class OwnWeights:
-    """The overwritten values of parameters, by parameter, until something trains them.
+    """A rank's own values of overwritten parameters, kept until an optimizer steps them.
 
-    Only values that differ from rank 0's are kept: in most scripts all ranks draw the same weights, so none are.
+    Only values that differ from rank 0's are kept.  In most scripts all ranks draw the same weights, so none are.
     """
 
     def __init__(self) -> None:
@@ -159,13 +159,13 @@ class OwnWeights:
                 self._replaced[parameter] = value, parameter.detach().clone()
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Drop the values of these parameters: they are trained from now on."""
+        """Drop the values of these parameters, because an optimizer steps them."""
         for parameter in parameters:
             self._replaced.pop(parameter, None)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the values, except of parameters that the script has changed since."""
+        """Restore the values, except for parameters that the script has changed since."""
         for parameter, (own, given) in list(self._replaced.items()):
             if _are_equal(parameter, given):
                 parameter.copy_(own)
@@ -179,7 +179,7 @@ class OwnWeights:
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compare bit by bit, except that any NaN equals any other."""
+    """Compare the values exactly; any NaN equals any other NaN."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())
@@ -194,7 +194,7 @@ class _Root:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """A sort key that is the same on all ranks; the module that holds most comes first."""
+        """A sort key that is the same on all ranks; among equals, the module that holds the most comes first."""
         names = tuple(name for name, _ in self.module.named_parameters())
         return self.indices[0], -len(self.indices), self.indices, type(self.module).__qualname__, names
 
@@ -213,8 +213,8 @@ def find_models(parameters: Sequence[torch.Tensor]) -> list[list[torch.nn.Module
 def _find_roots(parameters: Sequence[torch.Tensor]) -> list[_Root]:
     ids = {id(parameter): index for index, parameter in enumerate(parameters)}
     holding: dict[int, _Root] = {}
-    # By type, not isinstance: some objects pretend to be of another class, and run code when asked.
-    for module in [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]:
+    # By type, not by isinstance: some objects pretend to be of another class, and isinstance runs their code.
+    for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         indices = sorted({ids[id(parameter)] for parameter in _parameters_of(module) if id(parameter) in ids})
         if indices:
             holding[id(module)] = _Root(module, tuple(indices))
@@ -237,4 +237,4 @@ def _parameters_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     try:
         yield from module.parameters()
     except (AttributeError, TypeError):
-        return  # its constructor has not run to the end
+        return  # its constructor has not finished

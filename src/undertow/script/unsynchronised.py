@@ -4,7 +4,7 @@ In: backward passes of a script that has neither made an optimizer nor joined th
 `torch.autograd.grad` and `torch.func`.
 Out: a warning at the second pass; `ConfigError` if the script's batches were to be split and it certainly trains,
 because a tensor has changed since its gradient was computed.
-The first pass is no sign: scripts run a model once, backward included, before they make its optimizer.
+The first pass does not count: some scripts run a model once, backward included, before they make its optimizer.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ class UnsynchronisedTraining:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._passes = 0
-        self._leaves: Any = (
-            WeakIdKeyDictionary()
-        )  # tensors that gradients were computed of, and digests of their values then
+        self._leaves: Any = WeakIdKeyDictionary()  # differentiated tensors, with digests of their values at that time
 
     def start_gradients(self, inputs: Sequence[Any]) -> str | None:
         """Count a pass if one of these tensors has changed since its gradient was last computed.
 
-        A batch has not: it is a new tensor each time.  Nor has the input of a Jacobian, which is computed row by row.
-        Returns the warning, if any.
+        A batch does not count: it is a new tensor each time.  Nor does the input of a Jacobian, computed row by row:
+        it does not change.  Returns the warning, if any.
         """
         is_update = self._note_values(inputs)
         return self._count(is_update) if is_update or any(map(_is_of_func, inputs)) else None
@@ -49,7 +47,7 @@ class UnsynchronisedTraining:
     def start_backward(self, outputs: Sequence[Any]) -> str | None:
         """Count a pass and return the warning, if any.
 
-        Raises `ConfigError` with `--batch split` if the script certainly trains.
+        Raises `ConfigError` if the script certainly trains and `--batch split` is given.
         """
         return self._count(self._note_values(list(_find_leaves(outputs))))
 
@@ -77,17 +75,17 @@ class UnsynchronisedTraining:
         )
 
 
-_ORDINARY = (torch.Tensor, torch.nn.Parameter)  # not the compiler's tensors without values
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)  # not the compiler's tensors, which have no values
 
 
-def _has_value(thing: Any) -> bool:
-    """Return whether this is a leaf with a readable value, which tensors inside `torch.vmap` do not have."""
-    is_ordinary = type(thing) in _ORDINARY and not torch._C._functorch.is_functorch_wrapped_tensor(thing)
-    return is_ordinary and thing.is_leaf and not thing.is_meta
+def _has_value(value: Any) -> bool:
+    """Return whether this is a leaf tensor with readable values; tensors inside `torch.vmap` have none."""
+    is_ordinary = type(value) in _ORDINARY and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return is_ordinary and value.is_leaf and not value.is_meta
 
 
 def _find_leaves(outputs: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """Yield the leaves that a backward of these outputs adds gradients to."""
+    """Yield the leaves to which a backward pass from these outputs adds gradients."""
     nodes: list[Any] = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
     seen: set[Any] = {None}
     while nodes:
@@ -102,19 +100,19 @@ def _digest(tensor: torch.Tensor) -> str:
     return f"{tensor._version} {tensor.detach().sum().item()}"
 
 
-def _is_of_func(thing: object) -> bool:
-    """Return whether torch.func differentiates by this tensor; what becomes of the result cannot be seen."""
-    return isinstance(thing, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(thing)
+def _is_of_func(value: object) -> bool:
+    """Return whether torch.func differentiates with respect to this tensor; how the result is used cannot be seen."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(value)
 
 
 def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
-    """Raise `ConfigError` if any parameters are named, whose gradients cover only this rank's share of the data."""
+    """Raise `ConfigError` if there are `names`: parameters whose gradients cover only this rank's share of the data."""
     if names:
         raise ConfigError(
             f"{type(optimizer).__name__} steps with gradients of {name_some(names, SHOWN)} that were not averaged: "
             "they were assigned (torch.autograd.grad, torch.func, gradients of another model), or computed by a "
-            "backward pass before the optimizer knew the parameters, while each worker takes other data. Compute them "
-            "with loss.backward() of the model that the optimizer trains, after making the optimizer, or use one "
+            "backward pass before the optimizer knew the parameters, while each worker takes different data. Compute "
+            "them with loss.backward() of the model that the optimizer trains, after making the optimizer, or use one "
             "worker (-n 1)"
         )
 
@@ -122,7 +120,7 @@ def check_averaged(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> No
 class FirstStepCheck:
     """A check, at the first optimizer step, that a script which is left alone has joined the other workers.
 
-    `must_join` means that it imports undertow, and had not joined anything when it made its optimizer.
+    `must_join` means that the script imports undertow, and had not joined when it made its optimizer.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[str], None], *, must_join: bool = False) -> None:
@@ -132,7 +130,7 @@ class FirstStepCheck:
         self._is_made = False
 
     def check(self) -> None:
-        """Warn if it has not joined them; raise `ConfigError` if its batches were to be split."""
+        """Warn if the script has not joined them; raise `ConfigError` if its batches were to be split."""
         if self._is_made or self._settings.world_size == 1:
             return
         self._is_made = True
@@ -149,13 +147,13 @@ class FirstStepCheck:
         problem = (
             f"{sys.argv[0]} has made a process group of one process (init_process_group), so undertow leaves it alone: "
             f"each of {self._settings.world_size} workers trains a full copy by itself and saves to the same paths. "
-            "Leave the group out to have it trained as a single-process script, or make one of all workers, or use one "
-            "worker (-n 1)"
+            "Leave the group out to have it trained as a single-process script, or make a group of all workers, or use "
+            "one worker (-n 1)"
         )
         if self._settings.batch is Batch.SPLIT:
             raise ConfigError(f"--batch split is not possible: {problem}")
         if is_hidden():  # the script cannot know of the others
-            raise ConfigError(f"{problem}. --plain off shows it RANK")
+            raise ConfigError(f"{problem}. --plain off keeps RANK visible")
         self._announce(f"{problem} (--plain off silences this)")
 
 

@@ -15,7 +15,7 @@ from undertow.script.restart import (
     find_caller,
     has_single_process_branch,
     needs_nccl,
-    should_start_again,
+    should_restart,
 )
 from undertow.settings import PlainScripts, Settings
 
@@ -45,9 +45,9 @@ def test_a_script_starts_again_if_it_or_its_helper_can_run_alone(tmp_path: Path)
     able.write_text("ddp = 'RANK' in os.environ\n")
     unable.write_text("rank = os.environ['RANK']\n")
     settings = Settings(**TWO)
-    assert should_start_again(settings, [str(able), str(unable)])
-    assert should_start_again(settings, [str(unable), str(able)])
-    assert not should_start_again(settings, [str(unable), None])
+    assert should_restart(settings, [str(able), str(unable)])
+    assert should_restart(settings, [str(unable), str(able)])
+    assert not should_restart(settings, [str(unable), None])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_script_starts_again_if_it_or_its_helper_can_run_alone(tmp_path: Path)
 def test_what_the_user_has_said_and_other_hosts_are_left_alone(given: dict[str, Any], tmp_path: Path) -> None:
     able = tmp_path / "able.py"
     able.write_text("ddp = 'RANK' in os.environ\n")
-    assert not should_start_again(Settings(**given), [str(able)])
+    assert not should_restart(Settings(**given), [str(able)])
 
 
 def test_the_caller_is_whoever_stands_outside_of_torch_and_undertow() -> None:
@@ -81,7 +81,7 @@ def test_the_process_begins_as_it_was_begun(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path / "elsewhere")
     begun: list[Any] = []
     monkeypatch.setattr(restart.os, "execve", lambda *given: begun.append((os.getcwd(), *given)))
-    origin.start_again()
+    origin.restart()
     [(folder, program, command, environment)] = begun
     assert (folder, program) == (str(tmp_path), sys.executable)
     assert command == [sys.executable, "-u", "train.py", "--lr", "1"]

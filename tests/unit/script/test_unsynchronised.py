@@ -215,7 +215,7 @@ def test_what_waits_for_a_step_is_taken_back(capsys: pytest.CaptureFixture[str])
     before = len(optimizer_hooks())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("undertow.script.single_process.imports_undertow", lambda: True)
-        nothing = dict.fromkeys(("start_again", "on_begin", "on_end", "on_join"), lambda: None)
+        nothing = dict.fromkeys(("restart", "on_begin", "on_end", "on_join"), lambda: None)
         undo = patch_torch(Settings(world_size=2), looks_single_process=False, **nothing)
         torch.optim.SGD([parameter], lr=0.1)
         assert len(optimizer_hooks()) == before + 1
