@@ -94,7 +94,7 @@ def test_an_operation_is_under_way_until_all_ranks_have_begun_it(rank: int) -> N
         own = filled(1, 5)
         handle = hvd.allreduce_async_(own, name="x", op=hvd.Sum)
         assert not hvd.poll(handle)
-        with pytest.raises(ValueError, match="pending already"):
+        with pytest.raises(ValueError, match="already pending"):
             hvd.allreduce_async(own, name="x")
         assert hvd.allgather(torch.zeros(1)).shape == (2,)  # the other one begins now
         while not hvd.poll(handle):
@@ -155,7 +155,7 @@ def test_what_is_impossible_is_said_when_it_is_asked_for(rank: int) -> None:
         "there is no root_rank 2": lambda: hvd.broadcast(rows, 2),
         "without dimensions": lambda: hvd.allgather(torch.tensor(1)),
         "Adasum is not supported, because it is not an exact sum": lambda: hvd.allreduce(rows, op=hvd.Adasum),
-        "allreduce of truth values: they have no mean": lambda: hvd.allreduce(rows > 0),
+        "allreduce of truth values, which have no mean": lambda: hvd.allreduce(rows > 0),
         "reducescatter of truth values": lambda: hvd.reducescatter(rows > 0),
         "op 17 is unknown": lambda: hvd.allreduce(rows, op=17),
         "both op and average": lambda: hvd.allreduce(rows, True, op=hvd.Sum),

@@ -355,12 +355,12 @@ def test_wrong_arguments_are_refused(rank: int) -> None:
         "lacks 3 of the optimizer's 4 parameters": {"named_parameters": list(model.named_parameters())[:1]},
         "pairs of name and parameter": {"named_parameters": model.parameters()},
         "must be at least 1": {"backward_passes_per_step": 0},
-        "goes with op=hvd.Average only": {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+        "only possible with op=hvd.Average": {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         "Adasum is not supported": {"op": hvd.Adasum},
         "op Max does not give a gradient": {"op": hvd.Max},
         "groups is 0": {"groups": 0},
         "must be lists of parameters": {"groups": [["weight"]]},
-        "in groups more than once": {"groups": [[model[0].weight], [model[0].weight]]},
+        "groups contains a parameter more than once": {"groups": [[model[0].weight], [model[0].weight]]},
         "custom compressors": {"compression": object()},
     }.items():
         with pytest.raises(ValueError, match=words) as caught:

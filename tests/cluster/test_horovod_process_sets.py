@@ -183,7 +183,7 @@ def dynamic(rank: int) -> None:
         inner = hvd.add_process_set(hvd.ProcessSet([1]))
         assert (outer.process_set_id, inner.process_set_id) == (1, 2)
         for ranks in ([0, 2], [1], [0, 1, 2]):
-            with pytest.raises(ValueError, match="exists already"):
+            with pytest.raises(ValueError, match="already exists"):
                 hvd.add_process_set(ranks)
         removed += [weakref.ref(group) for group in own_groups()]
         if outer.included():
@@ -240,7 +240,7 @@ def unlike(rank: int) -> None:
         hvd.init(process_sets=None if rank else [hvd.ProcessSet([0])])
     for bad, words in (
         ([hvd.ProcessSet([0]), hvd.ProcessSet([0])], "rank 0 is in the list twice"),
-        ([hvd.ProcessSet([1, 0])], "ranks 0 and 1 exists already"),
+        ([hvd.ProcessSet([1, 0])], "ranks 0 and 1 already exists"),
     ):
         with pytest.raises(ValueError, match=words):
             hvd.init(process_sets=bad)
@@ -384,6 +384,6 @@ def test_a_set_that_one_rank_cannot_join_is_on_no_rank(part: str, words: str) ->
 @on_workers(1)
 def test_one_rank_alone_may_have_sets_too(rank: int) -> None:
     hvd.init(process_sets="dynamic")
-    with pytest.raises(ValueError, match="rank 0 exists already"):
+    with pytest.raises(ValueError, match="rank 0 already exists"):
         hvd.add_process_set([0])
     assert hvd.global_process_set.included()

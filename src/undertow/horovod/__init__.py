@@ -1,8 +1,8 @@
-"""The frontend for scripts that are written for Horovod: its names, over undertow's engine.
+"""The frontend for scripts that are written for Horovod: Horovod's API on top of undertow's engine.
 
     import undertow.horovod
     undertow.horovod.install()      # `undertow run` does this where Horovod is not installed
-    import horovod.torch as hvd     # imports undertow.horovod.torch now
+    import horovod.torch as hvd     # now imports undertow.horovod.torch
 
 Importing this package is cheap: only `undertow.horovod.torch` imports torch.
 """
@@ -18,7 +18,7 @@ __version__ = "0.28.1"  # the version of Horovod whose behaviour this follows
 
 
 def __getattr__(name: str) -> Any:
-    """Import `run` on first use, because every worker imports this module at its start."""
+    """Import `run` on first use, because every worker imports this module when it starts."""
     if name == "run":
         from undertow.horovod.runner import run
 

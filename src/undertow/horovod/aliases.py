@@ -1,7 +1,7 @@
-"""Makes `horovod` another name of `undertow.horovod`, and likewise for all modules below it.
+"""Makes `horovod` another name of `undertow.horovod`, including all modules below it.
 
 In: imports of `horovod...`.  Out: undertow's own modules, imported on first use, never a second copy of one.
-Processes that multiprocessing spawns inherit only `sys.path`: a folder at its end leads them to the same modules.
+Processes that multiprocessing spawns inherit only `sys.path`: a folder at its end makes them find the same modules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def install() -> None:
     loaded = sys.modules.get(ALIAS)
     if loaded is not None and loaded is not sys.modules.get(REAL):
         raise ConfigError(
-            "Horovod itself is imported already: call undertow.horovod.install() before the script does so"
+            "Horovod itself is already imported: call undertow.horovod.install() before the script imports horovod"
         )
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -36,7 +36,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Remove the names; modules that were imported by them stay as they are."""
+    """Remove the names; modules that were imported through them stay as they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     if IMPORT_PATH in sys.path:

@@ -1,10 +1,10 @@
-"""The errors of Horovod's calls: undertow's errors that are also of the types that users of Horovod catch.
+"""Errors of Horovod's calls: undertow's errors that are also of the types that users of Horovod catch.
 
 HorovodInternalError(UndertowError, RuntimeError)
 ├── CallMismatch(MismatchError)   ranks differ in a call; later calls still work
-├── WorkerLost(PeerLost)          a worker is gone; nothing works any more
-└── BadCall(ConfigError)          this rank asked for something impossible; a ValueError too
-RunFailed(UndertowError, RuntimeError)                       a function of horovod.run failed on a worker
+├── WorkerLost(PeerLost)          a worker is gone; no later call works
+└── BadCall(ConfigError)          this rank requested something impossible; also a ValueError
+RunFailed(UndertowError, RuntimeError)                       the function of horovod.run failed on a worker
 NotThere(ConfigError, AttributeError, NotImplementedError)   a feature of Horovod that undertow lacks
 MissingModule(ImportError, ConfigError)                      a module of Horovod that undertow lacks
 """
@@ -21,8 +21,8 @@ _FRAMEWORK = (
 )
 _CLUSTER = "undertow does not start workers through it: run the script with `undertow run` or torchrun on each host"
 ELASTIC = (
-    "elastic training is not supported yet: a job keeps the workers it was started with. Save checkpoints, and start "
-    "the job again with `undertow run` or torchrun when a worker is lost"
+    "elastic training is not supported yet: a job keeps the workers it was started with. Save checkpoints, and restart "
+    "the job with `undertow run` or torchrun when a worker is lost"
 )
 
 _INSTEAD = {  # what to use instead of each module
@@ -42,7 +42,7 @@ class HorovodInternalError(UndertowError, RuntimeError):
 
 
 class CallMismatch(HorovodInternalError, MismatchError):
-    """A call for which ranks give different arguments under one name."""
+    """A call in which ranks give different arguments under the same name."""
 
 
 class WorkerLost(HorovodInternalError, PeerLost):
@@ -64,7 +64,7 @@ class MissingModule(ImportError, ConfigError):
 def missing_module(name: str) -> MissingModule:
     """Return the error for an import of `horovod.<name>`, a module that undertow does not have.
 
-    Libraries that try an import and catch ImportError go on without it.
+    Libraries that try the import and catch ImportError continue without the module.
     """
     return MissingModule(f"horovod.{name}: {_INSTEAD[name]}", name=f"horovod.{name}")
 
@@ -75,7 +75,7 @@ class RunFailed(UndertowError, RuntimeError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise errors of the engine inside of the block as the errors that users of Horovod expect."""
+    """Convert errors of the engine inside the block to the errors that users of Horovod expect."""
     try:
         yield
     except (HorovodInternalError, ConfigError):

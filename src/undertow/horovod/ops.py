@@ -1,7 +1,7 @@
 """Reduces and packs arrays: pure, numpy in and out.
 
-In: one array of each rank, in rank order.  Out: the result, the same bits on every rank that computes it.
-In: several arrays of one rank, and counts that only this rank knows.  Out: one array of bytes, and back.
+`reduce_arrays` takes one array of each rank, in rank order, and gives the same bits on every rank that computes it.
+`pack` and `unpack` convert between several arrays of one rank, with its counts, and one array of bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WIDE = {code.numpy: code.accumulator for code in DType}
 
 @QUIET
 def reduce_arrays(op: ReduceOp, arrays: Sequence[Array], size: int) -> Array:
-    """Reduce the arrays of the ranks that take part; a mean divides by `size`, which counts the others as well."""
+    """Reduce the arrays of the ranks that take part; a mean divides by `size`, which also counts the other ranks."""
     dtype = arrays[0].dtype
     wide = _WIDE.get(dtype, dtype)
     if op in _PAIRWISE:
@@ -61,7 +61,7 @@ def divide_whole(total: Array, size: int) -> Array:
 
 
 def split_rows(rows: int, size: int) -> list[range]:
-    """Divide the rows of a tensor among the ranks; the first ones get one more if the number is no multiple."""
+    """Divide the rows of a tensor among the ranks; if they do not divide evenly, the first ranks get one row more."""
     each, more = divmod(rows, size)
     starts = [rank * each + min(rank, more) for rank in range(size + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(size)]
@@ -82,7 +82,7 @@ def read_counts(blob: Array, count: int) -> list[int]:
 
 
 def unpack(blob: Array, sizes_bytes: Sequence[int], count: int = 0) -> list[Array]:
-    """Return the arrays that follow `count` numbers, as views."""
+    """Return views of the arrays that follow `count` numbers."""
     ends = np.cumsum([count * COUNT_BYTES, *sizes_bytes]).tolist()
     if ends[-1] != blob.size:
         raise ValueError(f"a blob of {blob.size} bytes instead of {ends[-1]}")

@@ -15,7 +15,7 @@ from undertow.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNumbers:
-    """The rank and size of a worker among all workers, on its host, and of its host among all hosts."""
+    """Rank and size of a worker among all workers and on its host, and of its host among all hosts."""
 
     rank: int
     size: int

@@ -114,7 +114,7 @@ def test_the_way_for_spawned_processes_is_not_taken_for_horovod_itself(monkeypat
 
 def test_horovod_itself_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", sys)
-    with pytest.raises(ConfigError, match="Horovod itself is imported already"):
+    with pytest.raises(ConfigError, match="Horovod itself is already imported"):
         undertow.horovod.install()
     undertow.horovod.uninstall()
     assert sys.modules["horovod"] is sys

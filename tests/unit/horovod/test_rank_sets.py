@@ -26,8 +26,8 @@ def test_numbers_of_removed_sets_are_used_again_the_oldest_first() -> None:
         ([0, 1, 1], "a process set has rank 1 more than once"),
         ([0, 3], "there is no rank 3: ranks are 0 to 2"),
         ([-1, 0], "there is no rank -1: ranks are 0 to 2"),
-        ([0, 1, 2], "the process set of ranks 0, 1 and 2 exists already: no two sets have the same ranks"),
-        ([1, 2], "the process set of ranks 1 and 2 exists already: no two sets have the same ranks"),
+        ([0, 1, 2], "the process set of ranks 0, 1 and 2 already exists: two sets cannot have the same ranks"),
+        ([1, 2], "the process set of ranks 1 and 2 already exists: two sets cannot have the same ranks"),
         ([1], ""),
     ],
 )

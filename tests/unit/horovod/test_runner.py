@@ -59,11 +59,11 @@ def test_arguments_stand_where_horovod_has_them(monkeypatch: pytest.MonkeyPatch)
 
 def test_one_of_several_workers_starts_no_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"one of 2 already .*: start the script once"):
+    with pytest.raises(ConfigError, match=r"already one of 2 workers .*: start the script once"):
         run(print)
     hidden.hide()  # as in a script that looks like one of a single process
     try:
-        with pytest.raises(ConfigError, match="one of 2 already"):
+        with pytest.raises(ConfigError, match="already one of 2 workers"):
             run(print)
     finally:
         hidden.show()

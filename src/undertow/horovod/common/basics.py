@@ -1,6 +1,6 @@
-"""Ranks and sizes as methods of an object, as Horovod's own frontends use them.
+"""Ranks and sizes as methods of an object, which is how Horovod's own frontends use them.
 
-In: the functions of `horovod.torch`.  Out: an object with the same names.
+In: the functions of `horovod.torch`.  Out: an object with methods of the same names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from undertow.horovod.torch import basics
 
 
 class HorovodBasics:
-    """An object with the functions about ranks and sizes; the path of a library is accepted and not used."""
+    """An object with the functions about ranks and sizes; the path of a library is accepted and ignored."""
 
     Average = ReduceOp.Average
     Sum = ReduceOp.Sum

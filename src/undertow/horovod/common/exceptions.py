@@ -13,7 +13,7 @@ __all__ = [
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """A change of the hosts of an elastic job.  Never raised here: a job keeps its workers."""
+    """A change of an elastic job's hosts.  Never raised here: a job keeps its workers."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")
@@ -21,7 +21,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A mismatch between a framework and the version Horovod was built with.  Never raised: nothing is built."""
+    """A framework of another version than Horovod was built with.  Never raised here: nothing is built."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -69,12 +69,12 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 # Helpers
 
-_cache = functools.cache  # private in Horovod, too, but scripts import it
+_cache = functools.cache  # private in Horovod too, but scripts import it
 
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables inside the block; None leaves one as it is."""
+    """Set environment variables inside the block; a variable given as None stays unchanged."""
     given = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -89,7 +89,7 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """Return a function of `op` and the deprecated `average` that returns the requested operation."""
+    """Return a function that maps `op` and the deprecated `average` to the requested operation."""
 
     def choose(op: Any, average: bool | None) -> Any:
         if op is not None and average is not None:
@@ -108,7 +108,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741  # Horovod's name
-    """Cut into `n` contiguous lists; the first ones have one more if the length is no multiple."""
+    """Cut into `n` contiguous lists; if the length does not divide evenly, the first lists have one item more."""
     return [l[rows.start : rows.stop] for rows in split_rows(len(l), n)]
 
 

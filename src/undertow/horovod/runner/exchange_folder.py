@@ -1,8 +1,8 @@
 """The folder through which `horovod.run` and its workers exchange the function and its results.
 
-In: objects.  Out: files in a folder that only this user can read and that is removed at the end of the run.
-The files are pickles, written by the caller and by the workers that it started itself: reading them trusts only the
-user's own function.
+In: objects.  Out: files in a folder that only this user can read, and that is removed at the end of the run.
+The files are pickles, written by the caller and by workers that it has started: reading them trusts only the user's own
+function.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Failure:
     rank: int
     text: str
     trace: str
-    follows: bool  # it only reports that another worker is gone
-    at_s: float  # the clock of this host
+    follows: bool  # it is only a consequence of the loss of another worker
+    at_s: float  # by this host's clock
 
 
 class ExchangeFolder:
-    """A folder with one task, and a result or failure from each rank."""
+    """A folder with one task, and the result or failure of each rank."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -82,7 +82,7 @@ class ExchangeFolder:
         return self._read(f"result-{rank}")
 
     def find_failure(self, size: int) -> Failure | None:
-        """Return the first failure; those that only report a lost worker come last."""
+        """Return the first failure; failures that only follow from a lost worker come last."""
         names = [f"failure-{rank}" for rank in range(size) if (self._folder / f"failure-{rank}").exists()]
         failures: list[Failure] = [self._read(name) for name in names]
         return min(failures, key=lambda failure: (failure.follows, failure.at_s), default=None)
@@ -105,7 +105,7 @@ def _dump_call(call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
     func, pickler = call[0], _pickler()
     if pickler is pickle and getattr(func, "__module__", None) == "__main__":
         raise ConfigError(
-            f"horovod.run: {func!r} is defined in the script itself, where workers cannot import it: install "
+            f"horovod.run: {func!r} is defined in the script itself, from which workers cannot import it: install "
             "cloudpickle, or move the function to a module"
         )
     try:

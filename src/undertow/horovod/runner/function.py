@@ -1,8 +1,8 @@
 """`horovod.run(func, num_proc=4)`: calls a function on several workers of this host and collects the results.
 
 In: a function and its arguments.  Out: the results, in rank order.  The workers are started by `undertow run` in a
-process of its own; their output goes to this process's.  If this process is killed, a guard ends them and removes the
-folder with the results.
+process of its own; their output goes to that of this process.  If this process is killed, a guard ends them and removes
+the folder with the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from undertow.launch.cleanup_guard import CleanupGuard
 from undertow.launch.job import read_job_settings
 
 _ELASTIC = "elastic training is not supported yet: give num_proc, the number of workers"
-_HOSTS = "horovod.run starts workers on this host only: for several hosts start a script with `undertow run --nnodes`"
+_HOSTS = "horovod.run starts workers on this host only: for several hosts, start a script with `undertow run --nnodes`"
 _REFUSED = {
     "min_num_proc": _ELASTIC,
     "max_num_proc": _ELASTIC,
@@ -41,7 +41,7 @@ _REFUSED = {
     "ssh_identity_file": _HOSTS,
     "use_mpi": "MPI is not used: leave it out",
     "mpi_args": "MPI is not used: leave it out",
-    "output_filename": "the output of the workers goes to this process's: redirect that",
+    "output_filename": "the output of the workers goes to that of this process: redirect this process",
 }
 
 
@@ -80,7 +80,7 @@ def run(
     workers that this call has started, through a folder that only this user can read.  If a worker fails, the others
     are stopped, and `RunFailed` (a RuntimeError) names the rank that failed first and its exception.
 
-    The arguments are Horovod's, in its order.  Not all are supported, see `_REFUSED`.
+    The arguments are Horovod's, in Horovod's order.  Not all are supported, see `_REFUSED`.
     """
     given = dict(locals())
     _check_options(given)
@@ -88,8 +88,8 @@ def run(
     size = count_workers(num_proc if np is None else np, hosts)
     if start_timeout is not None:  # else undertow's own setting
         bounds.TIMEOUT_S.check("horovod.run: start_timeout", start_timeout)
-    read_job_settings(os.environ)  # raises here what the launcher could only print
-    # The folder is readable by this user only.
+    read_job_settings(os.environ)  # raises an error here that the launcher could only print
+    # Only this user can read the folder.
     with closing(CleanupGuard()) as guard, tempfile.TemporaryDirectory(prefix="undertow-run-") as folder:
         guard.remove(Path(folder).absolute())
         exchange = ExchangeFolder(folder)
@@ -114,8 +114,8 @@ def _check_alone(environ: Mapping[str, str]) -> None:
     size = bounds.read_count(environ.get("WORLD_SIZE", "")) or 1
     if size > 1:
         raise ConfigError(
-            f"horovod.run starts workers itself, but this process is one of {size} already (WORLD_SIZE), and each of "
-            "them would start its own: start the script once, with `python -m undertow script.py`"
+            f"horovod.run starts workers itself, but this process is already one of {size} workers (WORLD_SIZE), each "
+            "of which would start its own: start the script once, with `python -m undertow script.py`"
         )
 
 
@@ -142,13 +142,13 @@ def _read_slots(entry: str) -> int:
 
 def _build_command(executable: str, folder: str, size: int, start_timeout_s: float | None) -> list[str]:
     timeout = [] if start_timeout_s is None else ["--start-timeout", f"{start_timeout_s:g}"]
-    # --nnodes: this job ignores the variables of a launcher around this process.
+    # --nnodes 1: the job ignores variables of a launcher that started this process.
     options = ["-n", str(size), "--nnodes", "1", "--horovod", "on", "--plain", "off", *timeout]
     return [executable, "-P", "-m", "undertow", "run", *options, "-m", "undertow.horovod.runner.task", folder]
 
 
 def _launch(guard: CleanupGuard, command: Sequence[str]) -> int:
-    """Run the workers to their end; return the launcher's exit code."""
+    """Run the workers until they end; return the launcher's exit code."""
     try:
         started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The program of each worker of `horovod.run`: `python -m undertow.horovod.runner.task FOLDER`.
 
-In: the folder with the function.  Out: a file with its result, or with its exception, which the worker then raises.
+In: the folder with the function.  Out: a file with the result, or with the exception, which the worker then raises.
 """
 
 from __future__ import annotations

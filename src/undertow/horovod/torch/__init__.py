@@ -1,4 +1,4 @@
-"""Horovod's torch module with all its names, over undertow's engine: `import horovod.torch as hvd` imports it.
+"""All names of Horovod's torch module, on top of undertow's engine: `import horovod.torch as hvd` imports it.
 
 Not supported, and refused with advice: Adasum, elastic training.
 """

@@ -1,7 +1,7 @@
 """Differentiable collectives, as in Horovod: each backward is a collective of the same ranks.
 
-Gradients of gathered or broadcast tensors are averaged over the ranks, as are those of an allreduce with `Average`: so
-a loss that is averaged over the ranks gives the gradient of the mean.
+Gradients of gathered or broadcast tensors, and of an allreduce with `Average`, are averaged over the ranks.  A loss
+that is averaged over the ranks therefore gives the gradient of the mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from undertow.horovod.torch.reducing import GroupReduction, start_allreduce, sta
 
 
 def fresh(tensor: Any) -> Any:
-    """Return memory for a result like this tensor; return anything else as it is, for the call to refuse."""
+    """Return memory for a result like this tensor; return any other object unchanged, for the call to refuse."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     return torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
 """`init`, `shutdown`, ranks and sizes, and the functions that report what Horovod was built with.
 
-In: undertow's settings and group.  Out: the numbers under Horovod's names.  A process that was forked after `init`, as
-the workers of a data loader are, has the numbers of its parent, and cannot make calls.
+In: undertow's settings and group.  Out: the numbers under Horovod's names.  A process that was forked after `init`,
+such as a data loader's worker, has the numbers of its parent and cannot make calls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     from undertow.horovod.torch.process_sets import register_static
 
     if comm is not None:
-        raise NotThere("hvd.init() takes all ranks of the job: leave comm out, and use process_sets for subsets")
+        raise NotThere("hvd.init() covers all ranks of the job: leave comm out, and use process_sets for subsets")
     with translated():
         process.give_way("hvd.init()")
         process.init(TorchRendezvous())
@@ -111,9 +111,9 @@ def at_shutdown(forget: Callable[[], None]) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether `init` was called, here or before this process was forked.
+    """Return whether `init` was called, in this process or before it was forked.
 
-    Workers that undertow has joined for a single-process script do not count.
+    It does not count if undertow has joined the workers for a single-process script.
     """
     return process.is_joined_by_script() or _is_forked()
 
@@ -123,8 +123,8 @@ def group() -> Group:
     if not process.is_joined_by_script():
         if _is_forked():
             raise BadCall(
-                "this process was forked from a worker, as a DataLoader's processes are: it has hvd.rank() and the "
-                "like, but cannot take part in collectives. Call them in the worker itself"
+                "this process was forked from a worker, like a DataLoader's processes: it has hvd.rank() and the like, "
+                "but cannot take part in collectives. Call them in the worker itself"
             )
         raise ConfigError("Horovod is not initialised: call hvd.init() first")
     return process.default_group()
@@ -174,7 +174,7 @@ def stop_timeline() -> None:
     """Do nothing: there is no timeline."""
 
 
-# None of the libraries that Horovod can be built with is used: undertow has its own connections.
+# undertow uses none of the libraries that Horovod can be built with: it has its own connections.
 
 
 def _is_not_used() -> bool:

@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """An interface: the tensor to send, and the tensor restored from the result."""
+    """Interface: returns the tensor to send, and the tensor restored from the result."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -1,9 +1,8 @@
 """Sends parameters, optimizer states and arbitrary objects from one rank to all.
 
-In: the root's values.  Out: the same values on all ranks.  Objects are pickled, as with Horovod.  Three functions here
-are the only ones in undertow that unpickle what a peer sends: `broadcast_object`, `allgather_object` and
-`broadcast_optimizer_state`.  The bytes come from workers that know the job's secret, and only when the script calls
-one of these functions.
+In: the root's values.  Out: the same values on all ranks.  Objects are pickled, as in Horovod.  Only three functions in
+undertow unpickle bytes from a peer: `broadcast_object`, `allgather_object` and `broadcast_optimizer_state`.  The bytes
+come from workers that know the job's secret, and only when the script calls one of these functions.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from undertow.horovod.torch.transfers import Blobs, exchange_blobs
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: Any = global_process_set) -> None:
-    """Copy the root's values to all ranks: of a state_dict, or of a list of tensors or (name, tensor) pairs."""
+    """Copy the root's values to all ranks; `params` is a state_dict, or a list of tensors or (name, tensor) pairs."""
     group = group_of(process_set)
     named = _name_tensors(params)
     if named:
@@ -35,7 +34,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: Any = global_
 
 def _name_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     if isinstance(params, Mapping):
-        # A state_dict may hold other values than tensors; they are left alone.
+        # A state_dict may hold values that are not tensors; these are left alone.
         return sorted((str(name), value) for name, value in params.items() if isinstance(value, torch.Tensor))
     if isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
         raise BadCall(f"broadcast_parameters takes a state_dict or a list of parameters, not {type(params).__name__}")
@@ -53,14 +52,14 @@ class _Slot(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: Any = global_process_set
 ) -> None:
-    """Copy the root's state and hyper-parameters to all ranks, whether the others have any state yet or not.
+    """Copy the root's state and hyper-parameters to all ranks, whether or not the other ranks have any state yet.
 
     Tensors are sent as bytes; the rest is an object, which the other ranks unpickle (see `broadcast_object`).
-    Unlike Horovod, this makes no step to create a state, so weights never decay here.  As with Horovod, the parameters
-    of an optimizer without state have gradients of zeros afterwards: scripts read them before the first backward pass.
+    Unlike Horovod, this makes no step to create a state, so weights never decay here.  As in Horovod, the parameters
+    of an optimizer without state have zero gradients afterwards: scripts read them before the first backward pass.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise BadCall("the state of LBFGS cannot be broadcast: it holds lists of its own. Broadcast it as an object")
+        raise BadCall("the state of LBFGS cannot be broadcast, because it contains lists. Broadcast it as an object")
     is_root = basics.rank() == root_rank
     own = optimizer.state_dict()
     slotted = {index: {key: _slot(value) for key, value in state.items()} for index, state in own["state"].items()}

@@ -1,8 +1,8 @@
 """Synchronises the gradients of one optimizer: they are sent during backward and complete before `step`.
 
 In: autograd's hooks, and the call of `step`.  Out: every `.grad` is the mean, or the sum, over all ranks.
-A gradient is sent as soon as `backward_passes_per_step` backward passes have added to it; what has not been sent by
-then is sent when the step begins.
+A gradient is sent as soon as `backward_passes_per_step` backward passes have added to it; the others are sent when the
+step begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 class StepGradients:
-    """The gradients that an optimizer's next step takes, registered with all ranks."""
+    """The gradients for an optimizer's next step, registered with all ranks."""
 
     def __init__(
         self,
@@ -40,16 +40,13 @@ class StepGradients:
         self._sparse = sparse
         self._compress = compress
         self._tables: list[Gradients] = []
-        self._passes_left: list[list[int]] = []  # for each gradient, until it is sent
-        self._nodes: list[Any] = []  # autograd's nodes, held because their hooks live as long as they do
-        self.is_under_way = False  # a gradient has been added to since the last step
+        self._passes_left: list[list[int]] = []  # by table and gradient: passes until it is sent
+        self._nodes: list[Any] = []  # autograd's nodes, kept alive because their hooks end with them
+        self.is_under_way = False  # a backward pass has added to a gradient since the last step
         self._recorder = PassRecorder()
 
     def watch(self, named: Named) -> None:
-        """Synchronise these parameters from now on; all ranks call it with the same names.
-
-        Raises `MismatchError` if they differ.
-        """
+        """Start to synchronise these parameters; raise `MismatchError` if ranks give different names."""
         # Backward produces gradients roughly in the reverse order of the forward pass.
         gradients = Gradients(
             self._group,
@@ -73,12 +70,12 @@ class StepGradients:
 
     @torch.no_grad()
     def ready(self, table: int, index: int, added: Added, fresh: Added) -> None:
-        """Note that a backward pass has added to this gradient; send it if that was the last pass of the step."""
+        """Note that a backward pass has added to this gradient; send it if this was the last pass of the step."""
         left = self._passes_left[table]
         if not left[index]:
             raise AssertionError(
                 f"the gradient of {self._tables[table].name(index)!r} was computed more than backward_passes_per_step "
-                f"({self.passes}) times before step(): make backward_passes_per_step larger to add them up first"
+                f"({self.passes}) times before step(): increase backward_passes_per_step to accumulate more passes"
             )
         self._begin()
         left[index] -= 1
@@ -87,7 +84,7 @@ class StepGradients:
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Return when every gradient is the mean, or the sum, over all ranks."""
+        """Wait until every gradient is the mean, or the sum, over all ranks."""
         self._begin()
         self._recorder.end()
         for gradients in self._tables:

@@ -1,6 +1,6 @@
-"""Pending operations, and the handles that scripts have for them.
+"""Pending operations, and the handles that scripts get for them.
 
-In: a named call, and a function for its end.  Out: a handle, a number for `poll` and `synchronize`.
+In: a named call, and a function that finishes it.  Out: a handle: a number for `poll` and `synchronize`.
 Results are put in place in the thread that waits for them.
 """
 
@@ -24,7 +24,7 @@ Contribute = Callable[[Sequence[Slice], Answer], list[Contribution]]
 
 
 class Operation:
-    """A pending call; `finish` is called once, puts the result in place and returns it."""
+    """A pending call; `finish` puts the result in place and returns it, and is called once."""
 
     def __init__(self, group: Group, call: NamedCall, finish: Callable[[], Any]) -> None:
         self.key = group, call.name
@@ -48,7 +48,7 @@ class Operation:
         return self._result
 
     def unwrap(self) -> None:
-        """Make the only item of the list that `finish` returns the result."""
+        """Use the only item of the list that `finish` returns as the result."""
         finish = self._finish
         self._finish = lambda: finish()[0]
 
@@ -63,20 +63,19 @@ _numbers = itertools.count()
 _generation = 0  # counts the times that all ranks have restarted the numbering of calls without a name
 _unnamed: dict[Group, Iterator[str]] = {}  # names for calls without one
 _operations: dict[int, Operation] = {}
-_under_way: dict[tuple[Group, str], Operation] = {}  # by name; some may be done already
+_under_way: dict[tuple[Group, str], Operation] = {}  # by name; some may already be done
 
 
 def start(name: str | None, terms: Terms, contribute: Contribute, finish: Callable[[], Any], *, group: Group) -> int:
     """Start this call with all ranks of the group; `synchronize` returns the result of `finish`.
 
-    Calls without a name are matched by number, whatever they do, so that ranks notice at once when they have made
-    different calls.
+    Calls without a name are numbered across all kinds of calls, so ranks that make different calls notice it at once.
     """
     with _lock:
         title = f"{terms.kind}.{name}" if name else next(_unnamed.setdefault(group, _name_calls()))
         earlier = _under_way.get((group, title))
         if earlier is not None and not earlier.is_done:
-            raise BadCall(f"{title!r} is pending already: wait for it, or give the second one another name")
+            raise BadCall(f"{title!r} is already pending: wait for it, or give the second call another name")
         call = NamedCall(title, terms, contribute)
         operation = _under_way[group, title] = Operation(group, call, finish)
     process.note_own_call()
@@ -105,8 +104,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: Any) -> Any:
-    """Wait for an operation and return its result; None if it was waited for before."""
-    if callable(handle):  # of a sparse allreduce
+    """Wait for an operation and return its result; None if a call has already returned it."""
+    if callable(handle):  # from a sparse allreduce
         return handle()
     operation = _operations.pop(handle, None)
     if operation is None:
@@ -141,7 +140,7 @@ def end_all(group: Group) -> None:
     own = [operation for operation in _operations.values() if operation.key[0] is group]
     late = sorted(operation.key[1] for operation in own if not operation.is_done)
     if late:
-        raise BadCall(f"{late[0]!r} is pending in this process set: synchronize it before you remove the set")
+        raise BadCall(f"{late[0]!r} is pending in this process set: synchronize it before removing the set")
     for operation in own:
         operation.land()
     with _lock:

@@ -1,6 +1,7 @@
-"""`join`: a rank that has run out of data lets the others go on, and waits for them.
+"""`join`: a rank that has run out of data lets the other ranks continue, and waits for them.
 
-In: a rank without more input.  Out: calls and steps of the others, in which this rank counts as zeros; the last rank.
+In: a rank that has no more input.  Out: calls and steps of the others, to which this rank contributes zeros; the rank
+that ran out last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from undertow.horovod.errors import translated
 from undertow.horovod.torch import basics, handles
 from undertow.horovod.torch.process_sets import own_groups
 
-# The slices of every optimizer, in the order of their creation, which is the same on all ranks.  Those of a deleted
+# The slices of every optimizer, in the order of creation, which is the same on all ranks.  The slices of a deleted
 # optimizer stay until it is deleted on all ranks; its entry stays for good.
 _tables: list[tuple[Group, Sequence[Slice]]] = []
 
@@ -32,14 +33,14 @@ def _forget_removed() -> None:
 
 
 def _groups() -> list[Group]:
-    """Return all groups of this rank, in an order that is the same on all ranks of each."""
+    """Return all groups of this rank, in an order on which all of their ranks agree."""
     return [basics.group(), *own_groups()]
 
 
 def join(device: int = -1) -> int:
     """Wait until all ranks have run out of data, and return the last one.
 
-    Until then sums and means of the others go on as if this rank contributed zeros, in its process sets as well.
+    Until then, sums and means of the others continue as if this rank contributed zeros, also in its process sets.
     """
     groups = _groups()
     _forget_removed()

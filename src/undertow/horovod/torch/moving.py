@@ -1,6 +1,6 @@
 """Collectives that move tensors without reducing them: allgather, broadcast and alltoall.
 
-In: tensors of any type.  Out: the rows of all ranks, the root's values, or all ranks' rows for this one.
+In: tensors of any type.  Out: the rows of all ranks, the root's values, or the rows that all ranks send to this one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from undertow.torch.gradient.tensors import byte_spec
 
 
 def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group, details: str = "") -> int:
-    """Start an allgather, which gives a list: for each tensor, the rows of all ranks in rank order.
+    """Start an allgather; its result is a list with the rows of all ranks, in rank order, for each tensor.
 
-    Ranks may have different numbers of rows.  `details` describe what else must be the same on all ranks.
+    Ranks may have different numbers of rows.  `details` describes what else must be the same on all ranks.
     """
     values.check_rows(tensors, "allgather")
     hosts = [values.to_host(tensor) for tensor in tensors]
@@ -86,7 +86,7 @@ def start_broadcast(
 
 
 def find_root(root: int, group: Group) -> int:
-    """Return the rank in the group of a root that is given by its rank in the whole job."""
+    """Convert the root's rank in the whole job to its rank in the group."""
     if not 0 <= root < basics.size():
         raise BadCall(f"there is no root_rank {root}: ranks are 0 to {basics.size() - 1}")
     ranks = [group.shape.name(rank) for rank in range(group.size)]
@@ -98,7 +98,7 @@ def find_root(root: int, group: Group) -> int:
 
 
 def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group: Group) -> int:
-    """Start an alltoall, which gives the rows that all ranks have for this one, and their number from each rank."""
+    """Start an alltoall; its result is the rows that all ranks send to this one, and their number from each rank."""
     values.check_rows([tensor], "alltoall")
     host = values.to_host(tensor)
     counts = _count_rows(len(tensor), splits, group.size)
@@ -118,7 +118,7 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, *, name: str | None, group
 
 
 def _join_rows(blobs: Blobs, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Concatenate each tensor's rows of all ranks, in rank order."""
+    """Concatenate the rows of all ranks, in rank order, for each tensor."""
     counts = [read_counts(blob, len(like)) for blob in blobs if blob is not None]
     totals = [sum(rows) for rows in zip(*counts, strict=True)]
     results = [host.new_empty((total, *host.shape[1:])) for host, total in zip(like, totals, strict=True)]
@@ -134,7 +134,7 @@ def _join_rows(blobs: Blobs, like: Sequence[torch.Tensor]) -> list[torch.Tensor]
 
 
 def _count_rows(rows: int, splits: Any, size: int) -> list[int]:
-    """Return the number of rows for each rank."""
+    """Return the number of rows to send to each rank."""
     if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
         if rows % size:
             raise BadCall(f"alltoall cannot divide {rows} rows evenly among {size} ranks: give splits")

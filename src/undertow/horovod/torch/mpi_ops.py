@@ -1,8 +1,8 @@
 """Horovod's collective operations, with its names and arguments.
 
 Each has up to four forms: `f` waits and is differentiable, `f_` works in place, `f_async` and `f_async_` return a
-handle for `poll` and `synchronize`.  Operations are matched between ranks by name, in any order; those without a name
-are matched by the order in which they are called.
+handle for `poll` and `synchronize`.  Ranks match operations by name, in any order, and operations without a name by the
+order of their calls.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 
 
 def _for_one(grouped: Callable[..., Any], finish: Callable[[Any], R]) -> Callable[..., R]:
-    """Return the form of a grouped operation for one tensor; `finish` makes its result of the other's.
+    """Return the form of a grouped operation for one tensor; `finish` converts the grouped operation's result.
 
-    It has the same parameters, except that the first is `tensor`, and the name without `grouped_`.
+    It has the same parameters, except that the first is `tensor`, and the same name without `grouped_`.
     """
 
     def operate(tensor: torch.Tensor, *arguments: Any, **options: Any) -> R:
@@ -136,7 +136,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = ALL_RANKS,
 ) -> list[torch.Tensor]:
-    """Return the mean of all ranks' tensors, or another reduction `op`; what is given stays unchanged."""
+    """Return the mean of all ranks' tensors, or another reduction `op`; the arguments stay unchanged."""
     reduction = read_reduction(process_set, op, average, prescale_factor, postscale_factor)
     return _compressed(functools.partial(autograd.allreduce, reduction, name), tensors, compression)
 
@@ -163,7 +163,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: Any = ALL_RANKS,
 ) -> Tensors:
-    """Replace what is given by its mean over all ranks, or another reduction `op`."""
+    """Replace the tensors by their mean over all ranks, or by another reduction `op`."""
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     results: Tensors = synchronize(handle)
     return results
@@ -207,7 +207,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return this rank's rows of the mean; the first ranks get one more if the number of rows is no multiple."""
+    """Return this rank's rows of the mean; if the rows do not divide evenly, the first ranks get one row more."""
     reduction = read_reduction(process_set, op, None, prescale_factor, postscale_factor)
     return _compressed(functools.partial(autograd.reducescatter, reduction, name), tensors, compression)
 
@@ -234,7 +234,7 @@ reducescatter_async = _for_one(grouped_reducescatter_async, handles.unwrap)
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> tuple[torch.Tensor, ...]:
-    """Concatenate the rows of all ranks in rank order; their numbers may differ."""
+    """Concatenate the rows of all ranks in rank order; the number of rows may differ between ranks."""
     results: tuple[torch.Tensor, ...] = autograd.allgather(group_of(process_set), name, *tensors)
     return results
 
@@ -278,7 +278,7 @@ def _start_broadcast(tensor: torch.Tensor, output: torch.Tensor, root_rank: int,
 
 
 def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = ALL_RANKS) -> Any:
-    """Return the rows that all ranks have for this one; with `splits`, also their number from each rank."""
+    """Return the rows that all ranks send to this one; with `splits`, also the number of rows from each rank."""
     output, received = autograd.alltoall(group_of(process_set), splits, name, tensor)
     return output if splits is None else (output, received)
 
@@ -286,7 +286,7 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, 
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = ALL_RANKS
 ) -> int:
-    """Start an alltoall; `synchronize` returns the rows and their numbers, with or without `splits`."""
+    """Start an alltoall; `synchronize` returns the rows and their number from each rank, even without `splits`."""
     return start_alltoall(tensor, splits, name=name, group=group_of(process_set))
 
 

@@ -1,7 +1,7 @@
-"""`DistributedOptimizer`: the user's own optimizer, stepping with the gradients of all ranks.
+"""`DistributedOptimizer`: the user's optimizer, which steps with the gradients of all ranks.
 
-In: any torch optimizer.  Out: an optimizer of the same class with the same parameters and state, whose `step()` first
-waits for the gradients, which were sent when backward produced them.
+In: any torch optimizer.  Out: an optimizer of a subclass with the same parameters and state, whose `step()` first waits
+for the gradients, which were sent when backward produced them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 ) -> Any:
     """Return the optimizer with gradients averaged over the process set, or summed with `op=hvd.Sum`.
 
-    All ranks of the process set call it with the same arguments.  On other ranks, steps take their own gradients.
+    All ranks of the process set call it with the same arguments.  On other ranks, steps use that rank's own gradients.
     Accepted without effect: `groups` and `num_groups` (small gradients are fused anyway), `gradient_predivide_factor`
     (nothing overflows: 16-bit floats are summed in 32 bits) and `sparse_as_dense`.
     """
@@ -47,14 +47,14 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     if chosen not in (Average, Sum):
         raise ConfigError(f"op {chosen.name} does not give a gradient: use hvd.Average or hvd.Sum")
     if gradient_predivide_factor != 1.0 and chosen is not Average:
-        raise ConfigError("gradient_predivide_factor goes with op=hvd.Average only")
+        raise ConfigError("gradient_predivide_factor is only possible with op=hvd.Average")
     if backward_passes_per_step <= 0:
         raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}: it must be at least 1")
     _check_groups(groups, num_groups)
     named = _name(optimizer, named_parameters)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped = object.__new__(kind)
-    # Everything of the user's optimizer except the wrapper that a learning-rate scheduler puts around its step.
+    # All attributes of the user's optimizer, except the wrapper that a learning-rate scheduler puts around its step.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     wrapped._connect(group, named, chosen is Sum, compression, backward_passes_per_step)
     # Horovod's names, which scripts read.
@@ -75,7 +75,7 @@ class _Distributed:
         self._gradients = None
         self._parameter_names = {parameter: name for name, parameter in named}
         self._watched: set[torch.nn.Parameter] = set()  # parameters whose gradients are synchronised
-        self._waits = True  # in `step`; False inside of `skip_synchronize`
+        self._waits = True  # in `step`; False inside `skip_synchronize`
         self._is_synchronized = False
         self._passes = passes
         if group is not None and group.size > 1:
@@ -109,7 +109,7 @@ class _Distributed:
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
-        """Set the number from the next step on."""
+        """Set the number of passes, starting with the next step."""
         self._passes = passes
         if self._gradients is not None:
             self._gradients.passes = passes
@@ -120,7 +120,7 @@ class _Distributed:
             self._gradients.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Wait until every `.grad` covers all ranks; then clip or unscale, and step inside of `skip_synchronize`."""
+        """Wait until every `.grad` covers all ranks; then clip or unscale, and step inside `skip_synchronize`."""
         if self._gradients is not None:
             with translated():
                 self._adopt()
@@ -129,7 +129,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let steps inside of the block take the gradients as they are."""
+        """Let steps inside the block use the gradients as they are."""
         self._waits = False
         try:
             yield
@@ -159,7 +159,7 @@ class _Distributed:
         return super().step(closure) if closure is not None else super().step()  # type: ignore[misc]
 
     def _follow(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a closure that also waits for the gradients it computes."""
+        """Return a closure that also waits until the gradients it computes are synchronised."""
 
         def compute() -> Any:
             with torch.enable_grad():
@@ -179,7 +179,7 @@ class _Distributed:
 
 
 def _name(optimizer: torch.optim.Optimizer, given: Iterable[Any] | None) -> Named:
-    """Return every parameter with its name; names must be the same on all ranks."""
+    """Return every parameter with its name, which must be the same on all ranks."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if given is None:
         return [(f"parameter {index}", parameter) for index, parameter in enumerate(own)]
@@ -188,7 +188,7 @@ def _name(optimizer: torch.optim.Optimizer, given: Iterable[Any] | None) -> Name
         raise ConfigError("named_parameters must be pairs of name and parameter, such as model.named_parameters()")
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
-        raise ConfigError(f"named_parameters has these names more than once: {', '.join(sorted(twice))}")
+        raise ConfigError(f"named_parameters contains names more than once: {', '.join(sorted(twice))}")
     known = {parameter for _, parameter in named}
     missing = sum(parameter not in known for parameter in own)
     if missing:
@@ -212,11 +212,11 @@ def _check_groups(groups: Any, num_groups: int) -> None:
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ConfigError("groups must be lists of parameters")
     if len(set(members)) < len(members):
-        raise ConfigError("a parameter is in groups more than once")
+        raise ConfigError("groups contains a parameter more than once")
 
 
 def _choose_type(compression: Any) -> Callable[[torch.Tensor], torch.dtype | None]:
-    """Return a function that gives the type in which a parameter's gradient is sent, or None for its own type."""
+    """Return a function that returns the type in which a parameter's gradient is sent, or None for its own type."""
     if compression is Compression.none:
         return lambda parameter: None
     if compression is Compression.fp16:

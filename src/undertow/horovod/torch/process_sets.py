@@ -1,8 +1,8 @@
-"""Horovod's process sets: subsets of the ranks that make their own calls.
+"""Horovod's process sets: subsets of the ranks, each of which makes calls of its own.
 
 In: lists of ranks, the same on all ranks of the job.  Out: a number for each set, and a group on its ranks.
-A set's group has its own connections and its own coordinator, the first of its ranks.  So the other ranks are not
-involved in its calls, and the same name can be pending in several sets at once.
+A set's group has its own connections and its own coordinator, the first of its ranks.  Other ranks are therefore not
+involved in its calls, and calls of the same name can be pending in several sets at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class RankSets:
-    """The numbers of the process sets of a job of `size` ranks: pure, the same on all ranks.
+    """The numbers of the process sets of a job with `size` ranks: pure, the same on all ranks.
 
-    Numbers are given as by Horovod: 0 is the set of all ranks, and the number that was removed first is reused first.
+    Sets are numbered as in Horovod: 0 is the set of all ranks, and the number that was removed first is reused first.
     The ranks of each set are in ascending order.
     """
 
@@ -38,7 +38,7 @@ class RankSets:
         self._size = size
         self._ranks = {0: list(range(size))}
         self._free: deque[int] = deque()  # numbers of removed sets
-        self.added = 0  # sets so far, removed ones included
+        self.added = 0  # number of sets added so far, removed ones included
 
     def find_fault(self, ranks: Sequence[int]) -> str:
         """Return why these ranks cannot become a set; empty if they can."""
@@ -51,7 +51,7 @@ class RankSets:
         if strangers:
             return f"there is no rank {strangers[0]}: ranks are 0 to {self._size - 1}"
         if list(ranks) in self._ranks.values():
-            return f"the process set of {name_ranks(ranks)} exists already: no two sets have the same ranks"
+            return f"the process set of {name_ranks(ranks)} already exists: two sets cannot have the same ranks"
         return ""
 
     def add(self, ranks: Sequence[int]) -> int:
@@ -109,7 +109,7 @@ class _AllRanks(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks from 0 on; empty before `hvd.init`."""
+        """All ranks; empty before `hvd.init`."""
         return list(range(basics.size())) if basics.is_initialized() else []
 
     def size(self) -> int:
@@ -130,7 +130,7 @@ global_process_set = _AllRanks()
 _sets: dict[int, ProcessSet] = {}  # by number, except the set of all ranks
 _names: dict[int, str] = {}  # of their groups, by number
 _numbers: RankSets | None = None
-_is_compared = False  # all ranks have compared the sets given to `hvd.init`
+_is_compared = False  # all ranks have compared the sets that they gave to `hvd.init`
 
 
 def find_rank_sets() -> RankSets:
@@ -169,9 +169,9 @@ def find_group(process_set: Any) -> Group | None:
 
 
 def _find_number(process_set: Any) -> int | None:
-    """Return the number of this set, which may be a copy; None if it has none, or was removed.
+    """Return the number of this set, which may be a copy; None if it has none or was removed.
 
-    Ranks are compared, because the number of a removed set is reused, and a copy may still have it.
+    Ranks are compared, because numbers of removed sets are reused, and a copy of a removed set may still have one.
     """
     number: int | None = getattr(process_set, "process_set_id", None)
     if number is None or number == 0:
@@ -184,14 +184,14 @@ def group_of(process_set: Any) -> Group:
     group = find_group(process_set)
     if group is None:
         raise BadCall(
-            f"rank {basics.rank()} is not in the process set of {name_ranks(process_set.ranks)}: only its ranks make "
-            "its calls"
+            f"rank {basics.rank()} is not in the process set of {name_ranks(process_set.ranks)}: only ranks of the set "
+            "make its calls"
         )
     return group
 
 
 def own_groups() -> list[Group]:
-    """Return the groups of all sets that this rank is in, in the order of their numbers."""
+    """Return the groups of all sets that contain this rank, in the order of their numbers."""
     groups = [find_group(one) for _, one in sorted(_sets.items())]
     return [group for group in groups if group is not None]
 
@@ -200,7 +200,7 @@ def own_groups() -> list[Group]:
 
 
 def register_static(given: Any) -> None:
-    """Give numbers to the sets that all ranks have passed to `hvd.init`."""
+    """Number the sets that all ranks have passed to `hvd.init`."""
     global _is_compared
     is_dynamic = isinstance(given, str) and given.lower() == "dynamic"
     if is_dynamic:
@@ -231,7 +231,7 @@ def _read_sets(given: Any) -> list[ProcessSet]:
 
 
 def _reuse_number(one: ProcessSet) -> bool:
-    """Give this set the number of a set with the same ranks; return whether there is one."""
+    """Give this set the number of an existing set with the same ranks; return whether there is one."""
     number = next((number for number, known in _sets.items() if known.ranks == one.ranks), None)
     if number is None:
         return False
@@ -240,7 +240,7 @@ def _reuse_number(one: ProcessSet) -> bool:
 
 
 def add_process_set(process_set: Any) -> ProcessSet:
-    """Add a set of these ranks.  All ranks of the job make the same calls in the same order."""
+    """Add a set of these ranks.  All ranks of the job must add the same sets in the same order."""
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _require_dynamic("adding")
     numbers = find_rank_sets()
@@ -253,7 +253,7 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set and return whether it existed.  All ranks of the job call this; the set of all ranks stays."""
+    """Remove a set and return whether it existed.  All ranks of the job must call this; the set of all ranks stays."""
     if process_set.process_set_id in (None, 0):
         return False
     _require_dynamic("removing")

@@ -1,8 +1,8 @@
 """Collectives that reduce tensors: allreduce and reducescatter of one tensor or several.
 
-In: tensors of the same names, types and shapes on all ranks.  Out: their sum, mean, or another reduction.
-The shards compute large sums, slice by slice.  Small tensors, and other reductions, are sent whole, and each rank that
-needs the result reduces them, in rank order as well.
+In: tensors with the same names, types and shapes on all ranks.  Out: their sum, mean, or another reduction.
+The shards compute large sums, slice by slice.  For small tensors and other reductions, whole tensors are sent, and each
+rank that needs the result reduces them, also in rank order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
 def choose_op(op: Any, average: bool | None = None) -> ReduceOp:
-    """Return the reduction that `op`, or the deprecated `average`, asks for."""
+    """Return the reduction that `op`, or the deprecated `average`, requests."""
     if average is not None:
         if op is not None:
             raise BadCall("both op and average are given: leave average out")
@@ -48,7 +48,7 @@ def choose_op(op: Any, average: bool | None = None) -> ReduceOp:
 
 
 class GroupReduction(NamedTuple):
-    """A reduction over a group, with the factors that values are multiplied by before and after it."""
+    """A reduction over a group, with the factors by which values are multiplied before and after it."""
 
     group: Group
     op: ReduceOp
@@ -62,14 +62,14 @@ class GroupReduction(NamedTuple):
 def read_reduction(
     process_set: Any, op: Any, average: bool | None = None, before: float = 1.0, after: float = 1.0
 ) -> GroupReduction:
-    """Return the reduction that the arguments of an operation ask for."""
+    """Return the reduction that the arguments of an operation request."""
     return GroupReduction(group_of(process_set), choose_op(op, average), before, after)
 
 
 def start_allreduce(
     tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: GroupReduction, name: str | None
 ) -> int:
-    """Start an allreduce, which gives `outputs` with the results in them; they may be the tensors themselves."""
+    """Start an allreduce; its result is `outputs`, filled with the results.  They may be the tensors themselves."""
     op, group = reduction.op, reduction.group
     _check(tensors, op, "allreduce")
     hosts = [values.to_host(values.scale(tensor, reduction.before)) for tensor in tensors]
@@ -78,7 +78,7 @@ def start_allreduce(
     is_small = sum(values.raw(host).size for host in hosts) <= SMALL_BYTES
 
     def make_terms(route: Route, op_of_shards: Op) -> Terms:
-        # Ranks that have run out of input add zeros to a sum; a product or a minimum has no such value.
+        # Ranks that have run out of input add zeros to a sum; a product or a minimum has no such neutral value.
         allows_absent = op in (Sum, Average)
         return Terms("allreduce", route, op_of_shards, specs, reduction.describe(), allows_absent=allows_absent)
 
@@ -117,7 +117,7 @@ def _check(tensors: Sequence[torch.Tensor], op: ReduceOp, kind: str) -> None:
         raise BadCall(f"{kind} of complex numbers supports Sum and Average, not {op.name}")
     if op is Average and any(tensor.dtype is torch.bool for tensor in tensors):
         raise BadCall(
-            f"{kind} of truth values: they have no mean. Use hvd.Max (any), hvd.Min (all), or convert them to numbers"
+            f"{kind} of truth values, which have no mean: use hvd.Max (any), hvd.Min (all), or convert them to numbers"
         )
 
 
@@ -139,7 +139,7 @@ def _divide(total: Array, size: int) -> None:
 
 
 def _reduce_blobs(reduction: GroupReduction, blobs: Blobs, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Reduce the blobs of all ranks; those of ranks that have run out of input are None."""
+    """Reduce the blobs of all ranks; the blob of a rank that has run out of input is None."""
     sizes_bytes = [values.raw(host).size for host in like]
     ranks = [unpack(blob, sizes_bytes) for blob in blobs if blob is not None]
     results = []
@@ -154,13 +154,13 @@ def _reduce_blobs(reduction: GroupReduction, blobs: Blobs, like: Sequence[torch.
 
 
 def start_reducescatter(tensors: Sequence[torch.Tensor], reduction: GroupReduction, name: str | None) -> int:
-    """Start a reducescatter, which gives the reduction of this rank's rows of each tensor, as a list."""
+    """Start a reducescatter; its result is a list with this rank's rows of each reduced tensor."""
     _check(tensors, reduction.op, "reducescatter")
     values.check_rows(tensors, "reducescatter")
     group = reduction.group
     hosts = [values.to_host(values.scale(tensor, reduction.before)) for tensor in tensors]
     rows = [[host[own.start : own.stop] for own in split_rows(len(host), group.size)] for host in hosts]
-    shares = list(zip(*rows, strict=True))  # of each rank: its rows of each tensor
+    shares = list(zip(*rows, strict=True))  # by rank: its rows of each tensor
 
     def read(blobs: Blobs) -> list[torch.Tensor]:
         return _reduce_blobs(reduction, blobs, shares[group.rank])
@@ -179,7 +179,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str, op: Any, process_set
     group, chosen, *_ = read_reduction(process_set, op)
     if chosen not in (Sum, Average):
         raise BadCall(
-            f"sparse tensors can be summed or averaged, not reduced by {chosen.name}, which needs the zeros, too"
+            f"sparse tensors can be summed or averaged, not reduced by {chosen.name}, which needs the zeros as well"
         )
     coordinates_and_values = [tensor._indices().t().contiguous(), tensor._values()]
     # Shapes must agree: indices of a larger tensor would be out of range.

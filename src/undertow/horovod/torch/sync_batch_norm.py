@@ -1,7 +1,7 @@
 """Batch normalisation over the batches of all ranks: exact, on any device.
 
 In: this rank's batch.  Out: the batch, normalised by the mean and variance of all ranks' batches together, so that N
-ranks with batch B give what one process gives with batch N*B.
+ranks with batches of size B give the same as one process with a batch of size N*B.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def _count_batch(self) -> float | None:
-        """Count a batch; return its momentum, or None if running statistics are not kept."""
+        """Count a batch; return its momentum, or None if no running statistics are kept."""
         if not (self.training and self.track_running_stats) or self.num_batches_tracked is None:
             return None
         self.num_batches_tracked.add_(1)
@@ -58,7 +58,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """A normalisation whose statistics have the input's type, but at least 32 bits."""
+    """A normalisation that computes its statistics in the input's type, but with at least 32 bits."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, input: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:

@@ -1,7 +1,7 @@
 """Moves the bytes of a call: as slices through the shards, or as whole blobs to other ranks.
 
-In: arrays of this rank, and slices as the coordinator has laid them out.  Out: contributions, and the arrays of the
-result, or those of all ranks.
+In: arrays of this rank, and the slices that the coordinator has laid out.  Out: contributions, then the result's arrays
+or the blobs of all ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from undertow.horovod.torch import handles
 from undertow.sync.broadcast import release_gathered
 from undertow.sync.table import gather_segments, scatter_segments
 
-Blobs = Sequence[Array | None]  # one of each rank; None of a rank that contributes nothing
+Blobs = Sequence[Array | None]  # one from each rank; None from a rank that contributes nothing
 
-# Below this size, a second hop through a shard costs more time than the bytes that it saves.
+# Up to this size, a second hop through a shard costs more time than it saves in bytes.
 SMALL_BYTES = 8 << 10
 
 
@@ -68,7 +68,8 @@ def exchange_slices(
 ) -> int:
     """Start a call whose slices the shards sum or copy; `synchronize` returns the result of `finish`.
 
-    Without `sources` this rank contributes nothing; without `targets` it gets nothing; both may be the same arrays.
+    Without `sources` this rank contributes nothing; without `targets` it receives nothing.  Both may be the same
+    arrays.
     """
     transfer = _SlicedTransfer(sources, targets)
 
@@ -90,7 +91,7 @@ def exchange_blobs(
 ) -> int:
     """Start a call that sends one blob to all ranks, or one to each; `synchronize` returns `finish(read(received))`.
 
-    `read` gets the blobs of all ranks, whose memory is returned before `finish` is called.
+    `read` gets the blobs of all ranks; their memory is released before `finish` is called.
     """
     contributions: list[Contribution] = []
 

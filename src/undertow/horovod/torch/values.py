@@ -1,7 +1,7 @@
 """Converts between a script's tensors and the arrays of a call.
 
-In: tensors of any type, layout and device.  Out: flat arrays of host memory, the tensor's own if possible, and the
-specs that all ranks must agree on.
+In: tensors of any type, layout and device.  Out: flat arrays in host memory, in the tensor's own memory if possible,
+and the specs that all ranks must agree on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CODES = {**DTYPES, torch.int64: DType.INT64, torch.int32: DType.INT32}
 
 
 def code_of(dtype: torch.dtype) -> DType:
-    """Return the type in which shards sum these numbers; BYTES if they cannot."""
+    """Return the type in which shards sum numbers of this type; BYTES if they cannot."""
     return _CODES.get(dtype, DType.BYTES)
 
 
@@ -36,14 +36,14 @@ def check_tensors(tensors: Sequence[Any], kind: str) -> None:
 
 
 def check_rows(tensors: Sequence[torch.Tensor], kind: str) -> None:
-    """Check the tensors of calls that cut them along their first dimension."""
+    """Check the tensors of a call that cuts them along their first dimension."""
     check_tensors(tensors, kind)
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise BadCall(f"{kind} of a tensor without dimensions: make it a row with .reshape(1)")
+        raise BadCall(f"{kind} of a tensor without dimensions: give it one with .reshape(1)")
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in contiguous host memory, the tensor's own if possible; complex numbers as pairs."""
+    """Return the values in contiguous host memory, the tensor's own if possible; complex numbers become pairs."""
     tensor = tensor.detach()
     if not is_plain(tensor):
         tensor = tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
@@ -75,13 +75,13 @@ def row_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def name_specs(name: str | None, count: int) -> list[str]:
-    """Name the tensors of one call in messages."""
+    """Return names for the tensors of one call, for messages."""
     title = name or "tensor"
     return [title] if count == 1 else [f"{title}[{index}]" for index in range(count)]
 
 
 def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply with one rounding: 16-bit floats in 32 bits, whole numbers in 64."""
+    """Multiply with one rounding: 16-bit floats in 32 bits, whole numbers as 64-bit floats."""
     if factor == 1.0:
         return tensor
     if not tensor.is_floating_point() and not tensor.is_complex():
@@ -92,7 +92,7 @@ def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def put_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor with these rows in host memory, of the type and device of `like`."""
+    """Copy rows from host memory to a new tensor with the type and device of `like`."""
     output = like.new_empty((len(rows), *like.shape[1:]))
     put(rows, output)
     return output
@@ -100,7 +100,7 @@ def put_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def put(host: torch.Tensor, output: torch.Tensor) -> None:
-    """Copy a result in host memory to the output, unless it is in the output's memory already."""
+    """Copy a result in host memory to the output, unless it is already in the output's memory."""
     result = as_complex(host) if output.is_complex() else host
     if result.data_ptr() != output.data_ptr() or not output.numel():
         output.detach().copy_(result.reshape(output.shape))

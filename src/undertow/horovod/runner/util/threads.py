@@ -28,7 +28,7 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn` with each of these arguments in threads; return the results by index.
+    """Call `fn` in threads, with each item of `args_list`; return the results by index.
 
     Raises RuntimeError if a call fails.  Without `block_until_all_done`, returns None at once.
     """
