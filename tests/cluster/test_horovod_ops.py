@@ -1,4 +1,4 @@
-"""Horovod's operations among real workers: values, errors that end one operation only, gradients."""
+"""Horovod's operations on real workers: values, gradients, and errors that end one operation only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_large_and_small_sums_have_the_same_bits(rank: int) -> None:
 
 
 @on_workers(3)
-def test_means_of_whole_numbers_are_cut_off(rank: int) -> None:
+def test_means_of_whole_numbers_are_truncated(rank: int) -> None:
     for size in (4, LARGE):
         own = torch.tensor([-7, 7, 100 + rank, 1]).repeat(size // 4)
         assert hvd.allreduce(own)[:4].tolist() == [-7, 7, 101, 1]
@@ -89,17 +89,17 @@ def test_operations_are_matched_by_name_in_any_order(rank: int) -> None:
 
 
 @on_workers(2)
-def test_an_operation_is_under_way_until_all_ranks_have_begun_it(rank: int) -> None:
+def test_an_operation_is_pending_until_all_ranks_have_started_it(rank: int) -> None:
     if rank == 0:
         own = filled(1, 5)
         handle = hvd.allreduce_async_(own, name="x", op=hvd.Sum)
         assert not hvd.poll(handle)
         with pytest.raises(ValueError, match="already pending"):
             hvd.allreduce_async(own, name="x")
-        assert hvd.allgather(torch.zeros(1)).shape == (2,)  # the other one begins now
+        assert hvd.allgather(torch.zeros(1)).shape == (2,)  # the other rank starts it now
         while not hvd.poll(handle):
             pass
-        assert (own == 3).all()  # before anybody has synchronised
+        assert (own == 3).all()  # before any rank has synchronised
         assert hvd.synchronize(handle) is own
     else:
         assert hvd.allgather(torch.zeros(1)).shape == (2,)
@@ -107,7 +107,7 @@ def test_an_operation_is_under_way_until_all_ranks_have_begun_it(rank: int) -> N
 
 
 def differing(rank: int) -> dict[str, object]:
-    """Calls that differ between two ranks, and what is said of them."""
+    """Return calls that differ between two ranks, by the pattern of their error."""
     either = (torch.int32, torch.float32)[rank]
     return {
         r"\[17\] torch.float32 against 'x' \[18\] torch.float32": lambda: hvd.allreduce(filled(1, 17 + rank), name="x"),
@@ -146,7 +146,7 @@ def test_a_difference_is_an_error_on_all_ranks_and_ends_that_operation_only(rank
 
 
 @on_workers(2)
-def test_what_is_impossible_is_said_when_it_is_asked_for(rank: int) -> None:
+def test_impossible_calls_are_refused_at_once(rank: int) -> None:
     rows = filled(1, 3, 2)
     for words, call in {
         "evenly among 2 ranks: give splits": lambda: hvd.alltoall(rows),
@@ -223,7 +223,7 @@ def test_any_tensor_is_broadcast_from_any_root(rank: int) -> None:
         assert torch.equal(own, before)
         assert hvd.broadcast_(own, root) is own
         assert torch.equal(own, expected)
-    columns = filled(rank, 300, 50).t()  # not in one piece
+    columns = filled(rank, 300, 50).t()  # not contiguous
     assert (hvd.broadcast_(columns, 1) == 1).all()
     assert (hvd.allreduce_(columns * (rank + 1)) == 2).all()
 
@@ -283,7 +283,7 @@ def test_gradients_flow_through_operations(rank: int) -> None:
 
 
 @on_workers(2)
-def test_sixteen_bits_are_a_loss_that_is_asked_for(rank: int) -> None:
+def test_16_bit_compression_is_lossy_on_request(rank: int) -> None:
     own = filled(1 / 3, LARGE)
     half = own.half().float()
     assert torch.equal(hvd.allreduce(own, compression=hvd.Compression.fp16), half)
@@ -295,7 +295,7 @@ def test_sixteen_bits_are_a_loss_that_is_asked_for(rank: int) -> None:
 
 
 @on_workers(2)
-def test_sparse_tensors_are_summed_as_they_are(rank: int) -> None:
+def test_sparse_tensors_are_summed_sparsely(rank: int) -> None:
     own = torch.sparse_coo_tensor([[rank, 3]], [[1.0, 2.0], [3.0, 4.0]], (5, 2), check_invariants=True)
     result = hvd.sparse_allreduce_async(own, name="s", op=hvd.Average)()
     expected = torch.zeros(5, 2)
@@ -317,14 +317,14 @@ def test_sparse_tensors_are_summed_as_they_are(rank: int) -> None:
 
 
 class Unreadable:
-    """An object that can be pickled, and not be read again."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return float, ("unreadable",)
 
 
 @on_workers(2)
-def test_what_cannot_be_read_gives_its_memory_back(rank: int) -> None:
+def test_an_object_that_cannot_be_unpickled_releases_its_memory(rank: int) -> None:
     given_back = []
     with pytest.MonkeyPatch.context() as patch:
         release = ConnectedGroup.release
@@ -336,14 +336,14 @@ def test_what_cannot_be_read_gives_its_memory_back(rank: int) -> None:
 
 
 @on_workers(2)
-def test_truth_values_have_an_extreme_and_no_mean(rank: int) -> None:
+def test_truth_values_have_extremes_but_no_mean(rank: int) -> None:
     own = torch.tensor([True, False, rank == 0])
     for op, expected in ((hvd.Max, [True, False, True]), (hvd.Min, [True, False, False])):
         assert hvd.allreduce(own, op=op).tolist() == expected
 
 
 @on_workers(3)
-def test_objects_travel_whole(rank: int) -> None:
+def test_objects_are_sent_whole(rank: int) -> None:
     told = {"hello": [1, (2, "three")], "array": np.arange(5000)}
     heard = hvd.broadcast_object(told if rank == 1 else None, root_rank=1)
     assert heard["hello"] == told["hello"]
@@ -372,7 +372,7 @@ def test_ranks_without_data_add_zeros_until_all_have_none(rank: int) -> None:
 
 
 @on_workers(2)
-def test_who_and_where(rank: int) -> None:
+def test_ranks_and_sizes(rank: int) -> None:
     assert hvd.is_initialized()
     assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (rank, 2, rank, 2)
     assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
@@ -391,8 +391,8 @@ def test_who_and_where(rank: int) -> None:
     assert hvd.allreduce(filled(rank, 3), op=hvd.Sum).tolist() == [1] * 3
 
 
-class Places(torch.utils.data.Dataset[Any]):
-    """What a process knows of its place, and what it is told when it makes a call."""
+class Ranks(torch.utils.data.Dataset[Any]):
+    """A dataset whose item lists the ranks and sizes of its process, in which calls must fail."""
 
     def __len__(self) -> int:
         return 1
@@ -409,9 +409,9 @@ class Places(torch.utils.data.Dataset[Any]):
 
 
 @on_workers(2, init=False)
-def test_workers_that_load_data_know_their_place(rank: int) -> None:
+def test_data_loader_workers_know_their_rank(rank: int) -> None:
     hvd.init()
-    loader = torch.utils.data.DataLoader(Places(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(Ranks(), batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert list(loader) == [[rank, 2, rank, 2, 0, 1, True, True, rank, 2, True]]
     assert hvd.allreduce(filled(rank, 3), op=hvd.Sum).tolist() == [1] * 3
     hvd.barrier()
@@ -421,7 +421,7 @@ def test_workers_that_load_data_know_their_place(rank: int) -> None:
 
 
 @on_workers(1)
-def test_one_rank_alone_is_a_job_too(rank: int) -> None:
+def test_a_single_rank_is_a_job_too(rank: int) -> None:
     own = filled(3, LARGE)
     for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Adasum):
         assert torch.equal(hvd.allreduce(own, op=op), own)
@@ -433,7 +433,7 @@ def test_one_rank_alone_is_a_job_too(rank: int) -> None:
 
 
 @on_workers(2)
-def test_types_may_be_mixed_at_any_offset(rank: int) -> None:
+def test_tensors_of_different_types_may_be_unaligned(rank: int) -> None:
     types = (torch.float32, torch.complex64, torch.int8, torch.bfloat16, torch.complex128, torch.float64, torch.float16)
     for order in (types, types[::-1], (torch.float32, torch.complex64), (torch.float64, torch.complex128)):
         own = [filled(2 * rank + 2, size, dtype=dtype) for dtype in order for size in (1, 3, 5)]
@@ -463,7 +463,7 @@ class Phases(torch.nn.Module):
 
 
 @on_workers(2)
-def test_an_optimizer_averages_complex_gradients_behind_an_odd_number_of_floats(rank: int) -> None:
+def test_an_optimizer_averages_unaligned_complex_gradients(rank: int) -> None:
     model = Phases()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()

@@ -1,4 +1,4 @@
-"""Horovod's optimizer among real workers: the gradients of all, whichever way a step is written."""
+"""Horovod's optimizer on real workers: it steps with the gradients of all, however a step is written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_steps_equal_those_of_one_process(rank: int) -> None:
 
 
 class Pause(torch.autograd.Function):
-    """Its backward does not go on before some result is there."""
+    """A function whose backward waits until some result is there."""
 
     @staticmethod
     def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ class Pause(torch.autograd.Function):
 def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
     first, last = (nn.Linear(300, 300, bias=False) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1))
-    hvd.barrier()  # what the start has sent is out of the way
+    hvd.barrier()  # nothing that the start has sent is still in flight
     process_recorder.start()
     last(Pause.apply(first(torch.ones(300)))).sum().backward()
     optimizer.step()
@@ -104,7 +104,7 @@ def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
 
 
 @on_workers(2)
-def test_gradients_are_summed_if_wanted(rank: int) -> None:
+def test_gradients_are_summed_on_request(rank: int) -> None:
     model, alone = make_model(), make_model()
     optimizer = hvd.DistributedOptimizer(sgd(model), op=hvd.Sum)
     loss_of(model, share(rank, 2)).backward()
@@ -212,12 +212,12 @@ def test_ranks_may_use_different_parts_of_a_model(rank: int) -> None:
     optimizer.step()
     for layer in layers[:2]:
         assert torch.equal(layer.bias.grad, torch.full((3,), 0.5))
-    assert layers[2].bias.grad is None  # nobody's: as in one process
+    assert layers[2].bias.grad is None  # used by no rank: as in one process
     undertow_torch.verify_replicas(layers)
 
 
 @on_workers(2)
-def test_parameters_may_be_frozen_and_come_later(rank: int) -> None:
+def test_parameters_may_be_frozen_and_added_later(rank: int) -> None:
     model, head = make_model(), nn.Linear(CLASSES, CLASSES).double()
     hvd.broadcast_parameters(list(head.named_parameters()), root_rank=1)
     model[0].requires_grad_(False)
@@ -277,7 +277,7 @@ def test_ranks_with_less_data_join_the_others(rank: int) -> None:
         assert hvd.join() == 2
         for lap in range(3):
             reference.zero_grad()
-            for part in range(lap, 3):  # those that still had data; the others count as zeros
+            for part in range(lap, 3):  # ranks that still had data; the others count as zeros
                 (loss_of(alone, share(part, 3, lap=lap)) / 3).backward()
             reference.step()
         hvd.broadcast_parameters(model.state_dict(), root_rank=2)
@@ -287,7 +287,7 @@ def test_ranks_with_less_data_join_the_others(rank: int) -> None:
 
 
 @on_workers(3)
-def test_the_state_of_one_rank_becomes_everyones(rank: int) -> None:
+def test_the_roots_state_is_copied_to_all_ranks(rank: int) -> None:
     makers: list[Any] = [
         lambda p: torch.optim.SGD(p, lr=0.1 * (rank + 1), momentum=0.5),
         lambda p: torch.optim.SGD(p, lr=0.1),
@@ -298,7 +298,7 @@ def test_the_state_of_one_rank_becomes_everyones(rank: int) -> None:
     for make in makers:
         model = make_model(seed=rank)
         optimizer = make(model.parameters())
-        if rank == 1:  # only the root has gone on training
+        if rank == 1:  # only the root continues to train
             loss_of(model, share(0, 1)).backward()
             optimizer.step()
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -313,7 +313,7 @@ def test_the_state_of_one_rank_becomes_everyones(rank: int) -> None:
         undertow_torch.verify_replicas(model)
         first, *others = hvd.allgather_object([{**group, "params": 0} for group in optimizer.param_groups])
         assert all(other == first for other in others)
-    # The gradients that Horovod leaves behind where there was no state, and no step.
+    # As in Horovod, zero gradients where there was no state; but no step was made.
     model = make_model(seed=0)
     frozen, *others = model.parameters()
     frozen.requires_grad_(False)
@@ -376,7 +376,7 @@ def test_wrong_arguments_are_refused(rank: int) -> None:
 
 
 @on_workers(2)
-def test_ranks_with_different_models_are_told_so(rank: int) -> None:
+def test_different_models_are_an_error(rank: int) -> None:
     with pytest.raises(hvd.HorovodInternalError, match="hold different tensors in the distributed optimizer"):
         hvd.DistributedOptimizer(sgd(make_model(width=3 + rank)))
 
@@ -407,7 +407,7 @@ def test_batches_of_all_ranks_are_normalised_together(rank: int) -> None:
 
 
 @on_workers(1)
-def test_one_rank_alone_trains_as_without(rank: int) -> None:
+def test_a_single_rank_trains_as_without_undertow(rank: int) -> None:
     model, alone = make_model(), make_model()
     optimizer, reference = hvd.DistributedOptimizer(sgd(model), op=hvd.Adasum), sgd(alone)
     for net, which in ((model, optimizer), (alone, reference)):
@@ -421,7 +421,7 @@ def test_one_rank_alone_trains_as_without(rank: int) -> None:
 
 
 @on_workers(2, init=False)
-def test_what_was_given_can_be_read(rank: int) -> None:
+def test_arguments_can_be_read_as_attributes(rank: int) -> None:
     hvd.init(process_sets=(sets := [hvd.ProcessSet([0])]))
     for process_set in (hvd.global_process_set, *sets):
         optimizer = hvd.DistributedOptimizer(

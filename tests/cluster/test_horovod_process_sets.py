@@ -1,4 +1,4 @@
-"""Horovod's process sets among real workers: calls of some ranks, in which the others have no part."""
+"""Horovod's process sets on real workers: calls of some ranks, in which the others take no part."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def three_workers(rank: int) -> None:
 
 
 def check_values(rank: int, own: list[Any]) -> None:
-    """Every operation in each of the sets that this rank is in, with the sizes that take each route."""
+    """Check every operation in each set that contains this rank, with the sizes that take each route."""
     for one in own:
         ranks, size = one.ranks, len(one.ranks)
         for rows in (6, LARGE):
@@ -85,7 +85,7 @@ def check_values(rank: int, own: list[Any]) -> None:
 
 
 def check_names(rank: int, first: Any, second: Any) -> None:
-    """The same name is pending in two sets and among all ranks at once."""
+    """Check that one name can be pending in two sets and among all ranks at once."""
     sets = [one for one in (hvd.global_process_set, first, second) if one.included()]
     order = sets if rank == 1 else sets[::-1]
     started = {id(one): hvd.allreduce_async(filled(1, 4), name="x", op=hvd.Sum, process_set=one) for one in order}
@@ -140,7 +140,7 @@ def test_sets_of_three_workers_have_calls_of_their_own() -> None:
 
 
 @on_workers(2, init=False)
-def test_a_second_init_finds_the_sets_that_are_there(rank: int) -> None:
+def test_a_second_init_finds_the_existing_sets(rank: int) -> None:
     assert (hvd.global_process_set.ranks, str(hvd.global_process_set)) == ([], "ProcessSet(process_set_id=0, ranks=[])")
     first, again, new = hvd.ProcessSet([0]), hvd.ProcessSet([0]), hvd.ProcessSet([1])
     hvd.init(process_sets=[first])
@@ -158,7 +158,7 @@ def test_a_second_init_finds_the_sets_that_are_there(rank: int) -> None:
 
 
 @on_workers(2, init=False)
-def test_a_copy_of_a_removed_set_is_none(rank: int) -> None:
+def test_a_copy_of_a_removed_set_is_not_a_set(rank: int) -> None:
     hvd.init(process_sets="dynamic")
     removed = hvd.add_process_set([0])
     copies = [copy.deepcopy(removed), pickle.loads(pickle.dumps(removed))]  # noqa: S301
@@ -195,7 +195,7 @@ def dynamic(rank: int) -> None:
         with pytest.raises(ValueError, match="not a process set that was given to"):
             hvd.barrier(process_set=outer)
     gc.collect()
-    assert [ref() for ref in removed] == [None] * 3  # nothing of them is kept
+    assert [ref() for ref in removed] == [None] * 3  # no reference to them is kept
     with pytest.raises(
         MismatchError, match=r"ranks 0 and 1 differ in add_process_set .*set \[0\] against process set \[1"
     ):
@@ -222,16 +222,16 @@ def dynamic(rank: int) -> None:
     assert hvd.remove_process_set(kept)
     weight.sum().backward()
     if rank < 2:
-        assert hvd.synchronize(left)[0] == 2  # it had ended before the set was removed
+        assert hvd.synchronize(left)[0] == 2  # the operation had ended before the set was removed
         with pytest.raises(RuntimeError, match="the process set of ranks 0 and 1 was removed"):
             optimizer.step()
-    assert hvd.join() in range(3)  # not in the removed one
+    assert hvd.join() in range(3)  # not in the removed set
     hvd.shutdown()
     hvd.init(process_sets=[hvd.ProcessSet([1, 2])])
     assert hvd.allreduce(filled(1, 2), op=hvd.Sum).tolist() == [3, 3]
 
 
-def test_sets_come_and_go_while_the_job_runs() -> None:
+def test_sets_are_added_and_removed_while_the_job_runs() -> None:
     run_workers(3, dynamic, init=False, over_tcp=True)
 
 
@@ -250,7 +250,7 @@ def unlike(rank: int) -> None:
     assert (hvd.allreduce(filled(rank, 2), process_set=good[rank]) == rank).all()
 
 
-def test_ranks_that_ask_for_other_sets_are_told_so() -> None:
+def test_different_sets_are_an_error() -> None:
     run_workers(2, unlike, init=False)
 
 
@@ -291,7 +291,7 @@ def test_an_optimizer_trains_the_ranks_of_its_set_alike() -> None:
 
 
 def end_early(rank: int) -> float:
-    """Ranks 0 and 3 are not in the pair, and have ended when it goes on; rank 0 leads the job."""
+    """Let ranks 0 and 3, which are not in the pair, end before it continues; rank 0 leads the job."""
     pair, trio = hvd.ProcessSet([1, 2]), hvd.ProcessSet([0, 2, 3])
     hvd.init(process_sets=[pair, trio])
     for size in (3, LARGE):
@@ -323,7 +323,7 @@ def leave_the_set(rank: int, dies: bool) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_member_that_is_gone_is_named_by_its_rank(dies: bool) -> None:
+def test_a_lost_member_is_named_by_its_rank_in_the_job(dies: bool) -> None:
     outcomes = outcomes_of(3, leave_the_set, dies, init=False)
     assert outcomes[0].kind == RETURNED
     assert outcomes[1].kind == "WorkerLost"
@@ -375,14 +375,14 @@ def form_badly(rank: int, part: str) -> str:
         ("form", "rank 1: it was complete"),
     ],
 )
-def test_a_set_that_one_rank_cannot_join_is_on_no_rank(part: str, words: str) -> None:
+def test_a_set_that_one_rank_cannot_join_exists_on_no_rank(part: str, words: str) -> None:
     told = run_workers(3, form_badly, part, init=False, environment={"UNDERTOW_SILENCE_TIMEOUT": "2"})
     assert len(set(told)) == 1
     assert told[0].startswith(f"ranks 0 and 1 cannot form a group: {words}")
 
 
 @on_workers(1)
-def test_one_rank_alone_may_have_sets_too(rank: int) -> None:
+def test_a_single_rank_may_have_sets_too(rank: int) -> None:
     hvd.init(process_sets="dynamic")
     with pytest.raises(ValueError, match="rank 0 already exists"):
         hvd.add_process_set([0])

@@ -1,4 +1,4 @@
-"""Scripts written for Horovod run as they are, and give on many workers what they give on one."""
+"""Scripts written for Horovod run unchanged, and give the same on many workers as on one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def final_loss(script: str, workers: int, folder: Path) -> float:
     ("script", "tolerance", "good"),
     [
         ("horovod_classic.py", 1e-5, 0.5),
-        ("horovod_accumulation.py", 5e-2, 1.2),  # sixteen bits are asked for; 1.5e-2 was seen
+        ("horovod_accumulation.py", 5e-2, 1.2),  # the script requests 16 bits; 1.5e-2 was seen
         ("horovod_uneven.py", 1e-5, 0.8),
     ],
 )
@@ -67,7 +67,7 @@ def leave_early(rank: int) -> None:
         hvd.allreduce(torch.ones(3), name="x")
 
 
-def test_a_worker_that_ends_early_is_named_by_those_who_wait_for_its_call() -> None:
+def test_a_worker_that_ends_early_is_named_by_workers_that_wait_for_its_call() -> None:
     for outcome in outcomes_of(3, leave_early, init=False)[:2]:
         assert outcome.kind == "WorkerLost"
         assert "rank 2" in outcome.text
@@ -81,7 +81,7 @@ def only_join(rank: int) -> None:
     hvd.init()
 
 
-def test_a_worker_that_never_comes_is_named_in_an_error_that_scripts_for_horovod_know() -> None:
+def test_a_worker_that_never_joins_is_named_in_a_horovod_error() -> None:
     crew = start_workers(2, only_join, init=False, ranks=[0], environment={"UNDERTOW_START_TIMEOUT": "0.5"})
     (outcome,) = crew.outcomes()
     assert outcome.kind == "WorkerLost"

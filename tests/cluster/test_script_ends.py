@@ -1,4 +1,4 @@
-"""A script that just ends, in a real interpreter: the other workers still get everything they need of it."""
+"""A script that ends without shutdown, in a real interpreter: other workers still get all they need from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("plan", ["factors-to-shard", "allreduce"])
-def test_a_script_that_has_ended_still_gives_the_last_checkpoint_its_results(plan: str, tmp_path: Path) -> None:
+def test_an_ended_script_still_contributes_to_the_last_checkpoint(plan: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     workers = [_start(script, plan, rank) for rank in _ranks_at_free_port(3)]
@@ -84,7 +84,7 @@ def _start(script: Path, plan: str, place: dict[str, str]) -> subprocess.Popen[s
 
 
 def _train_alone() -> dict[str, torch.Tensor]:
-    """All ranks see the same batches: their mean gradient is that of one."""
+    """Train in one process: all ranks see the same batches, so their mean gradient is that of one process."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Scripts that make their optimizer before they join the other workers: they train as in the usual order."""
+"""Scripts that make their optimizer before they join the other workers train as in the usual order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train(rank: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def count_bytes() -> list[int]:
-    """Return what each group has sent when all ranks have come this far, and so all that they waited for is sent."""
+    """Return the bytes that each group has sent once all ranks are here, when all that they waited for is sent."""
     process: Any = importlib.import_module("undertow.runtime.process")
     for group in process._groups.values():
         group.barrier()
@@ -62,7 +62,7 @@ def wrap(by: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[A
 
 
 def train_in_order(rank: int, by: str, is_late: bool, folder: Path) -> TRAINED:
-    """What it prints and saves before it joins is its own."""
+    """Print and save on every rank before joining: each rank's output and files are its own."""
     model = make_model(rank)
     before = flat(model)
     if not is_late:
@@ -92,7 +92,7 @@ def train_in_order(rank: int, by: str, is_late: bool, folder: Path) -> TRAINED:
         ("hvd.init()", "off"),
     ],
 )
-def test_a_late_join_trains_and_sends_as_an_early_one(by: str, overlap: str, tmp_path: Path) -> None:
+def test_a_late_join_trains_and_sends_like_an_early_one(by: str, overlap: str, tmp_path: Path) -> None:
     runs: list[list[TRAINED]] = []
     for is_late in (False, True):
         folder = tmp_path / str(is_late)
@@ -102,7 +102,7 @@ def test_a_late_join_trains_and_sends_as_an_early_one(by: str, overlap: str, tmp
         assert [torch.load(folder / f"of-{rank}.pt") for rank in (0, 1)] == [0, 1]
     for early, late in zip(*runs, strict=True):
         assert late[:2] == early[:2]
-        # Heartbeats come by the clock.  The group that was formed first is left: it does not count.
+        # Heartbeats depend on the clock.  The group that was formed first is left, and does not count.
         assert late[2] == pytest.approx(early[2], rel=0.05)
 
 
@@ -143,7 +143,7 @@ def test_the_scripts_own_init_counts(head: str, join: str, tmp_path: Path) -> No
 
 
 def train_first(rank: int, overlap: bool) -> tuple[list[float], list[float], float]:
-    """Steps before it joins are those of a single-process script; then each rank is on its own."""
+    """Train as a single-process script, then join, after which each rank trains alone."""
     torch.manual_seed(0)
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -160,7 +160,7 @@ def train_first(rank: int, overlap: bool) -> tuple[list[float], list[float], flo
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_steps_that_are_due_are_made_before_it_joins(overlap: str) -> None:
+def test_pending_steps_are_made_before_the_script_joins(overlap: str) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "UNDERTOW_OVERLAP": overlap}
     ranks = run(2, train_first, overlap == "on", **address)
     assert [rank[0] for rank in ranks] == [[-0.5], [-0.5]]
@@ -168,7 +168,7 @@ def test_steps_that_are_due_are_made_before_it_joins(overlap: str) -> None:
 
 
 def join_alone(rank: int, folder: Path) -> str:
-    """As a library may want it, with a group of its own on every rank."""
+    """Make a group of one process on every rank, as some libraries do."""
     model = make_model(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -177,7 +177,7 @@ def join_alone(rank: int, folder: Path) -> str:
     return said.getvalue()
 
 
-def test_a_group_of_one_process_that_is_made_late_is_said(tmp_path: Path) -> None:
+def test_a_late_group_of_one_process_is_reported(tmp_path: Path) -> None:
     first, second = run(2, join_alone, tmp_path)
     assert first.count("process group of one process") == 1
     assert second == ""

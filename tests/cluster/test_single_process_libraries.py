@@ -16,7 +16,7 @@ from tests.support.single_process import flat, run
 
 
 def train_beside_a_library(rank: int) -> tuple[list[float], bool]:
-    """As pytorch-ignite does: it tries to import Horovod, and uses it if the script says so."""
+    """Try to import Horovod, as pytorch-ignite does, which uses it only if the script chooses it."""
     try:
         import horovod.torch as hvd
     except ImportError:
@@ -43,7 +43,7 @@ def look_for_horovod(rank: int) -> bool:
     return True
 
 
-def test_horovod_can_be_left_out() -> None:
+def test_horovod_can_be_turned_off() -> None:
     assert run(1, look_for_horovod, UNDERTOW_HOROVOD="off") == [False]
 
 
@@ -64,7 +64,7 @@ def test_a_script_that_initialises_horovod_is_left_alone() -> None:
 
 
 def fit(rank: int, folder: Path, package: str) -> tuple[list[str], list[float]]:
-    """Every rank in a folder of its own, as on a host of its own.  One checkpoint is replaced by the next."""
+    """Train with every rank in a folder of its own, as on its own host.  Each checkpoint replaces the last one."""
     warnings.simplefilter("ignore")  # Lightning's advice
     lightning = pytest.importorskip(package)
 
@@ -98,7 +98,7 @@ def test_one_rank_writes_the_checkpoints_of_a_lightning_trainer(tmp_path: Path) 
 
 
 def write_summary(rank: int, folder: Path, library: str, knows: bool) -> int:
-    """The writer is made before the optimizer, and writes before and after it."""
+    """Create the writer before the optimizer, and write before and after that."""
     warnings.simplefilter("ignore")
     with importlib.import_module(library).SummaryWriter(str(folder / str(rank))) as writer:
         writer.add_scalar("early", 1.0, 0)

@@ -1,4 +1,4 @@
-"""DataLoaders of single-process scripts: which rank gets which samples, and what they weigh."""
+"""DataLoaders of single-process scripts: which rank gets which samples, and with which weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS = torch.arange(22.0)
 
 
 class Backwards(Sampler[int]):
-    """Of a script's own."""
+    """A sampler defined by a script."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(22).tolist()[::-1])
@@ -41,7 +41,7 @@ class Backwards(Sampler[int]):
 
 
 class Buckets(Sampler[list[int]]):
-    """Batches of different sizes, drawn one by one."""
+    """A sampler of batches of different sizes, drawn lazily."""
 
     def __iter__(self) -> Iterator[list[int]]:
         left = list(range(22))
@@ -52,7 +52,7 @@ class Buckets(Sampler[list[int]]):
 
 
 class Dice(Sampler[list[int]]):
-    """The same with Python's own numbers, and always as many."""
+    """A sampler of batches that draws from Python's generator, always the same number of batches."""
 
     def __iter__(self) -> Iterator[list[int]]:
         left = list(range(22))
@@ -61,7 +61,7 @@ class Dice(Sampler[list[int]]):
 
 
 class Counter(IterableDataset[float]):
-    """In an order that is drawn sample by sample."""
+    """A stream whose order is drawn sample by sample."""
 
     def __iter__(self) -> Iterator[float]:
         left = NUMBERS.tolist()
@@ -95,7 +95,7 @@ def iterate(rank: int, name: str) -> list[list[list[float]]]:
         epochs.append([])
         for batch in loader:
             epochs[-1].append(torch.as_tensor(batch).reshape(-1).tolist())
-            torch.rand(rank + 1)  # as dropout of parts that differ in size
+            torch.rand(rank + 1)  # like dropout on shares of different sizes
     return epochs
 
 
@@ -107,10 +107,10 @@ def test_each_sample_goes_to_one_rank_in_every_epoch(name: str, batch: str) -> N
     ranks = run(3, iterate, name, UNDERTOW_BATCH=batch)
     orders = []
     for epoch in zip(*ranks, strict=True):
-        assert len({len(batches) for batches in epoch}) == 1  # as many steps on all ranks
+        assert len({len(batches) for batches in epoch}) == 1  # all ranks make the same number of steps
         seen = [sample for batches in epoch for part in batches for sample in part]
         assert set(seen) == set(NUMBERS.tolist())
-        # A rank without a sample of its own at the end gets one that counts for nothing.
+        # A rank without a sample at the end gets one with weight zero.
         assert len(seen) - len(set(seen)) <= (20 if name.startswith("own batches") else 2)
         orders.append(epoch[0])
     assert name == "own batches" or orders[0] != orders[1] != orders[2]
@@ -123,7 +123,7 @@ def draw_lazily(rank: int) -> list[list[int]]:
     return [[sample for batch in loader for sample in batch] for _ in range(3)]
 
 
-def test_a_sampler_that_draws_as_it_goes_draws_what_it_draws_alone() -> None:
+def test_a_lazy_sampler_draws_the_same_as_in_one_process() -> None:
     alone = run(1, draw_lazily)[0]
     first, second = run(2, draw_lazily, UNDERTOW_BATCH="split")
     assert [sorted(epoch) for epoch in alone] == [list(range(22))] * 3
@@ -133,7 +133,7 @@ def test_a_sampler_that_draws_as_it_goes_draws_what_it_draws_alone() -> None:
 
 
 class Unlike(Sampler[int]):
-    """Nobody can make it draw the same on all ranks."""
+    """A sampler that draws differently on each rank, whatever the seed."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(random.Random(os.getpid()).sample(range(22), 22))
@@ -147,14 +147,14 @@ def shuffle_unlike(rank: int) -> None:
     list(DataLoader(range(22), batch_size=2, sampler=Unlike()))  # type: ignore[arg-type]
 
 
-def test_ranks_that_go_through_the_data_in_different_orders_are_told() -> None:
+def test_different_orders_of_the_data_are_an_error() -> None:
     for outcome in outcomes_of(2, as_a_script, shuffle_unlike, init=False):
         assert outcome.kind == "DriftError"
         assert "'the order of the data'" in outcome.text
 
 
 def evaluate_by_the_same(rank: int) -> list[int]:
-    """One loader, whose workers stay, for training and for evaluation."""
+    """Use one loader with persistent workers for training and for evaluation."""
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     loader = DataLoader(NUMBERS, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
     counts = []
@@ -165,7 +165,7 @@ def evaluate_by_the_same(rank: int) -> list[int]:
     return counts
 
 
-def test_workers_that_stay_go_through_what_is_asked_for() -> None:
+def test_persistent_workers_load_the_requested_samples() -> None:
     assert run(2, evaluate_by_the_same) == [[12, 22, 12, 22], [10, 22, 10, 22]]
 
 
@@ -178,7 +178,7 @@ class Range(IterableDataset[int]):
 
 
 def take_half(worker: int) -> None:
-    """As torch's documentation has it."""
+    """Give each worker its share, as in torch's documentation."""
     dataset = torch.utils.data.get_worker_info().dataset
     dataset.start, dataset.end = (0, 8) if worker == 0 else (8, 16)
 
@@ -189,7 +189,7 @@ def stream_by_halves(rank: int) -> list[int]:
     return sorted(sample for batch in loader for sample in batch.tolist())
 
 
-def test_a_streams_workers_can_be_told_their_part() -> None:
+def test_a_streams_workers_can_be_given_their_share() -> None:
     assert run(2, stream_by_halves) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
@@ -200,7 +200,7 @@ def count(rank: int) -> list[int]:
     return [*before, *(len(loader) for loader in loaders), *(len(list(loader)) for loader in loaders)]
 
 
-def test_a_loaders_length_is_the_ranks_own() -> None:
+def test_a_loaders_length_is_that_of_the_ranks_share() -> None:
     assert run(2, count) == [[6, 5, 3, 2, 3, 2]] * 2
     assert run(2, count, UNDERTOW_BATCH="split") == [[6, 5, 6, 5, 6, 5]] * 2
 
@@ -214,7 +214,7 @@ def evaluate(rank: int) -> list[int]:
         return [sum(len(batch) for batch in loader) for loader in (sequential, shuffling, stream)]
 
 
-def test_what_is_not_for_training_stays_whole() -> None:
+def test_loaders_for_evaluation_are_not_shared() -> None:
     assert run(2, evaluate) == [[22, 22, 22]] * 2
 
 
@@ -248,7 +248,7 @@ class Squares(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def fit(rank: int) -> list[float]:
-    """Batches of 3, 3, 3 and 2 among 4 ranks: some have nothing to do."""
+    """Train with batches of 3, 3, 3 and 2 on 4 ranks, some of which get no sample."""
     torch.manual_seed(2)
     model = nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -260,7 +260,7 @@ def fit(rank: int) -> list[float]:
     return [p.item() for p in model.parameters()]
 
 
-def test_uneven_parts_are_weighted_exactly() -> None:
+def test_uneven_shares_are_weighted_exactly() -> None:
     alone = run(1, fit)[0]
     for size in (2, 4):
         for own in run(size, fit, UNDERTOW_BATCH="split"):
@@ -280,14 +280,14 @@ def fetch_ahead(rank: int, ahead: bool) -> bool:
     return "so the batch before a smaller last batch gets the weight of the smaller one" in said.getvalue()
 
 
-def test_who_fetches_ahead_is_told_about_uneven_batches() -> None:
-    assert run(2, fetch_ahead, True, UNDERTOW_BATCH="split") == [False, False]  # 4, 4, 4, 4, 4 and 2 come out even
+def test_scripts_that_prefetch_are_warned_about_uneven_batches() -> None:
+    assert run(2, fetch_ahead, True, UNDERTOW_BATCH="split") == [False, False]  # 4, 4, 4, 4, 4 and 2 divide evenly
     assert run(4, fetch_ahead, True, UNDERTOW_BATCH="split")[0]
     assert not run(4, fetch_ahead, False, UNDERTOW_BATCH="split")[0]
 
 
 def draw(rank: int) -> dict[str, list[float]]:
-    """What a script draws before, while and after it trains."""
+    """Return the numbers that a script draws before, during and after training."""
     torch.manual_seed(4)
     model = nn.Linear(1, 1)
     torch.optim.SGD(model.parameters(), lr=0.1)
@@ -299,7 +299,7 @@ def draw(rank: int) -> dict[str, list[float]]:
     return drawn
 
 
-def test_dropout_differs_between_ranks_and_all_else_does_not() -> None:
+def test_only_dropout_differs_between_ranks() -> None:
     ranks = run(3, draw)
     for first, second in itertools.combinations(ranks, 2):
         assert first["before"] == second["before"]
@@ -315,7 +315,7 @@ def sum_vector(rank: int) -> None:
         model(x).backward()
 
 
-def test_what_torch_refuses_stays_refused() -> None:
+def test_loaders_that_torch_refuses_stay_refused() -> None:
     outcomes = outcomes_of(2, as_a_script, sum_vector, init=False, environment={"UNDERTOW_BATCH": "split"})
     assert any("only for scalar outputs" in outcome.text for outcome in outcomes)
 
@@ -334,8 +334,8 @@ def refuse(rank: int, options: dict[str, Any]) -> None:
         ({"batch_size": 4, "shuffle": True, "in_order": False, "num_workers": 1}, "in_order=False cannot be shared"),
     ],
 )
-def test_what_cannot_be_split_is_refused(options: dict[str, Any], words: str) -> None:
+def test_batches_that_cannot_be_split_are_refused(options: dict[str, Any], words: str) -> None:
     outcomes = outcomes_of(2, as_a_script, refuse, options, init=False, environment={"UNDERTOW_BATCH": "split"})
-    # A rank that comes later hears of the first one's end.
+    # A rank that is later is notified of the first rank's end.
     assert {outcome.kind for outcome in outcomes} <= {"ConfigError", "PeerLost"}
     assert any(words in outcome.text for outcome in outcomes)

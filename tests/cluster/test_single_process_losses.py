@@ -1,4 +1,4 @@
-"""Losses of single-process scripts: whatever they are a sum or a mean of, the run is that of one process."""
+"""Losses of single-process scripts: whatever they sum or average, the run equals that of one process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def norm(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def make_data() -> TensorDataset:
-    """Sequences of which more and more is ignored, and two of which all is."""
+    """Return sequences with more and more ignored targets; in two of them, all are ignored."""
     numbers = torch.Generator().manual_seed(5)
     targets = torch.randint(0, CLASSES, (SAMPLES, 4), generator=numbers)
     for index in range(SAMPLES):
@@ -95,7 +95,7 @@ def fit(rank: int, batch: int) -> dict[str, list[float]]:
 
 
 def fit_to(losses: dict[str, Loss], batch: int) -> dict[str, list[float]]:
-    """A model for each loss.  One optimizer for all: to adopt one takes longer than all its steps."""
+    """Train a model for each loss, with one optimizer for all, because adopting one takes longer than its steps."""
     torch.manual_seed(2)
     models = {name: make_model() for name in losses}
     optimizer = torch.optim.SGD([p for model in models.values() for p in model.parameters()], lr=1e-2)
@@ -123,14 +123,14 @@ def test_a_split_batch_gives_the_weights_of_one_process(size: int) -> None:
 
 
 def test_the_same_batch_on_each_worker_is_one_larger_batch() -> None:
-    constant = "sum by a constant"  # which one process would have been given as twice that
+    constant = "sum by a constant"  # in one process, the constant would be twice as large
     alone = run(1, fit, 2 * BATCH)[0]
     [fitted, _] = run(2, fit, BATCH)
     assert_same({**fitted, constant: []}, {**alone, constant: []})
 
 
 def speak(rank: int) -> tuple[str, str, str]:
-    """What is said of a loss that is known, of one that is not, and of a sum."""
+    """Return the messages about a known loss, an unknown loss and a sum."""
     return (
         hear(lambda model, o, y: nn.functional.cross_entropy(o, y)),
         hear(lambda model, o, y: o.square().mean().sqrt()),
@@ -145,7 +145,7 @@ def hear(loss: Loss) -> str:
     return said.getvalue()
 
 
-def test_a_loss_that_is_not_known_is_told_once_by_rank_0() -> None:
+def test_an_unknown_loss_is_reported_once_by_rank_0() -> None:
     (known, unknown, summed), others = run(2, speak)
     assert "term of the loss" not in known
     assert unknown.count("a term of the loss is not known to be a sum or a mean over the batch") == 1
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_known_is_told_once_by_rank_0() -> None:
 
 
 def go_own_ways(rank: int) -> tuple[list[float], list[float]]:
-    """Sums whose backward comes when the loader has ended, and inside of compiled code."""
+    """Train with sums whose backward runs after the loader has ended, or inside compiled code."""
     warnings.simplefilter("ignore")  # of the compiler's
     compiled = torch.compile(compute, backend="eager")
     return train(lambda loader: iter(list(loader)), compute), train(iter, compiled)
@@ -176,7 +176,7 @@ def compute(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
 
 
-def test_a_backward_after_the_loaders_end_or_in_compiled_code_is_weighed() -> None:
+def test_a_backward_after_the_loaders_end_or_in_compiled_code_is_weighted() -> None:
     ahead, compiled = run(1, go_own_ways)[0]
     for own_ahead, own_compiled in run(2, go_own_ways, UNDERTOW_BATCH="split"):
         assert own_ahead == pytest.approx(ahead, abs=1e-9)
@@ -184,7 +184,7 @@ def test_a_backward_after_the_loaders_end_or_in_compiled_code_is_weighed() -> No
 
 
 def checkpoint(rank: int) -> list[float]:
-    """Parts of 3 and 2 samples, and a backward within backward."""
+    """Train with shares of 3 and 2 samples, and a nested backward."""
     torch.manual_seed(2)
     first, second = nn.Linear(6, 4).double(), nn.Linear(4, CLASSES * 4).double()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-2)
@@ -196,6 +196,6 @@ def checkpoint(rank: int) -> list[float]:
     return flat(first) + flat(second)
 
 
-def test_a_backward_within_backward_is_weighed_once() -> None:
+def test_a_nested_backward_is_weighted_once() -> None:
     alone = run(1, checkpoint)[0]
     assert run(2, checkpoint, UNDERTOW_BATCH="split") == [pytest.approx(alone, abs=1e-9)] * 2

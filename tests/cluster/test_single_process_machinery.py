@@ -1,4 +1,4 @@
-"""What a wrapped model has, one that was adopted has too: wait-free, planned, compiled."""
+"""An adopted model works like a wrapped one: wait-free, planned, compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 12
 def leave_early(rank: int) -> None:
     model = Stack()
     torch.optim.SGD(model.parameters(), lr=0.1)
-    undertow.barrier()  # what the start has sent is out of the way
+    undertow.barrier()  # nothing that the start has sent is still in flight
     process_recorder.start()
     model(torch.full((1, WIDTH), float(rank))).sum().backward()
     process_recorder.stop()
@@ -35,16 +35,16 @@ def test_gradients_leave_while_backward_runs() -> None:
 
 
 def train(rank: int, size: int, calls_parts: bool) -> tuple[list[float], list[float], int]:
-    """Beside a copy that sees the batches of all ranks."""
+    """Train beside a copy that sees the batches of all ranks."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     whole = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         if step == USED:
-            flat(model)  # no gradient is still to come
+            flat(model)  # no gradient is in flight any more
             undertow.barrier()
-            sent = undertow.bytes_sent()  # what was measured of the links is out of the way
+            sent = undertow.bytes_sent()  # the measurements of the links are complete
         batches = [torch.randn(4, 64, generator=torch.Generator().manual_seed(size * step + r)) for r in range(size)]
         optimizer.zero_grad()
         outputs = model[2](model[1](model[0](batches[rank]))) if calls_parts else model(batches[rank])
@@ -75,7 +75,7 @@ def train_twins(rank: int) -> tuple[list[float], int]:
     return flat(used), undertow.bytes_sent() - sent
 
 
-def test_what_is_made_of_the_same_parts_is_planned_on_all_ranks() -> None:
+def test_modules_that_share_submodules_are_planned_on_all_ranks() -> None:
     sent = {}
     for plan in (Scheme.FACTORS.value, Scheme.DENSE.value):
         (first, bytes0), (second, bytes1) = run(2, train_twins, **LIMITS, UNDERTOW_PLAN=plan)
@@ -86,8 +86,8 @@ def test_what_is_made_of_the_same_parts_is_planned_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("calls_parts", [False, True])
-def test_it_is_planned_and_exact(overlap: str, calls_parts: bool) -> None:
-    """Without a forward of the whole module nobody can plan, but it is as exact."""
+def test_an_adopted_model_is_planned_and_exact(overlap: str, calls_parts: bool) -> None:
+    """Without a forward of the whole module no plan is possible, but training is as exact."""
     sent = {}
     for plan in (Scheme.FACTORS.value, Scheme.DENSE.value):
         environment = {**LIMITS, "UNDERTOW_PLAN": plan, "UNDERTOW_OVERLAP": overlap}

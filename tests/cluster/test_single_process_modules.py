@@ -1,4 +1,4 @@
-"""Which modules an optimizer of a script belongs to: the same on all ranks, whatever else holds its parameters."""
+"""All ranks find the same modules for an optimizer, whatever else holds its parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Headed(nn.Module):
 
 
 def look_backwards(rank: int) -> None:
-    """The order of all objects depends on when garbage was collected: on rank 1 it is another one."""
+    """Use a different order of objects on rank 1: the order depends on when garbage was collected."""
     look = gc.get_objects
     if rank == 1:
         gc.get_objects = lambda: look()[::-1]
@@ -40,7 +40,7 @@ def train_a_trunk_with_two_heads(rank: int) -> list[float]:
     return [*flat(left), *flat(right)]
 
 
-def test_heads_of_the_same_form_are_not_taken_for_each_other() -> None:
+def test_heads_of_the_same_shape_are_not_confused() -> None:
     first, second = run(2, train_a_trunk_with_two_heads)
     assert first == second
     assert first[2:4] != first[6:]
@@ -61,7 +61,7 @@ def train_one_of_two_twins(rank: int, chosen: int) -> tuple[list[float], list[fl
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-def test_modules_of_the_same_parts_are_both_followed(chosen: int) -> None:
+def test_modules_that_share_submodules_are_both_followed(chosen: int) -> None:
     first, second = run(2, train_one_of_two_twins, chosen)
     assert first == second
 
@@ -80,6 +80,6 @@ def keep_a_dead_module_on_one_rank(rank: int) -> list[float]:
     return flat(model)
 
 
-def test_a_module_that_nobody_uses_any_more_does_not_count() -> None:
+def test_an_unused_module_does_not_count() -> None:
     first, second = run(2, keep_a_dead_module_on_one_rank)
     assert first == second

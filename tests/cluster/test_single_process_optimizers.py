@@ -69,7 +69,7 @@ class Pair(nn.Module):
 
 
 def train_parts(rank: int) -> tuple[list[float], list[float], bool]:
-    """Two optimizers on one model, a parameter that joins later, one that is in no module, one in no optimizer."""
+    """Use two optimizers on one model, and parameters that are added later, in no module, or in no optimizer."""
     torch.manual_seed(rank)
     model, alone, late = Pair(), nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2))
     spare = model.spare.weight.detach().clone()
@@ -89,7 +89,7 @@ def train_parts(rank: int) -> tuple[list[float], list[float], bool]:
     return own, model.spare.weight.flatten().tolist(), bool((model.spare.weight == spare).all())
 
 
-def test_any_parameter_of_any_optimizer_is_kept_and_no_other() -> None:
+def test_exactly_the_parameters_of_optimizers_are_synchronised() -> None:
     (own0, spare0, left0), (own1, spare1, left1) = run(2, train_parts)
     assert own0 == own1
     assert spare0 != spare1
@@ -105,7 +105,7 @@ def train_two_of_three(rank: int) -> tuple[list[float], float]:
     return [*flat(model.left), *flat(model.right)], model.spare.bias.grad[0].item()
 
 
-def test_a_module_may_hold_more_than_what_is_trained() -> None:
+def test_a_module_may_hold_untrained_parameters() -> None:
     (own0, spare0), (own1, spare1) = run(2, train_two_of_three)
     assert own0 == own1
     assert (spare0, spare1) == (1.0, 2.0)
@@ -119,7 +119,7 @@ def train_tensors(rank: int) -> float:
     return tensor.item()
 
 
-def test_a_tensor_that_is_no_parameter_is_left_alone() -> None:
+def test_a_tensor_that_is_not_a_parameter_is_left_alone() -> None:
     assert run(2, train_tensors) == [-1.0, -1.0]
 
 
@@ -143,7 +143,7 @@ def test_buffers_follow_rank_0_before_they_are_used() -> None:
 
 
 class Methodical(nn.Module):
-    """Its forward is never called."""
+    """A module with methods, whose forward is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def use_a_method(rank: int) -> tuple[list[float], list[float]]:
     return flat(model), model.norm.running_mean.tolist()
 
 
-def test_a_model_without_a_forward_is_kept_whole() -> None:
+def test_a_model_whose_forward_is_never_called_is_synchronised() -> None:
     first, second = run(2, use_a_method)
     assert first == second
 
@@ -176,7 +176,7 @@ def choose_rate(rank: int) -> list[float]:
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     rates = []
     for step in range(3):
-        schedule.step(step if rank == 0 else -step)  # worse and worse on rank 0 only
+        schedule.step(step if rank == 0 else -step)  # worsens on rank 0 only
         rates.append(optimizer.param_groups[0]["lr"])
     return rates
 
@@ -188,7 +188,7 @@ def test_rank_0_decides_about_the_learning_rate() -> None:
 
 
 def keep(rank: int, folder: Path) -> tuple[list[str], list[float]]:
-    """Every rank in a folder of its own, as on a host of its own."""
+    """Save and load with every rank in a folder of its own, as on its own host."""
     own = folder / str(rank)
     own.mkdir()
     model = nn.Linear(1, 1)
@@ -211,7 +211,7 @@ def test_one_rank_writes_checkpoints_and_all_can_read_them(tmp_path: Path) -> No
 
 
 def defer(rank: int, in_turns: bool) -> tuple[bool, list[float]]:
-    """In turns one rank computes only after the other one has looked for gates: all its gradients are due then."""
+    """Let the ranks take turns: a rank computes only after the other has checked its gates, all of which are closed."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     was_due = False
@@ -246,7 +246,7 @@ def test_without_overlap_there_are_no_gates() -> None:
 
 
 def drift(rank: int) -> None:
-    """In the second phase of a training, with an optimizer of its own."""
+    """Let weights drift in a second phase of training, which has its own optimizer."""
     data = torch.utils.data.TensorDataset(torch.ones(8, 1))
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -265,7 +265,7 @@ def test_weights_that_drift_apart_are_an_error_at_the_end_of_an_epoch() -> None:
 
 
 def set_gradients(rank: int) -> None:
-    """Made by `torch.autograd.grad`: no backward pass that could be averaged.  The optimizer is a second one."""
+    """Step a second optimizer with gradients of `torch.autograd.grad`, which no backward pass averages."""
     model = nn.Linear(1, 1)
     torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -287,7 +287,7 @@ def test_gradients_that_were_not_averaged_are_noticed() -> None:
 
 
 def set_gradients_alike(rank: int) -> list[float]:
-    """Zeros, as torch.distributed.checkpoint does to have the states of an optimizer, and figures that all share."""
+    """Step with zeros, as torch.distributed.checkpoint does to create states, and with values that all ranks share."""
     model, other = nn.Linear(1, 1), nn.Linear(1, 1)
     torch.optim.SGD(other.parameters(), lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -304,7 +304,7 @@ def set_gradients_alike(rank: int) -> list[float]:
     return flat(model)
 
 
-def test_gradients_that_need_no_mean_are_not() -> None:
+def test_gradients_that_need_no_mean_are_not_refused() -> None:
     one, other = run(2, set_gradients_alike)
     assert one == other
 
@@ -321,7 +321,7 @@ def replace_file(rank: int, folder: Path) -> int:
     return number
 
 
-def test_checkpoints_are_renamed_and_removed_by_who_wrote_them(tmp_path: Path) -> None:
+def test_only_the_writer_renames_and_removes_checkpoints(tmp_path: Path) -> None:
     assert run(2, replace_file, tmp_path) == [3, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.pt", "3.pt", "last.pt"]
 
@@ -332,7 +332,7 @@ def save_whole(rank: int, folder: Path) -> None:
     torch.save(model, folder / "model.pt")
 
 
-def test_a_whole_model_is_read_without_us(tmp_path: Path) -> None:
+def test_a_saved_model_can_be_read_without_undertow(tmp_path: Path) -> None:
     run(2, save_whole, tmp_path)
     text = (
         "import sys, torch; sys.modules['undertow'] = None\n"
@@ -358,12 +358,12 @@ def wrap(rank: int) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_wrapper_is_of_one_class_by_all_its_names(overlap: str) -> None:
+def test_the_wrapper_is_the_same_class_under_all_names(overlap: str) -> None:
     assert run(1, wrap, UNDERTOW_OVERLAP=overlap) == [(True, True)]
 
 
 def join_later(rank: int) -> tuple[bool, float]:
-    """A script that makes its optimizer before it says that it knows of ranks."""
+    """Make an optimizer before joining a process group."""
     model = nn.Linear(1, 1)
     torch.optim.SGD(model.parameters(), lr=0.1)
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
@@ -388,7 +388,7 @@ def know_of_ranks(rank: int) -> str:
     return said.getvalue()
 
 
-def test_a_script_that_knows_of_ranks_is_told_that_it_shares_its_data_itself() -> None:
+def test_a_script_that_knows_of_ranks_is_warned_that_it_shares_its_data_itself() -> None:
     assert run(2, know_of_ranks) == ["", ""]
     first, second = run(2, know_of_ranks, UNDERTOW_BATCH="split")
     assert first.count("--batch split applies only to loaders that the script passes to undertow") == 1
@@ -412,7 +412,7 @@ def test_after_shutdown_every_rank_trains_alone() -> None:
 
 
 def draw_own_batches(rank: int) -> tuple[list[int], list[float], str]:
-    """As nanoGPT does; what was drawn before the optimizer is the same everywhere."""
+    """Draw batches as nanoGPT does; numbers drawn before the optimizer are the same on all ranks."""
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(3)
     model = nn.Linear(1, 1, bias=False)
@@ -426,7 +426,7 @@ def draw_own_batches(rank: int) -> tuple[list[int], list[float], str]:
     return drawn, flat(model), said.getvalue()
 
 
-def test_batches_of_the_scripts_own_are_the_same_and_a_remedy_is_told() -> None:
+def test_batches_drawn_by_the_script_are_the_same_and_a_remedy_is_printed() -> None:
     (drawn0, weights0, said), (drawn1, weights1, _) = run(2, draw_own_batches)
     assert drawn0 == drawn1
     assert weights0 == weights1
@@ -446,7 +446,7 @@ def step_by_itself(rank: int, script: str) -> str:
     return said.getvalue()
 
 
-def test_of_a_script_that_may_take_its_rows_by_rank_nobody_says_that_all_compute_the_same(tmp_path: Path) -> None:
+def test_a_script_that_may_select_rows_by_rank_gets_a_conditional_warning(tmp_path: Path) -> None:
     for text, is_certain in (("import torch", True), ("import os\nfirst = int(os.environ['RANK'])", False)):
         script = tmp_path / "train.py"
         script.write_text(text)
@@ -455,7 +455,7 @@ def test_of_a_script_that_may_take_its_rows_by_rank_nobody_says_that_all_compute
         assert ("if the script gives all ranks the same data, nothing is gained" in said) is not is_certain
 
 
-def test_with_a_seed_per_rank_each_rank_draws_other_batches() -> None:
+def test_with_a_seed_per_rank_each_rank_draws_different_batches() -> None:
     (drawn0, weights0, said), (drawn1, weights1, _) = first = run(2, draw_own_batches, UNDERTOW_SEED_PER_RANK="on")
     assert not {*drawn0} & {*drawn1}
     assert weights0 == weights1
@@ -464,7 +464,7 @@ def test_with_a_seed_per_rank_each_rank_draws_other_batches() -> None:
 
 
 def draw_in_epochs(rank: int) -> tuple[list[int], list[int]]:
-    """What a loader draws, and what the script does meanwhile and afterwards."""
+    """Return the order that a loader draws, and the numbers that the script draws during and after the loop."""
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(3)
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)

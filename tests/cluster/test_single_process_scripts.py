@@ -15,7 +15,7 @@ TOLERANCE = 2e-5  # sums of floats in another order, over some dozens of steps
 
 @pytest.fixture(scope="module")
 def alone_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """What a script prints without undertow: run once, however many ask."""
+    """Return the output of a script without undertow; each script runs once."""
     return functools.cache(lambda name: run_alone(tmp_path_factory.mktemp("alone"), name))
 
 
@@ -50,6 +50,6 @@ def test_overlap_gives_the_same(name: str, tmp_path: Path) -> None:
     assert run_script(2, tmp_path, name)[0] == run_script(2, tmp_path, name, UNDERTOW_OVERLAP="on")[0]
 
 
-def test_it_can_be_left_alone(tmp_path: Path, alone_once: Callable[[str], str]) -> None:
+def test_plain_off_leaves_a_script_alone(tmp_path: Path, alone_once: Callable[[str], str]) -> None:
     alone = alone_once("plain_gan.py")
     assert run_script(2, tmp_path, "plain_gan.py", UNDERTOW_PLAIN="off") == [alone, alone]

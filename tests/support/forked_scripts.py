@@ -1,6 +1,6 @@
-"""Runs the scripts of tests/scripts, untouched, on several workers, and reads what rank 0 prints.
+"""Runs the unchanged scripts of tests/scripts on several workers, and returns what they print.
 
-The workers come from the fork server, which has torch imported; there the runner becomes the script.
+The workers come from the fork server, which has imported torch; in them the runner becomes the script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def run_script(size: int, folder: Path, name: str, *args: str, **environment: str) -> list[str]:
-    """What each rank prints on stdout; rank 0's first."""
+    """Return the stdout of each rank, in rank order."""
     command = [str(SCRIPTS / name), *args]
     texts: list[str] = run_workers(size, _become, folder, command, init=False, environment=environment)
     return texts
@@ -30,13 +30,13 @@ NO_RANKS = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": 
 
 
 def run_alone(folder: Path, name: str, *args: str, **environment: str) -> str:
-    """What it prints without undertow; with `NO_RANKS`, without a launcher's variables either."""
+    """Return the stdout of a run without undertow; with `NO_RANKS`, also without a launcher's variables."""
     command = [str(SCRIPTS / name), *args]
     return str(run_workers(1, _run_natively, folder, command, init=False, environment=environment)[0])
 
 
 def read_curve(text: str, word: str = "loss") -> list[float]:
-    """The figures after this word, line by line."""
+    """Return the figures after this word, line by line."""
     return [float(figure) for figure in re.findall(rf"\b{word} ([-\d.]+)", text)]
 
 
@@ -52,7 +52,7 @@ def _run_natively(rank: int, folder: Path, command: list[str]) -> str:
 
 
 def _record(rank: int, folder: Path, work: Any) -> str:
-    """Its stdout, all of it: what is held is shown at the end of a process."""
+    """Return the whole stdout; held output is shown at the end of the process."""
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked by a server
     path = folder / f"stdout-{rank}"

@@ -1,4 +1,4 @@
-"""The same command line twice, with Python alone and as a worker of ours: what a user would see must be the same."""
+"""Runs a command line with Python alone and as an undertow worker: a user must see the same."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.support.command import HANG_S
 from undertow.launch.job import RUNNER
 
 _OUTER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR", "PYTHONPATH", "PYTHONUNBUFFERED")
-# A place among others, without anybody who could be met: enough for a script that never trains.
+# A rank of a job that has no other worker: enough for a script that never trains.
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing that scripts do."""
+    """A script and its command line."""
 
     script: str | bytes = ""
-    code: int = 0  # what Python exits with: a case that fails for another reason tells nothing
+    code: int = 0  # Python's exit code, to find cases that fail for another reason
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     words: tuple[str, ...] = ("script.py",)
     start_in: str = "."
@@ -48,12 +48,12 @@ class Outcome:
 
 
 def run_ours(case: Case, folder: Path) -> Outcome:
-    """Where it is known what Python does."""
+    """Run the case with undertow only."""
     return _finish(*_start(case, folder / "undertow", RUNNER), case)
 
 
 def run_both(case: Case, folder: Path, runner: tuple[str, ...] = RUNNER) -> tuple[Outcome, Outcome]:
-    """What Python does, and what we do; at the same time, each in a folder of its own."""
+    """Run the case with Python and with undertow at the same time, each in its own folder."""
     started = [_start(case, folder / "python", ()), _start(case, folder / "undertow", runner)]
     native, ours = [_finish(process, path, case) for process, path in started]
     return native, ours
@@ -84,6 +84,6 @@ def _finish(process: subprocess.Popen[bytes], folder: Path, case: Case) -> Outco
 
 
 def _tidy(data: bytes, folder: Path) -> str:
-    """Without what differs from run to run anyway."""
+    """Decode the output, without what differs from run to run."""
     text = data.decode(errors="backslashreplace").replace(str(folder), "FOLDER")
     return re.sub(r"\b0x[0-9a-f]+", "0x", text)

@@ -1,4 +1,4 @@
-"""Runs of scripts that know nothing of undertow: what they print, and what undertow did meanwhile."""
+"""Runs of scripts that do not use undertow's API: their output and their traces."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 class Run:
     """One run of a script."""
 
-    folder: Path  # in which it ran
-    lines: list[str]  # what it printed; of several ranks rank 0
+    folder: Path  # the script's current folder
+    lines: list[str]  # the output of rank 0
     traces: list[list[dict[str, Any]]]  # events of each rank that computed over our engine, see docs/trace.md
 
     @property
     def curve(self) -> list[float]:
-        """The losses, the first one first."""
+        """The losses in the order of the output."""
         return [float(loss) for line in self.lines for loss in re.findall(r"loss ([\d.]+)", line)]
 
     def count(self, kind: str) -> list[int]:
-        """How many events of this kind each rank has."""
+        """Return the number of events of this kind on each rank."""
         return [sum(event.get("cat") == kind for event in trace) for trace in self.traces]
 
     def count_deferred(self) -> list[int]:
-        """How often each rank stepped parameters when their gradients had come, and not in `step()`."""
+        """Count on each rank how often parameters were stepped when their gradients arrived, not in `step()`."""
         stepped = [[event["args"].get("stepped", False) for event in trace if "args" in event] for trace in self.traces]
         return list(map(sum, stepped))
 
 
 class Runs:
-    """Each run is made once, in a folder of its own; whoever asks again gets the same one."""
+    """A cache of runs: each is made once, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: dict[object, Run] = {}
 
     def run(self, script: str, *options: object) -> Run:
-        """`undertow run OPTIONS SCRIPT`."""
+        """Run `undertow run OPTIONS SCRIPT`."""
         return self.run_python("-m", "undertow", "run", "--quiet-ranks", *options, SCRIPTS / script)
 
     def run_over_torch(self, script: str, *options: object) -> Run:
-        """The same, but torch's own wrapper sums the gradients."""
+        """Run the script with `undertow run`, but with torch's own wrapper, which sums the gradients."""
         own = ("--ddp", "off", SUPPORT / "torchs_own.py")
         return self.run_python("-m", "undertow", "run", "--quiet-ranks", *options, *own, SCRIPTS / script)
 
     def fork(self, script: str, size: int, **environment: str) -> Run:
-        """The same without the launcher, and in a tenth of the time: in workers that have torch imported already.
+        """Run the script without the launcher, in workers that have already imported torch: takes a tenth of the time.
 
-        Not over torch's own wrapper: a thread of Gloo's and its destructor wait for each other once in twenty runs.
+        Not for torch's own wrapper: one of Gloo's threads and its destructor deadlock once in twenty runs.
         """
         key = ("fork", script, size, *environment.items())
         if key not in self._runs:
@@ -76,7 +76,7 @@ class Runs:
         return self._runs[key]
 
     def fork_alone(self, script: str) -> Run:
-        """Plain Python and torch, without undertow, in a worker that has torch imported already."""
+        """Run the script with Python and torch alone, in a worker that has already imported torch."""
         key = ("fork alone", script)
         if key not in self._runs:
             folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -84,12 +84,12 @@ class Runs:
         return self._runs[key]
 
     def run_alone(self, script: str) -> Run:
-        """Plain Python and torch, without undertow, as the only rank of a job."""
+        """Run the script with Python and torch alone, as the only rank of a job."""
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         return self.run_python(SCRIPTS / script, **alone)
 
     def run_python(self, *words: object, **environment: str) -> Run:
-        """Whatever it is."""
+        """Run any Python command."""
         key = (words, *environment.items())
         if key not in self._runs:
             self._runs[key] = self._make(words, environment)

@@ -14,7 +14,7 @@ from undertow.script.preparation import prepare
 
 
 def as_a_script(rank: int, body: Any, *args: Any) -> Any:
-    """Run the body as a script that `undertow run` has started, and that has not imported undertow."""
+    """Run `body` like a script that was started by `undertow run` and has not imported undertow."""
     multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked by a server
     single_process.imports_undertow = lambda: False
     prepare(None)

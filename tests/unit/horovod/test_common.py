@@ -1,4 +1,4 @@
-"""Horovod's modules beside its operations, the parameters of these, and the modules that are missing."""
+"""Horovod's helper modules, the parameters of its operations, and modules that are missing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def aliases() -> Iterator[None]:
         ("import horovod.data", "DataLoader"),
     ],
 )
-def test_a_module_that_is_not_there_says_what_to_do(statement: str, advice: str) -> None:
+def test_importing_a_missing_module_raises_advice(statement: str, advice: str) -> None:
     with pytest.raises(ImportError, match=advice) as caught:
         exec(statement, {})
     assert isinstance(caught.value, UndertowError)
@@ -55,14 +55,14 @@ def test_a_module_that_is_not_there_says_what_to_do(statement: str, advice: str)
 
 
 @pytest.mark.usefixtures("aliases")
-def test_whether_there_is_an_elastic_module_can_be_asked() -> None:
+def test_hasattr_works_for_the_missing_elastic_module() -> None:
     hvd = importlib.import_module("horovod.torch")
     assert not hasattr(hvd, "elastic")
     with pytest.raises(NotImplementedError, match="elastic training is not supported yet"):
         _ = hvd.elastic
 
 
-def test_an_exception_keeps_what_it_is_about() -> None:
+def test_exceptions_keep_their_arguments() -> None:
     assert exceptions.HostsUpdatedInterrupt(skip_sync=True).skip_sync
     mismatch = exceptions.HorovodVersionMismatchError("torch", "2.1", "2.0")
     assert (mismatch.name, mismatch.version, mismatch.installed_version) == ("torch", "2.1", "2.0")
@@ -70,7 +70,7 @@ def test_an_exception_keeps_what_it_is_about() -> None:
     assert str(mismatch) == exceptions.get_version_mismatch_message("torch", "2.1", "2.0")
 
 
-def test_only_torch_is_served_and_nothing_is_built() -> None:
+def test_only_torch_is_supported_and_nothing_is_built() -> None:
     assert util.extension_available("torch")
     assert not util.extension_available("tensorflow")
     assert not util.gpu_available("mxnet")
@@ -113,7 +113,7 @@ def test_small_helpers() -> None:
             util.is_version_greater_equal_than(*wrong)
 
 
-def test_names_are_where_horovod_has_them() -> None:
+def test_names_are_in_the_same_modules_as_in_horovod() -> None:
     ops = importlib.import_module("undertow.horovod.torch.mpi_ops")
     hvd = importlib.import_module("undertow.horovod.torch")
     assert (ops.gpu_available, ops.num_rank_is_power_2) == (util.gpu_available, util.num_rank_is_power_2)
@@ -140,7 +140,7 @@ def test_calls_in_threads_that_fail_are_counted() -> None:
         execute_function_multithreaded(divmod, [[1, 0], [4, 2], [9, 3]])
 
 
-def test_a_thread_is_started_and_may_fail_in_silence() -> None:
+def test_a_thread_may_fail_silently() -> None:
     found: list[int] = []
     in_thread(found.append, (3,)).join()
     assert found == [3]
@@ -153,12 +153,12 @@ def test_a_thread_is_started_and_may_fail_in_silence() -> None:
     ("rank", "local_rank", "numbers"),
     [(0, 0, "0 4 0 2 0 2"), (1, 1, "1 4 1 2 0 2"), (3, 1, "3 4 1 2 1 2")],
 )
-def test_the_place_of_a_worker_under_names_of_horovod(rank: int, local_rank: int, numbers: str) -> None:
+def test_ranks_and_sizes_become_horovods_variables(rank: int, local_rank: int, numbers: str) -> None:
     settings = read_settings({}, rank=rank, world_size=4, local_rank=local_rank, local_world_size=2)
     assert guess_numbers(settings).to_environment() == dict(zip(HOROVOD, numbers.split(), strict=True))
 
 
-def test_hosts_are_counted_in_the_order_of_their_first_ranks() -> None:
+def test_hosts_are_numbered_in_the_order_of_their_first_ranks() -> None:
     hosts = ["b", "b", "a", "a", "a"]
     found = [find_numbers(read_settings({}, rank=0, world_size=5), rank=rank, hosts=hosts) for rank in range(5)]
     assert [numbers.cross_rank for numbers in found] == [0, 0, 1, 1, 1]

@@ -62,7 +62,7 @@ except ModuleNotFoundError:
 """
 
 
-def test_the_names_lead_to_our_modules_and_go_away_again() -> None:
+def test_horovod_is_an_alias_of_undertows_modules_until_it_is_removed() -> None:
     done = subprocess.run([sys.executable, "-c", ALIASES], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("gone\n", "")
 
@@ -94,14 +94,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_processes_that_are_spawned_find_the_names_too(method: str, tmp_path: Path) -> None:
+def test_spawned_processes_find_the_alias_too(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SPAWNING)
     done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, check=False)
     assert done.stdout == "('__mp_main__', True, True)\n", done.stderr
 
 
-def test_the_way_for_spawned_processes_is_not_taken_for_horovod_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_import_path_for_spawned_processes_does_not_count_as_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, aliases.IMPORT_PATH])
     assert not aliases.is_installed()
     undertow.horovod.install()
@@ -112,7 +112,7 @@ def test_the_way_for_spawned_processes_is_not_taken_for_horovod_itself(monkeypat
     assert aliases.IMPORT_PATH not in sys.path
 
 
-def test_horovod_itself_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_imported_horovod_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", sys)
     with pytest.raises(ConfigError, match="Horovod itself is already imported"):
         undertow.horovod.install()
@@ -145,10 +145,10 @@ def test_reductions(dtype: type, op: str, expected: int) -> None:
 
 def test_sixteen_bit_floats_are_rounded_once() -> None:
     arrays = [np.full(2, value, np.float16) for value in (2048.0, 1.0, 1.0)]
-    assert (reduce_arrays(ReduceOp.Sum, arrays, 3) == 2050).all()  # one after the other: 2048
+    assert (reduce_arrays(ReduceOp.Sum, arrays, 3) == 2050).all()  # rounding after each addition would give 2048
 
 
-def test_a_mean_is_over_all_ranks_even_if_some_have_nothing() -> None:
+def test_a_mean_counts_ranks_without_a_contribution() -> None:
     assert (reduce_arrays(ReduceOp.Average, [np.full(2, 6.0)], 3) == 2).all()
 
 
@@ -157,7 +157,7 @@ def test_means_of_whole_numbers_are_rounded_towards_zero() -> None:
     assert divide_whole(np.array([250], np.uint8), 3).tolist() == [83]
 
 
-def test_the_first_ranks_get_the_rows_that_are_over() -> None:
+def test_the_first_ranks_get_the_remaining_rows() -> None:
     assert [len(rows) for rows in split_rows(7, 3)] == [3, 2, 2]
     assert split_rows(2, 3) == [range(0, 1), range(1, 2), range(2, 2)]
     assert split_rows(0, 2) == [range(0, 0), range(0, 0)]

@@ -1,4 +1,4 @@
-"""Process sets by number: given as Horovod gives them, the same on all ranks, refused in words."""
+"""Process sets are numbered as in Horovod, the same on all ranks, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from undertow.horovod.torch.process_sets import RankSets
 
 
-def test_numbers_of_removed_sets_are_used_again_the_oldest_first() -> None:
+def test_numbers_of_removed_sets_are_reused_oldest_first() -> None:
     sets = RankSets(4)
     assert [sets.add([rank]) for rank in range(3)] == [1, 2, 3]
     sets.remove(3)
@@ -31,13 +31,13 @@ def test_numbers_of_removed_sets_are_used_again_the_oldest_first() -> None:
         ([1], ""),
     ],
 )
-def test_what_cannot_be_a_set_is_said(ranks: list[int], words: str) -> None:
+def test_ranks_that_cannot_form_a_set_are_explained(ranks: list[int], words: str) -> None:
     sets = RankSets(3)
     sets.add([1, 2])
     assert sets.find_fault(ranks) == words
 
 
-def test_a_removed_set_can_come_again() -> None:
+def test_a_removed_set_can_be_added_again() -> None:
     sets = RankSets(2)
     sets.remove(sets.add([0]))
     assert sets.find_fault([0]) == ""
@@ -45,7 +45,7 @@ def test_a_removed_set_can_come_again() -> None:
 
 @given(st.lists(st.sets(st.integers(0, 3), min_size=1), max_size=20))
 def test_no_two_sets_share_a_number_or_their_ranks(wanted: list[set[int]]) -> None:
-    """Each set is added if it can be; one that is there is removed."""
+    """Each set is added if possible; an existing set is removed."""
     sets = RankSets(4)
     for ranks in map(sorted, wanted):
         there = {number for number, own in sets.to_dict().items() if own == ranks}

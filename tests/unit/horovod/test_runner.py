@@ -1,4 +1,4 @@
-"""`horovod.run` without its workers: which arguments it takes, and what becomes of results and failures."""
+"""`horovod.run` without its workers: arguments, results and failures."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from undertow.launch.cleanup_guard import CleanupGuard
         ({"output_filename": "out"}, "redirect"),
     ],
 )
-def test_what_is_not_there_is_refused_in_words(options: dict[str, Any], advice: str) -> None:
+def test_unsupported_options_are_refused_with_advice(options: dict[str, Any], advice: str) -> None:
     with pytest.raises(ConfigError, match=advice):
         run(print, **options)
 
 
-def test_what_chooses_nothing_is_accepted_and_what_is_unknown_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_without_effect_are_accepted_and_unknown_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function, "_launch", lambda guard, command: 0)
     monkeypatch.setattr(function, "_collect", lambda exchange, size, code: [size])
     unused = {"use_gloo": True, "verbose": 2, "disable_cache": True, "use_mpi": None, "network_interfaces": ["eth0"]}
@@ -45,7 +45,7 @@ def test_what_chooses_nothing_is_accepted_and_what_is_unknown_is_not(monkeypatch
         run(print, num_procs=3)
 
 
-def test_arguments_stand_where_horovod_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_in_horovods_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function, "_launch", lambda guard, command: 0)
     monkeypatch.setattr(function, "_collect", lambda exchange, size, code: [size])
     assert run(print, (), {}, 3, None, None, None, None, None, "localhost:3") == [3]
@@ -57,11 +57,11 @@ def test_arguments_stand_where_horovod_has_them(monkeypatch: pytest.MonkeyPatch)
     assert list(inspect.signature(run).parameters) == words.split()
 
 
-def test_one_of_several_workers_starts_no_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_cannot_start_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"already one of 2 workers .*: start the script once"):
         run(print)
-    hidden.hide()  # as in a script that looks like one of a single process
+    hidden.hide()  # as in a script that looks like a single-process script
     try:
         with pytest.raises(ConfigError, match="already one of 2 workers"):
             run(print)
@@ -75,7 +75,7 @@ def test_a_program_that_cannot_be_started_is_named(executable: str) -> None:
         run(print, executable=executable)
 
 
-def test_hosts_are_this_one() -> None:
+def test_hosts_must_be_this_host() -> None:
     assert count_workers(3, None) == 3
     assert count_workers(3, "localhost:4") == 3
     assert count_workers(3, f"localhost:1, {socket.gethostname()}:2") == 3
@@ -94,7 +94,7 @@ def test_hosts_are_this_one() -> None:
             count_workers(num_proc, hosts)
 
 
-def test_what_the_launcher_would_refuse_is_refused_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_the_launcher_would_refuse_are_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="num_proc 1000000000 is not possible"):
         run(print, num_proc=10**9)
     with pytest.raises(ConfigError, match=r"start_timeout 0 is not possible: give 0\.001 to 1000000 seconds"):
@@ -104,7 +104,7 @@ def test_what_the_launcher_would_refuse_is_refused_in_its_words(monkeypatch: pyt
         run(print)
 
 
-def test_results_come_in_rank_order(tmp_path: Path) -> None:
+def test_results_are_in_rank_order(tmp_path: Path) -> None:
     exchange = ExchangeFolder(tmp_path)
     for rank in (1, 0):
         exchange.put_result(rank, f"of {rank}")
@@ -137,7 +137,7 @@ def test_a_worker_without_a_result_is_named(tmp_path: Path) -> None:
         function._collect(exchange, 2, 7)
 
 
-def test_a_launcher_that_started_no_worker_is_to_blame(tmp_path: Path) -> None:
+def test_a_launcher_that_started_no_worker_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="ended with exit code 2 before any worker ran; see its output"):
         function._collect(ExchangeFolder(tmp_path), 4096, 2)
 
@@ -149,7 +149,7 @@ def test_many_workers_without_a_result_are_counted(tmp_path: Path) -> None:
         function._collect(exchange, 4096, 1)
 
 
-def test_what_cannot_be_pickled_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_cannot_be_pickled_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = ExchangeFolder(tmp_path)
     with pytest.raises(ConfigError, match="the result of rank 3, a generator, cannot be pickled"):
         exchange.put_result(3, (n for n in range(3)))
@@ -180,7 +180,7 @@ def test_an_interrupted_call_waits_until_the_launcher_has_ended(monkeypatch: pyt
 
 
 class Launcher:
-    """A launcher during whose run the user presses Ctrl-C."""
+    """A launcher that is interrupted by Ctrl-C while it runs."""
 
     pid = 1 << 30  # of no process
 

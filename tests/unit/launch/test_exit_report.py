@@ -66,7 +66,7 @@ def test_an_ended_rank_is_never_the_cause() -> None:
     assert verdict.lines[-3] == "rank 1 (host a) failed first: exit code 1"
 
 
-def test_when_all_lost_a_peer_of_another_host_the_earliest_is_shown() -> None:
+def test_if_all_lost_a_peer_of_another_host_the_earliest_failure_is_shown() -> None:
     verdict = make_exit_report([ending(1, 1, at_s=2, loss=ABSENT), ending(0, 1, at_s=1, loss=ABSENT)])
     assert verdict.lines[1:] == ("rank 0 (host a) failed first: exit code 1", *show(ABSENT))
 
@@ -88,7 +88,7 @@ def test_a_rank_that_all_others_lost_is_the_first_cause() -> None:
     )
 
 
-def test_without_agreement_about_who_was_lost_the_earliest_is_shown() -> None:
+def test_if_ranks_lost_different_peers_the_earliest_failure_is_shown() -> None:
     verdict = make_exit_report([ending(0, 1, at_s=2, loss=lost(1, by=0)), ending(1, 1, loss=lost(0, by=1))])
     assert verdict.lines[1:] == ("rank 1 (host a) failed first: exit code 1", *show(lost(0, by=1)))
 
@@ -98,7 +98,7 @@ def test_a_rank_with_an_error_of_its_own_is_the_cause_even_if_another_was_lost()
     assert make_exit_report(endings).lines[-4:] == ("rank 1 (host a) failed first: exit code 1", *TRACEBACK)
 
 
-def test_a_follower_that_was_ended_while_it_left_has_its_say() -> None:
+def test_a_follower_that_was_ended_while_exiting_is_shown_with_its_own_error() -> None:
     endings = [ending(0, -15, at_s=3, ended=True, loss=lost(1, by=0)), ending(1, 1, at_s=1, error=TRACEBACK)]
     assert make_exit_report(endings).lines[0] == f"rank 0 failed too: {show(lost(1, by=0))[1]}"
 
@@ -127,7 +127,7 @@ def test_a_failed_rank_of_another_host_is_described_by_the_ranks_that_lost_it() 
     assert make_exit_report([ending(0, 1, loss=loss)]).lines == (headline, *show(loss))
 
 
-def test_the_text_of_an_error_decides_nothing() -> None:
+def test_the_text_on_stderr_does_not_affect_the_cause() -> None:
     words = (*show(lost(3, by=0, reason="so it says")), "PeerLost: rank 1 on host b was lost: so it says")
     report = make_exit_report([ending(0, 1, at_s=2, error=words), ending(1, 2, at_s=1, error=words)])
     assert report.exit_code == 2
@@ -144,7 +144,7 @@ def test_among_own_failures_the_earliest_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_in_the_same_instant_a_signal_goes_before_an_exit_code_then_the_lower_rank(order: tuple[int, ...]) -> None:
+def test_ties_prefer_a_signal_to_an_exit_code_and_then_the_lower_rank(order: tuple[int, ...]) -> None:
     endings = [ending(0, 1), ending(1, -11), ending(2, -11)]
     verdict = make_exit_report([endings[index] for index in order])
     assert verdict.exit_code == 139
@@ -165,7 +165,7 @@ def test_exit_codes_are_described_in_words(code: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_is_no_failure_of_a_rank(signum: signal.Signals, code: int) -> None:
+def test_an_interrupt_is_not_a_failure_of_a_rank(signum: signal.Signals, code: int) -> None:
     verdict = make_exit_report([ending(0, 1, error=TRACEBACK)], interrupted_by=signum)
     assert verdict.exit_code == code
     assert verdict.lines == (f"undertow: interrupted by {signum.name}, all workers have ended",)
@@ -179,7 +179,7 @@ def test_the_host_is_that_of_the_rank_that_failed() -> None:
 REMOTE = RemoteFailure("rank 3 on host b was killed by SIGKILL before the workers had met", received_s=5.0)
 
 
-def test_a_cause_on_another_host_comes_last_and_no_rank_here_is_blamed() -> None:
+def test_a_cause_on_another_host_comes_last_and_no_local_rank_is_blamed() -> None:
     verdict = make_exit_report([ending(1, 0, at_s=6, ended=True), ending(0, -15, at_s=6, ended=True)], remote=REMOTE)
     assert verdict.exit_code == 1
     assert verdict.lines == (
@@ -190,11 +190,11 @@ def test_a_cause_on_another_host_comes_last_and_no_rank_here_is_blamed() -> None
     assert make_exit_report([], remote=REMOTE).lines == (REMOTE.cause,)
 
 
-def test_a_cause_on_another_host_does_not_hide_an_earlier_one_here() -> None:
+def test_a_cause_on_another_host_does_not_hide_an_earlier_local_one() -> None:
     endings = [ending(0, 7, at_s=4, error=TRACEBACK), ending(1, -15, at_s=6, ended=True)]
     verdict = make_exit_report(endings, remote=REMOTE)
     assert (verdict.exit_code, verdict.lines[-1]) == (7, TRACEBACK[-1])
 
 
-def test_workers_that_ended_well_by_themselves_need_no_other_host() -> None:
+def test_a_remote_cause_after_a_good_end_is_ignored() -> None:
     assert make_exit_report([ending(0, at_s=6)], remote=REMOTE).exit_code == 0

@@ -1,4 +1,4 @@
-"""A job is checked before it starts, and workers find torchrun's names."""
+"""A job is checked before it starts, and workers get torchrun's variables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_users_thread_count_wins() -> None:
     assert build_environment({"OMP_NUM_THREADS": "6"}, SEAT, local_rank=0)["OMP_NUM_THREADS"] == "6"
 
 
-def test_everything_after_the_script_is_the_scripts() -> None:
+def test_arguments_after_the_script_belong_to_the_script() -> None:
     assert Job(script="pkg.train", is_module=True, args=("-n", "3")).command == (*RUNNER, "-m", "pkg.train", "-n", "3")
 
 
@@ -71,7 +71,7 @@ def test_impossible_jobs_are_refused(wish: dict[str, object], words: str) -> Non
         Job(**{"script": __file__, **wish})  # type: ignore[arg-type]
 
 
-def test_the_rank_of_an_outer_job_does_not_concern_the_launcher() -> None:
+def test_the_launcher_ignores_the_rank_of_an_outer_job() -> None:
     assert read_job_settings({"RANK": "9", "WORLD_SIZE": "4", "UNDERTOW_TOKEN": "x"}).token == "x"
 
 
@@ -102,7 +102,7 @@ def test_several_hosts_take_argument_then_variable_then_default() -> None:
         (["-name", "--nodes", "n", "-m"], [], None),
     ],
 )
-def test_our_sizes_after_the_script_are_found_unless_given_before(
+def test_launcher_options_after_the_script_are_found_unless_given_before(
     args: list[str], given: list[str], option: str | None
 ) -> None:
     assert find_misplaced(args, given) == option

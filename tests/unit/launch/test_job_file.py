@@ -1,4 +1,4 @@
-"""Job files are read, or refused by file and key; the launcher gets what they say."""
+"""Job files become command lines of launchers, or errors that name the file and the key."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def read_command(job: SharedJob) -> list[str]:
     return job.command[4:]
 
 
-def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
+def test_a_file_with_only_a_script(tmp_path: Path) -> None:
     job = read(tmp_path, 'script = "train.py"')
     assert (job.name, job.folder) == ("job", tmp_path)
     sizes = ["-n", "1", "--nnodes", "1", "--node-rank", "0"]
     assert read_command(job) == ["--share", "--share-name", "job", *sizes, "--", str(tmp_path / "train.py")]
 
 
-def test_everything_that_a_file_can_say(tmp_path: Path) -> None:
+def test_a_file_with_every_key(tmp_path: Path) -> None:
     job = read(
         tmp_path,
         'module = "pkg.train"\nargs = ["--lr", "0.1"]\nn = 2\nnnodes = 3\nnode_rank = 1\nmaster_addr = "10.0.0.1"\n'
@@ -74,19 +74,19 @@ def test_everything_that_a_file_can_say(tmp_path: Path) -> None:
         ("\xff", "not valid TOML: it is not text in UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said_by_file_and_key(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_names_the_file_and_the_key(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'job.toml'}: {words.replace('FOLDER', str(tmp_path))}")
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.toml: cannot be read: No such file or directory"):
         read_jobs([tmp_path / "no.toml"], {})
 
 
-def test_names_and_ports_are_not_used_twice(tmp_path: Path) -> None:
+def test_duplicate_names_and_ports_are_refused(tmp_path: Path) -> None:
     one = write(tmp_path, 'module = "a"\nname = "same"', "one.toml")
     two = write(tmp_path, 'module = "a"\nname = "same"', "two.toml")
     with pytest.raises(ConfigError, match=r"two\.toml: name: same is already used by .*one\.toml"):
@@ -98,14 +98,14 @@ def test_names_and_ports_are_not_used_twice(tmp_path: Path) -> None:
     assert len(read_jobs([three, four], {"MASTER_PORT": "29501"})) == 2
 
 
-def test_eight_at_most(tmp_path: Path) -> None:
+def test_more_than_eight_jobs_are_refused(tmp_path: Path) -> None:
     files = [write(tmp_path, 'module = "a"', f"{number}.toml") for number in range(9)]
     assert len(read_jobs(files[:8], {})) == 8
     with pytest.raises(ConfigError, match="9 jobs are not possible: at most 8 can share a device"):
         read_jobs(files, {})
 
 
-def test_the_files_environment_is_on_top_and_the_arbiter_is_the_same_for_all(tmp_path: Path) -> None:
+def test_the_files_environment_wins_and_all_jobs_share_an_arbiter(tmp_path: Path) -> None:
     job = read(tmp_path, 'module = "a"\nenv = {A = "file", UNDERTOW_SHARE_SOCKET = "/elsewhere"}')
     made = job.make_environment({"A": "user", "B": "user", "PYTHONPATH": "src:/x"}, Path("/s"))
     assert (made["A"], made["B"], made["UNDERTOW_SHARE_SOCKET"]) == ("file", "user", "/s")

@@ -1,4 +1,4 @@
-"""The relay carries everything, whatever its reader and leftover processes do."""
+"""The relay copies all output, whatever its reader and leftover processes do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOIN_S = 30.0  # a hang guard
 
 
 class Pipes:
-    """A worker's stream (written by the test) and where it goes (read by the test)."""
+    """A worker's stream (written by the test) and its target (read by the test)."""
 
     def __init__(self) -> None:
         self.source, self.worker = os.pipe()
@@ -43,7 +43,7 @@ def pipes() -> Iterator[Pipes]:
     os.close(pipes.worker)
 
 
-def test_what_was_written_before_the_end_arrives_though_the_pipe_stays_open(pipes: Pipes) -> None:
+def test_all_output_arrives_even_if_the_pipe_stays_open(pipes: Pipes) -> None:
     relay = Relay()
     relay.add(pipes.source, pipes.target, rank=0, shown=StreamDisplay.RAW)
     filler = bytes(CHUNK_BYTES)
@@ -60,7 +60,7 @@ def test_what_was_written_before_the_end_arrives_though_the_pipe_stays_open(pipe
     assert pipes.read_all() == b""
 
 
-def test_the_tail_is_complete_though_the_relay_hangs_on_a_slow_reader(pipes: Pipes) -> None:
+def test_the_tail_is_complete_even_if_the_relay_waits_for_a_slow_reader(pipes: Pipes) -> None:
     relay = Relay()
     failing, failed = os.pipe()
     relay.add(pipes.source, pipes.target, rank=0, shown=StreamDisplay.RAW)
@@ -91,7 +91,7 @@ def test_a_partial_last_line_is_shown_at_the_end(pipes: Pipes) -> None:
     assert pipes.read_all() == b"> one\n> two\n"
 
 
-def test_a_hidden_stream_is_read_all_the_same(pipes: Pipes) -> None:
+def test_a_hidden_stream_is_still_read(pipes: Pipes) -> None:
     relay = Relay()
     relay.add(pipes.source, pipes.target, rank=0, shown=StreamDisplay.HIDDEN)
     relay.start()
@@ -100,7 +100,7 @@ def test_a_hidden_stream_is_read_all_the_same(pipes: Pipes) -> None:
     assert pipes.read_all() == b""
 
 
-def test_a_muted_target_gets_nothing_more_and_is_read_all_the_same(pipes: Pipes) -> None:
+def test_a_muted_stream_is_no_longer_shown_but_still_read(pipes: Pipes) -> None:
     relay = Relay()
     relay.add(pipes.source, pipes.target, rank=0, shown=StreamDisplay.PREFIXED, prefix=b"> ")
     relay.start()
@@ -206,17 +206,17 @@ def tail_of(*pieces: bytes) -> tuple[str, ...]:
     return tail.lines()
 
 
-def test_tail_keeps_short_output_whole() -> None:
+def test_a_tail_keeps_short_output_whole() -> None:
     assert tail_of(b"a\nb", b"c\n", b"last") == ("a", "bc", "last")
 
 
-def test_tail_keeps_the_last_lines_and_says_that_some_are_missing() -> None:
+def test_a_tail_keeps_the_last_lines_and_notes_that_some_are_missing() -> None:
     lines = tail_of(b"".join(b"%d\n" % number for number in range(1000)))
     assert lines[0] == "(earlier lines left out)"
     assert lines[1:] == tuple(str(number) for number in range(1000 - TAIL_LINES, 1000))
 
 
-def test_tail_of_exactly_its_size_is_whole() -> None:
+def test_a_tail_of_exactly_the_limit_is_whole() -> None:
     assert len(tail_of(b"x\n" * TAIL_LINES)) == TAIL_LINES
 
 
@@ -224,6 +224,6 @@ def test_tail_shows_the_last_state_of_an_overwritten_line() -> None:
     assert tail_of(b"10%\r20%\r30%\n", b"dos\r\n") == ("30%", "dos")
 
 
-def test_tail_survives_bytes_that_are_no_text_and_endless_lines() -> None:
+def test_a_tail_accepts_bytes_that_are_not_text_and_endless_lines() -> None:
     assert tail_of(b"\xff\n") == ("\ufffd",)
     assert len(tail_of(b"x" * 1_000_000)[0]) == TAIL_LINE_BYTES

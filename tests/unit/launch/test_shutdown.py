@@ -1,4 +1,4 @@
-"""Winding a job down: who is signalled when, with the clock as an argument."""
+"""The shutdown of a job: which signal is sent when, with the clock as an argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_healthy_job_is_left_alone() -> None:
     assert not shutdown.has_signalled
 
 
-def test_after_a_failure_the_others_may_end_by_themselves_first() -> None:
+def test_after_a_failure_the_others_may_first_end_on_their_own() -> None:
     shutdown = Shutdown()
     shutdown.fail(10.0)
     assert shutdown.due(10.0 + FAILURE_GRACE_S - 0.01) is None
@@ -41,14 +41,14 @@ def test_further_failures_do_not_prolong_the_grace() -> None:
     assert shutdown.deadline_s == 10.0 + FAILURE_GRACE_S
 
 
-def test_an_interrupt_is_passed_on_at_once_and_enforced() -> None:
+def test_an_interrupt_is_forwarded_at_once_and_enforced() -> None:
     shutdown = Shutdown()
     assert shutdown.interrupt(signal.SIGINT, 5.0) is signal.SIGINT
     assert shutdown.interrupted_by is signal.SIGINT
     assert shutdown.due(5.0 + SIGNAL_GRACE_S) is signal.SIGKILL
 
 
-def test_sigterm_is_passed_on_as_it_is() -> None:
+def test_sigterm_is_forwarded_as_sigterm() -> None:
     assert Shutdown().interrupt(signal.SIGTERM, 0.0) is signal.SIGTERM
 
 
@@ -81,7 +81,7 @@ def test_a_stopped_worker_is_named_once() -> None:
     assert "rank 2 (pid 77) is stopped" in str(warnings[STOPPED_CHECKS - 1])
 
 
-def test_a_worker_that_stays_stopped_is_stuck_until_it_wakes_up() -> None:
+def test_a_worker_that_stays_stopped_is_stuck_until_it_continues() -> None:
     watch = StoppedWorkers()
     assert not watch.is_stuck(2)
     stuck = []
@@ -91,14 +91,14 @@ def test_a_worker_that_stays_stopped_is_stuck_until_it_wakes_up() -> None:
     assert stuck == [False] * (STUCK_CHECKS - 1) + [True, False]
 
 
-def test_a_worker_that_woke_up_is_counted_anew() -> None:
+def test_the_count_restarts_when_a_worker_continues() -> None:
     watch = StoppedWorkers()
     states = "TTTTSTTTTRTTTTT"
     warnings = [watch.observe(0, 1, state=state) for state in states]
     assert [bool(warning) for warning in warnings] == [False] * (len(states) - 1) + [True]
 
 
-def test_stops_of_different_ranks_are_counted_apart() -> None:
+def test_stops_are_counted_per_rank() -> None:
     watch = StoppedWorkers()
     for _ in range(STOPPED_CHECKS - 1):
         assert watch.observe(0, 1, state="T") is None

@@ -1,4 +1,4 @@
-"""Whether a script knows of ranks, by its text and by what it has done."""
+"""A script's text and the state of its process show whether it knows of ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ del undertow, _undertow
         "def setup(world_size):",
     ],
 )
-def test_these_words_speak_of_ranks(text: str, tmp_path: Path) -> None:
+def test_these_texts_mention_ranks(text: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)
     assert mentions_ranks(str(script))
@@ -45,7 +45,7 @@ def test_these_words_speak_of_ranks(text: str, tmp_path: Path) -> None:
     "text",
     ["", "import torch", "FRANK = 1", "ranking = 2", "print('rank of a matrix')", "accelerated = lightning_fast"],
 )
-def test_these_do_not(text: str, tmp_path: Path) -> None:
+def test_these_texts_do_not_mention_ranks(text: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)
     assert not mentions_ranks(str(script))
@@ -60,7 +60,7 @@ def test_these_do_not(text: str, tmp_path: Path) -> None:
         ("rank = int(os.environ['RANK'])", False),
     ],
 )
-def test_whether_a_script_is_for_horovod(text: str, speaks: bool, tmp_path: Path) -> None:
+def test_scripts_that_mention_horovod_are_found(text: str, speaks: bool, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)
     assert mentions_horovod(str(script)) is speaks
@@ -68,13 +68,13 @@ def test_whether_a_script_is_for_horovod(text: str, speaks: bool, tmp_path: Path
     assert not mentions_horovod(str(tmp_path))
 
 
-def test_bytes_that_are_no_text_are_read_as_well(tmp_path: Path) -> None:
+def test_binary_files_are_searched_too(tmp_path: Path) -> None:
     script = tmp_path / "script.pyc"
     script.write_bytes(b"\xff\x00RANK\x00")
     assert mentions_ranks(str(script))
 
 
-def test_of_what_cannot_be_read_nothing_is_assumed(tmp_path: Path) -> None:
+def test_an_unreadable_script_counts_as_mentioning_ranks(tmp_path: Path) -> None:
     assert mentions_ranks(None)
     assert mentions_ranks(str(tmp_path / "nothing.py"))
     assert mentions_ranks(str(tmp_path))
@@ -82,7 +82,7 @@ def test_of_what_cannot_be_read_nothing_is_assumed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """As in a process that has imported none of them."""
+    """Simulate a process that has imported none of these modules."""
     for name in ("torch.distributed", "horovod.torch", "undertow.runtime.process"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return monkeypatch
@@ -97,25 +97,25 @@ def distributed(*, available: bool, initialized: bool) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(("available", "initialized"), [(False, False), (True, False), (True, True)])
-def test_a_process_group_knows(modules: pytest.MonkeyPatch, available: bool, initialized: bool) -> None:
+def test_a_process_group_counts_as_joined(modules: pytest.MonkeyPatch, available: bool, initialized: bool) -> None:
     modules.setitem(sys.modules, "torch.distributed", distributed(available=available, initialized=initialized))
     assert has_joined() is initialized
 
 
 @pytest.mark.parametrize("is_initialized", [False, True])
-def test_whoever_has_called_init_knows(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
+def test_undertow_init_counts_as_joined(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
     process = SimpleNamespace(is_initialized=lambda: is_initialized)
     modules.setitem(sys.modules, "undertow.runtime.process", process)
     assert has_joined() is is_initialized
 
 
 @pytest.mark.parametrize("is_initialized", [False, True])
-def test_horovod_knows_when_it_is_initialised(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
+def test_an_initialised_horovod_counts_as_joined(modules: pytest.MonkeyPatch, is_initialized: bool) -> None:
     modules.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=lambda: is_initialized))
     assert has_joined() is is_initialized
 
 
-def test_an_import_of_horovod_alone_is_no_sign(modules: pytest.MonkeyPatch) -> None:
+def test_importing_horovod_does_not_count_as_joined(modules: pytest.MonkeyPatch) -> None:
     def fail() -> bool:
         raise ImportError("Horovod was built without torch")
 
@@ -125,7 +125,7 @@ def test_an_import_of_horovod_alone_is_no_sign(modules: pytest.MonkeyPatch) -> N
     assert not has_joined()
 
 
-def test_a_module_is_read_where_python_would_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_modules_file_is_found_where_python_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pkg" / "inner").mkdir(parents=True)
     (tmp_path / "pkg" / "train.py").touch()
@@ -137,14 +137,14 @@ def test_a_module_is_read_where_python_would_find_it(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["# move this to accelerate one day", "x = 1  # no world_size here"])
-def test_a_comment_is_no_knowledge(text: str, tmp_path: Path) -> None:
+def test_comments_do_not_count(text: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import torch\n{text}\n")
     assert not mentions_ranks(str(script))
 
 
 def finds(**names: object) -> bool:
-    """With these names in a module of the script's, and nothing else."""
+    """Return whether an import is found if only a module of the script holds these names."""
     module = ModuleType("script")
     vars(module).update(names)
     with pytest.MonkeyPatch.context() as patch:
@@ -169,18 +169,18 @@ OURS = {name: module for name, module in sys.modules.items() if name.partition("
     ],
     ids=str,
 )
-def test_these_are_signs(thing: object) -> None:
+def test_public_names_of_undertow_count_as_imported(thing: object) -> None:
     assert finds(name=thing)
 
 
 @pytest.mark.parametrize(
     "thing", [None, torch, UNDERTOW.horovod, UNDERTOW.__version__, DistributedDataParallel], ids=str
 )
-def test_these_are_none(thing: object) -> None:
+def test_other_names_do_not_count_as_imported(thing: object) -> None:
     assert not finds(name=thing)
 
 
-def test_a_name_in_a_function_that_runs_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_a_running_function_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awareness.sys, "modules", dict(OURS))
     monkeypatch.delitem(globals(), "UNDERTOW")
 

@@ -1,4 +1,4 @@
-"""A rank that is not the first writes no checkpoints, but reads what it would have written."""
+"""A rank other than 0 writes no checkpoints, but reads what it would have written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from undertow.settings import Settings
 
 
 def save(thing: object, f: Any, ending: str = "") -> None:
-    """As torch's: to a path or an open file."""
+    """Save like torch.save, to a path or an open file."""
     data = f"{thing}{ending}".encode()
     if hasattr(f, "write"):
         f.write(data)
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint.pt"
 
 
-def test_nothing_is_written_and_the_own_copy_is_read(path: Path) -> None:
+def test_no_file_is_written_and_the_ranks_own_copy_is_read(path: Path) -> None:
     files = Checkpoints()
     files.save(save, "weights", path, ending="!")
     assert not path.exists()
@@ -49,14 +49,14 @@ def test_nothing_is_written_and_the_own_copy_is_read(path: Path) -> None:
     assert read(files.find(path)) == b"weights!"  # twice
 
 
-def test_the_last_one_counts(path: Path) -> None:
+def test_the_last_checkpoint_replaces_earlier_ones(path: Path) -> None:
     files = Checkpoints()
     files.save(save, "old", path)
     files.save(save, "new", path)
     assert read(files.find(path)) == b"new"
 
 
-def test_one_file_has_many_names(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_found_by_any_name_of_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Checkpoints()
     files.save(save, "weights", path)
     (path.parent / "link.pt").symlink_to(path)
@@ -65,14 +65,14 @@ def test_one_file_has_many_names(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert read(files.find(name)) == b"weights"
 
 
-def test_what_it_has_not_written_is_read_from_the_file(path: Path) -> None:
+def test_files_that_were_not_saved_here_are_read_from_disk(path: Path) -> None:
     path.write_bytes(b"of an earlier run")
     assert Checkpoints().find(path) is path
     stream = io.BytesIO(b"x")
     assert Checkpoints().find(stream) is stream
 
 
-def test_of_large_ones_only_the_last_few_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_few_large_checkpoints_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
     files = Checkpoints()
     names = [f"{path}.{number}" for number in range(LEAST_KEPT + 1)]
@@ -85,20 +85,20 @@ def test_of_large_ones_only_the_last_few_are_kept(path: Path, monkeypatch: pytes
     assert read(files.find(f"{path}.more")) == b"one more"
 
 
-def test_what_is_no_file_is_written_as_ever() -> None:
+def test_objects_that_are_not_paths_are_written_as_usual() -> None:
     files = Checkpoints()
     memory = io.BytesIO()
     files.save(save, "weights", memory)
     assert memory.getvalue() == b"weights"
 
 
-def test_a_file_that_the_script_has_opened_is_written_by_all(path: Path) -> None:
+def test_a_file_that_the_script_has_opened_is_written_by_every_rank(path: Path) -> None:
     with open(path, "wb") as file:
         Checkpoints().save(save, "weights", file)
     assert os.path.getsize(path) == len("weights")
 
 
-def test_what_cannot_be_saved_fails_on_every_rank(path: Path) -> None:
+def test_an_object_that_cannot_be_saved_fails_on_every_rank(path: Path) -> None:
     def refuse(thing: object, f: Any) -> None:
         raise TypeError("cannot pickle")
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_saved_fails_on_every_rank(path: Path) -> None:
     assert files.find(path) is path
 
 
-def test_what_was_kept_is_written_if_every_rank_was_meant_to(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_copies_are_written_if_every_rank_writes_its_own(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = Checkpoints()
     for number in range(5):
         files.save(save, f"weights {number}", f"{path}.{number}")
@@ -122,9 +122,7 @@ def test_what_was_kept_is_written_if_every_rank_was_meant_to(path: Path, capsys:
     assert files.find(path) is path
 
 
-def test_what_was_too_much_to_keep_is_named(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_copies_are_named(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
     files = Checkpoints()
     for number in range(LEAST_KEPT + 1):
@@ -136,7 +134,7 @@ def test_what_was_too_much_to_keep_is_named(
 
 
 @pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy, shutil.copy2])
-def test_a_copy_of_a_checkpoint_is_made_by_the_first_rank(path: Path, copy: Callable[..., Any]) -> None:
+def test_only_rank_0_copies_a_checkpoint(path: Path, copy: Callable[..., Any]) -> None:
     files, best = Checkpoints(), path.parent / "best.pt"
     files.save(save, "weights", path)
     assert files.copy(copy, path, best) == best
@@ -160,7 +158,7 @@ def test_other_files_are_copied_by_every_rank(path: Path) -> None:
     assert Path(f"{path}.copy").read_bytes() == b"configuration"
 
 
-def test_a_copy_that_was_too_much_to_keep_is_named(
+def test_a_lost_copy_of_a_checkpoint_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
@@ -172,8 +170,8 @@ def test_a_copy_that_was_too_much_to_keep_is_named(
     assert f"rank 1 has lost what it saved to {path}.0, {path}: " in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_there_until_it_is_removed_or_renamed(path: Path) -> None:
-    """Also where the first rank has not written it yet, or has a disk of its own."""
+def test_a_checkpoint_exists_until_it_is_removed_or_renamed(path: Path) -> None:
+    """This holds even if rank 0 has not written it yet, or has a disk of its own."""
     files, other = Checkpoints(), f"{path}.other"
     assert not files.has(path)
     files.save(save, "weights", path)
@@ -188,7 +186,7 @@ def test_a_checkpoint_is_there_until_it_is_removed_or_renamed(path: Path) -> Non
 
 
 def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
-    """As the first rank does; a best checkpoint is a copy, and asked for before it is read."""
+    """It does so as on rank 0; a best checkpoint is a copy, and its existence is checked before it is read."""
     script, patches = SingleProcessScript(Settings(rank=1, world_size=2)), AppliedPatches()
     script.checkpoints.save(save, "weights", path)
     patches.apply(SINGLE_PROCESS_PATCHES, script)
@@ -208,7 +206,7 @@ def test_a_script_finds_and_copies_what_it_has_saved(path: Path) -> None:
 
 @pytest.mark.parametrize(("rank", "names"), [(0, ["best.pt"]), (1, [])])
 def test_a_saver_that_renames_its_own_file_leaves_it_to_rank_0(rank: int, names: list[str], tmp_path: Path) -> None:
-    """As ignite's DiskSaver: it makes a temporary file, which it opens itself."""
+    """ignite's DiskSaver creates a temporary file, which it opens itself."""
 
     def write(saver: Any, checkpoint: Any, path: Path, func: Callable[..., None]) -> None:
         with open(f"{path}.tmp", "wb") as file:
@@ -221,8 +219,8 @@ def test_a_saver_that_renames_its_own_file_leaves_it_to_rank_0(rank: int, names:
     assert torch.load(script.checkpoints.find(tmp_path / "best.pt")) == [1, 2]
 
 
-def test_checkpoints_that_are_renamed_leave_the_best_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As scripts write `last.pt` in every epoch, and `best.pt` long before."""
+def test_renamed_checkpoints_do_not_displace_the_best_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts write `last.pt` in every epoch, and `best.pt` long before."""
     monkeypatch.setattr(module, "MOST_KEPT_BYTES", 1)
     files = Checkpoints()
     for name in ("best", "last", "last"):
@@ -237,13 +235,13 @@ def test_checkpoints_that_are_renamed_leave_the_best_one(path: Path, monkeypatch
     assert not isinstance(files.find(f"{path}.best"), io.BytesIO)
 
 
-def test_sizes_of_other_files_cost_no_look_at_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts ask for those of a million samples."""
+def test_sizes_of_other_files_need_no_path_lookup(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts read the sizes of a million samples."""
     monkeypatch.setattr(module, "_find_path", lambda f: pytest.fail("looked up"))
     assert Checkpoints().measure(path) is None
 
 
-def test_a_thread_may_save_while_what_was_kept_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_may_save_while_kept_copies_are_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint may be saved in the background."""
     files, written = Checkpoints(), []
 

@@ -1,4 +1,4 @@
-"""TensorBoard events of a rank that is not the first: held, dropped, or written."""
+"""TensorBoard events of a rank other than 0 are held, dropped, or written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from undertow.script.event_files import EventFiles
 
 
 class Writer:
-    """As tensorboard's EventFileWriter."""
+    """A stand-in for tensorboard's EventFileWriter."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -28,7 +28,7 @@ class Writer:
 
 
 class Folder:
-    """Makes writers, and knows which were made."""
+    """A folder that makes writers and records them."""
 
     def __init__(self) -> None:
         self.made: list[Writer] = []
@@ -44,7 +44,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder()
 
 
-def test_no_file_is_made_until_it_is_known(folder: Folder) -> None:
+def test_no_event_file_is_created_while_events_are_held(folder: Folder) -> None:
     events = EventFiles(1)
     held = events.open(folder.make, "runs")
     held.add_event("a")
@@ -58,7 +58,7 @@ def test_no_file_is_made_until_it_is_known(folder: Folder) -> None:
     assert folder.made[1].calls == ["c"]
 
 
-def test_what_is_dropped_is_not_written_at_the_end(folder: Folder) -> None:
+def test_dropped_events_are_not_written_at_the_end(folder: Folder) -> None:
     events = EventFiles(1)
     held = events.open(folder.make, "runs")
     held.add_event("a")
@@ -67,11 +67,11 @@ def test_what_is_dropped_is_not_written_at_the_end(folder: Folder) -> None:
     held.close()
     events._end()
     assert folder.made == []
-    events.write()  # the script joins the others itself after all
+    events.write()  # the script joins the other workers itself later
     assert folder.made[0].calls == ["a", "b", "close", "flush"]
 
 
-def test_what_is_held_is_written_at_the_end(folder: Folder) -> None:
+def test_held_events_are_written_at_the_end(folder: Folder) -> None:
     events = EventFiles(1)
     events.open(folder.make, "runs").add_event("a")
     events._end()
@@ -79,14 +79,14 @@ def test_what_is_held_is_written_at_the_end(folder: Folder) -> None:
 
 
 class Event(str):
-    """As tensorboard's: it knows how many bytes it takes in a file."""
+    """A stand-in for tensorboard's event, with its size in the file."""
 
     def ByteSize(self) -> int:  # noqa: N802
         return 10
 
 
 @pytest.mark.parametrize(("bound", "most"), [("MOST_HELD_EVENTS", 2), ("MOST_HELD_BYTES", 20)])
-def test_no_more_than_so_much_is_held(
+def test_the_number_and_size_of_held_events_are_limited(
     bound: str, most: int, folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, bound, most)
@@ -103,7 +103,7 @@ def test_no_more_than_so_much_is_held(
     assert "rank 1 has lost the first event for runs" in line
 
 
-def test_what_a_thread_logs_meanwhile_comes_after_what_was_held(folder: Folder) -> None:
+def test_events_of_other_threads_come_after_the_held_ones(folder: Folder) -> None:
     events = EventFiles(1)
     threads: list[threading.Thread] = []
 
@@ -113,7 +113,7 @@ def test_what_a_thread_logs_meanwhile_comes_after_what_was_held(folder: Folder) 
             if event == "a":
                 threads.append(threading.Thread(target=held.add_event, args=("late",)))
                 threads[0].start()
-                threads[0].join(0.1)  # it has to wait, until this is done
+                threads[0].join(0.1)  # it has to wait until this call is done
 
     writer = Slow()
     held = events.open(lambda: writer, "runs")

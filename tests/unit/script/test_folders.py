@@ -16,7 +16,7 @@ from undertow.settings import Settings
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[SingleProcessScript]:
-    """Of a script that is trained on two ranks."""
+    """A script that is trained on two ranks."""
     script, patches = SingleProcessScript(Settings(rank=0, world_size=2)), AppliedPatches()
     monkeypatch.setattr(script, "_group", object())
     patches.apply(SINGLE_PROCESS_PATCHES, script)
@@ -24,7 +24,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[SingleProcessScript]:
     patches.undo()
 
 
-# Looked up when they are called: what stands there then is asked.
+# Lambdas, so that the patched functions are called.
 ASKING: dict[str, Callable[[Path], bool]] = {
     "os.path.exists": lambda path: os.path.exists(path),
     "os.path.isdir": lambda path: os.path.isdir(path),
@@ -40,7 +40,7 @@ MAKING: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("ask", ASKING)
 @pytest.mark.parametrize("make", MAKING)
-def test_a_folder_that_another_rank_makes_first_is_found(
+def test_a_folder_that_another_rank_creates_first_is_not_an_error(
     ask: str, make: str, script: SingleProcessScript, tmp_path: Path
 ) -> None:
     folder = tmp_path / "epoch-1"
@@ -56,7 +56,7 @@ def other_rank_makes(folder: Path) -> None:
     os.mkdir.__wrapped__(folder)  # type: ignore[attr-defined]
 
 
-def test_a_folder_that_is_there_is_an_error_as_ever(script: SingleProcessScript, tmp_path: Path) -> None:
+def test_an_existing_folder_is_otherwise_an_error(script: SingleProcessScript, tmp_path: Path) -> None:
     folder, file = tmp_path / "folder", tmp_path / "file"
     assert not folder.exists()
     os.mkdir(folder)
@@ -64,7 +64,7 @@ def test_a_folder_that_is_there_is_an_error_as_ever(script: SingleProcessScript,
         os.mkdir(folder)
     assert folder.exists()
     assert not os.path.isfile(folder)
-    with pytest.raises(FileExistsError):  # nobody was told that nothing is there
+    with pytest.raises(FileExistsError):  # no check has found it absent
         folder.mkdir()
     assert not file.exists()
     file.write_text("")
@@ -72,7 +72,7 @@ def test_a_folder_that_is_there_is_an_error_as_ever(script: SingleProcessScript,
         os.mkdir(file)
 
 
-def test_not_all_that_was_not_there_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_number_of_remembered_paths_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "MOST_ABSENT", 1)
     folders = module.Folders()
     for name in ("first", "second"):
@@ -84,10 +84,10 @@ def test_not_all_that_was_not_there_is_remembered(monkeypatch: pytest.MonkeyPatc
     folders.note_absent(3)
 
 
-def test_a_script_that_is_left_alone_makes_its_folders_itself(
+def test_a_script_that_is_left_alone_gets_the_usual_errors(
     script: SingleProcessScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may know of other ranks, and take a folder for a lock."""
+    """It may know of other ranks, and use a folder as a lock."""
     monkeypatch.setattr(script, "_group", None)
     assert not os.path.exists(tmp_path / "lock")
     other_rank_makes(tmp_path / "lock")

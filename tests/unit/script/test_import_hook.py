@@ -1,4 +1,4 @@
-"""We hear of an import when it is done, and nobody else notices."""
+"""A function is called when an import is complete, and the import is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from undertow.script.import_hook import when_imported
 NAME = "some_module_that_is_followed"
 
 
-class Heard:
+class Recorder:
     def __init__(self) -> None:
         self.states: list[str] = []
 
@@ -35,8 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def recorder() -> Recorder:
+    return Recorder()
 
 
 def write(folder: Path, source: str) -> None:
@@ -44,61 +44,61 @@ def write(folder: Path, source: str) -> None:
     importlib.invalidate_caches()
 
 
-def test_it_is_told_once_and_when_the_module_is_complete(folder: Path, heard: Heard) -> None:
+def test_the_function_is_called_once_when_the_module_is_complete(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'half'\nimport json\nstate = 'whole'")
     finders = list(sys.meta_path)
-    when_imported(NAME, heard)
-    assert heard.states == []
+    when_imported(NAME, recorder)
+    assert recorder.states == []
     importlib.import_module(NAME)
-    assert heard.states == ["whole"]
+    assert recorder.states == ["whole"]
     assert sys.meta_path == finders
     importlib.reload(sys.modules[NAME])
-    assert heard.states == ["whole"]
+    assert recorder.states == ["whole"]
 
 
-def test_a_module_that_is_there_is_told_at_once(folder: Path, heard: Heard) -> None:
+def test_the_function_is_called_at_once_for_an_imported_module(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'whole'")
     importlib.import_module(NAME)
-    when_imported(NAME, heard)
-    assert heard.states == ["whole"]
+    when_imported(NAME, recorder)
+    assert recorder.states == ["whole"]
 
 
-def test_the_module_has_its_own_loader(folder: Path, heard: Heard) -> None:
+def test_the_module_has_its_own_loader(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = ''\nseen = __loader__, __spec__.loader")
-    when_imported(NAME, heard)
+    when_imported(NAME, recorder)
     module = importlib.import_module(NAME)
     assert {type(loader) for loader in (*module.seen, module.__loader__)} == {SourceFileLoader}
     assert module.__loader__ is module.__spec__.loader is module.seen[0]
     assert set(vars(module.__loader__)) == {"name", "path"}
 
 
-def test_to_ask_where_it_is_is_not_to_import_it(folder: Path, heard: Heard) -> None:
+def test_find_spec_does_not_count_as_an_import(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'whole'")
-    when_imported(NAME, heard)
+    when_imported(NAME, recorder)
     assert importlib.util.find_spec(NAME) is not None
-    assert heard.states == []
+    assert recorder.states == []
     importlib.import_module(NAME)
-    assert heard.states == ["whole"]
+    assert recorder.states == ["whole"]
 
 
-def test_a_module_loaded_by_hand_is_heard_of_once(folder: Path, heard: Heard) -> None:
+def test_a_module_that_is_loaded_by_hand_is_reported_once(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'whole'")
-    when_imported(NAME, heard)
+    when_imported(NAME, recorder)
     specs = [importlib.util.find_spec(NAME) for _ in range(2)]
     for spec in specs:
         assert spec is not None
         assert spec.loader is not None
         sys.modules[NAME] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[NAME])
-    assert heard.states == ["whole"]
+    assert recorder.states == ["whole"]
 
 
-def test_an_import_that_fails_is_not_told_and_can_be_tried_again(folder: Path, heard: Heard) -> None:
+def test_a_failed_import_is_not_reported_and_can_be_repeated(folder: Path, recorder: Recorder) -> None:
     write(folder, "1 / 0")
-    when_imported(NAME, heard)
+    when_imported(NAME, recorder)
     with pytest.raises(ZeroDivisionError) as caught:
         __import__(NAME)
-    assert heard.states == []
+    assert recorder.states == []
     frames = traceback.extract_tb(caught.tb)
     assert [frame.filename for frame in frames] == [__file__, str(folder / f"{NAME}.py")]
     (folder / f"{NAME}.py").unlink()
@@ -107,22 +107,22 @@ def test_an_import_that_fails_is_not_told_and_can_be_tried_again(folder: Path, h
         importlib.import_module(NAME)
     write(folder, "state = 'at last'")
     importlib.import_module(NAME)
-    assert heard.states == ["at last"]
+    assert recorder.states == ["at last"]
 
 
-def test_other_modules_are_none_of_our_business(folder: Path, heard: Heard) -> None:
+def test_other_modules_are_not_reported(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'whole'")
     (folder / "neighbour_of_it.py").write_text("")
-    when_imported(NAME, heard)
+    when_imported(NAME, recorder)
     importlib.import_module("neighbour_of_it")
     del sys.modules["neighbour_of_it"]
-    assert heard.states == []
+    assert recorder.states == []
 
 
-def test_several_wait_for_modules_at_the_same_time(folder: Path, heard: Heard) -> None:
+def test_several_functions_can_wait_for_modules(folder: Path, recorder: Recorder) -> None:
     write(folder, "state = 'whole'")
-    when_imported("another_that_never_comes", heard)
-    when_imported(NAME, heard)
-    when_imported(NAME, heard)
+    when_imported("another_that_never_comes", recorder)
+    when_imported(NAME, recorder)
+    when_imported(NAME, recorder)
     importlib.import_module(NAME)
-    assert heard.states == ["whole", "whole"]
+    assert recorder.states == ["whole", "whole"]

@@ -1,4 +1,4 @@
-"""The check at the first step of a script that another launcher has started several times."""
+"""The check at the first step of a script that another launcher has started in several processes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from undertow.script import launcher_check
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_the_first_step_is_checked_beside_hooks_of_the_scripts_own(
-    joins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_step_is_checked_beside_the_scripts_own_hooks(joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_check, "has_joined", lambda: joins)
     monkeypatch.setattr(launcher_check, "mentions_ranks", lambda script: True)
     monkeypatch.setattr(launcher_check, "refuse_processes", _refuse)

@@ -1,4 +1,4 @@
-"""The table of patches: every row is needed to be true of this torch, and can be taken back."""
+"""The table of patches: every target exists in this torch, and every patch can be undone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_table_was_checked_with_the_torch_that_is_tested() -> None:
     assert torch.__version__.partition("+")[0] == CHECKED_WITH
 
 
-def test_what_is_applied_is_undone_in_parts_or_altogether() -> None:
+def test_patches_are_undone_in_parts_or_all_at_once() -> None:
     before, patches, script = read_places(), AppliedPatches(), make_script()
     try:
         patches.apply(DDP_PATCHES, script)
@@ -59,7 +59,7 @@ def test_what_is_applied_is_undone_in_parts_or_altogether() -> None:
     assert all(now is then for now, then in zip(read_places(), before, strict=True))
 
 
-def test_what_somebody_else_has_put_there_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_replacements_by_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     patches = AppliedPatches()
     monkeypatch.setattr(torch, "save", torch.save)  # put back at the end
     patches.apply(SINGLE_PROCESS_PATCHES, make_script())
@@ -69,7 +69,7 @@ def test_what_somebody_else_has_put_there_since_stays(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("path", ["DataLoader._gone", "Gone.__init__"])
-def test_a_torch_without_one_of_the_places_is_refused(path: str) -> None:
+def test_a_torch_without_a_target_is_refused(path: str) -> None:
     row = Patch(f"torch.utils.data:{path}", lambda original, script: original, "for this test only")
     words = rf"this torch has no {re.escape(path)} in torch\.utils\.data.*--plain off"
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,4 @@
-"""Scripts that can run as a single process start again with RANK hidden."""
+"""Scripts that can run as a single process are restarted with RANK hidden."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TWO: dict[str, Any] = {"world_size": 2, "local_world_size": 2}
         ([None], {}, False, False),
     ],
 )
-def test_what_a_call_asks_for_counts(
+def test_calls_that_need_nccl_are_found(
     arguments: list[Any], options: dict[str, Any], has_device: bool, needs: bool
 ) -> None:
     assert needs_nccl(arguments, options, has_device=has_device) is needs
 
 
-def test_a_script_starts_again_if_it_or_its_helper_can_run_alone(tmp_path: Path) -> None:
+def test_a_script_restarts_if_it_or_its_helper_can_run_alone(tmp_path: Path) -> None:
     able, unable = tmp_path / "able.py", tmp_path / "unable.py"
     able.write_text("ddp = 'RANK' in os.environ\n")
     unable.write_text("rank = os.environ['RANK']\n")
@@ -54,24 +54,24 @@ def test_a_script_starts_again_if_it_or_its_helper_can_run_alone(tmp_path: Path)
     "given",
     [
         {"plain": PlainScripts.OFF, **TWO},
-        {"plain": PlainScripts.ON, **TWO},  # it does not see RANK, and has failed all the same
+        {"plain": PlainScripts.ON, **TWO},  # RANK is already hidden from it, and it still failed
         {"world_size": 4, "local_world_size": 2},  # the other host may have NCCL
         {},
     ],
 )
-def test_what_the_user_has_said_and_other_hosts_are_left_alone(given: dict[str, Any], tmp_path: Path) -> None:
+def test_explicit_settings_and_several_hosts_prevent_a_restart(given: dict[str, Any], tmp_path: Path) -> None:
     able = tmp_path / "able.py"
     able.write_text("ddp = 'RANK' in os.environ\n")
     assert not should_restart(Settings(**given), [str(able)])
 
 
-def test_the_caller_is_whoever_stands_outside_of_torch_and_undertow() -> None:
+def test_the_caller_is_the_innermost_file_outside_torch_and_undertow() -> None:
     inner: dict[str, Any] = {"__name__": "torch.distributed", "find_caller": find_caller}
     exec(compile("def call(): return find_caller()", "torch.py", "exec"), inner)
     assert inner["call"]() == __file__
 
 
-def test_the_process_begins_as_it_was_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_process_restarts_with_its_original_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "train.py", "--lr", "1"])
     monkeypatch.setenv("KEPT", "1")
@@ -108,7 +108,7 @@ def write(folder: Path, text: str) -> str:
         "distributed = int(os.environ.get('WORLD_SIZE', '1')) > 1",
     ],
 )
-def test_a_script_that_tests_for_a_rank_has_a_branch_without(text: str, tmp_path: Path) -> None:
+def test_a_script_that_tests_for_a_rank_has_a_single_process_branch(text: str, tmp_path: Path) -> None:
     assert has_single_process_branch(write(tmp_path, text))
 
 
@@ -124,15 +124,15 @@ def test_a_script_that_tests_for_a_rank_has_a_branch_without(text: str, tmp_path
         "ddp = 'RANK' in os.environ\nthis is no Python",
     ],
 )
-def test_other_scripts_need_one_or_never_look(text: str, tmp_path: Path) -> None:
+def test_other_scripts_have_no_single_process_branch(text: str, tmp_path: Path) -> None:
     assert not has_single_process_branch(write(tmp_path, text))
 
 
-def test_a_script_that_cannot_be_read_has_none(tmp_path: Path) -> None:
+def test_an_unreadable_script_has_no_single_process_branch(tmp_path: Path) -> None:
     assert not has_single_process_branch(None)
     assert not has_single_process_branch(str(tmp_path / "no-such.py"))
     assert not has_single_process_branch("<stdin>")
 
 
-def test_what_python_warns_of_is_not_said_again(tmp_path: Path) -> None:
+def test_pythons_syntax_warnings_are_not_repeated(tmp_path: Path) -> None:
     assert has_single_process_branch(write(tmp_path, "ddp = 'RANK' in os.environ\npattern = '\\d'\nassert (1, 'x')\n"))

@@ -24,7 +24,7 @@ def draw() -> tuple[float, float]:
 
 
 def seed(word: str) -> SharedSeed:
-    """In a process of its own, as it were: with other numbers than the last one."""
+    """Apply a shared seed to generators in a new state, as in a new process."""
     random.seed()
     np.random.seed()
     seeds = SharedSeed(word)
@@ -32,7 +32,7 @@ def seed(word: str) -> SharedSeed:
     return seeds
 
 
-def test_ranks_of_one_job_draw_the_same_and_those_of_another_do_not() -> None:
+def test_ranks_of_one_job_draw_the_same_numbers_and_other_jobs_do_not() -> None:
     seed("job")
     first = draw()
     seed("job")
@@ -53,7 +53,7 @@ def test_a_seed_can_be_undone() -> None:
     assert draw() == expected
 
 
-def test_not_from_a_script_that_has_drawn() -> None:
+def test_generators_that_a_script_has_drawn_from_are_not_restored() -> None:
     seed("job")
     first, second = draw(), draw()
     seeds = seed("job")
@@ -62,7 +62,7 @@ def test_not_from_a_script_that_has_drawn() -> None:
     assert draw() == second
 
 
-def test_not_from_a_script_with_a_seed_of_its_own() -> None:
+def test_generators_that_a_script_has_seeded_are_not_restored() -> None:
     seeds = seed("job")
     random.seed(7)
     np.random.seed(7)
@@ -73,7 +73,7 @@ def test_not_from_a_script_with_a_seed_of_its_own() -> None:
     assert draw() == expected
 
 
-def test_numpy_that_comes_later_is_left_alone_after_undo() -> None:
+def test_a_numpy_that_is_imported_after_undo_is_left_alone() -> None:
     seeds = seed("job")
     seeds.undo()
     np.random.seed(7)

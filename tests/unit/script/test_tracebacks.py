@@ -1,4 +1,4 @@
-"""Which frames of ours a traceback keeps."""
+"""Tracebacks lose undertow's frames where these only forward a call."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def fail(*given: Any) -> None:
     raise KeyError(given)
 
 
-def test_a_call_that_is_passed_on_leaves_no_frame() -> None:
+def test_a_forwarded_call_leaves_no_frame() -> None:
     assert names_after_strip(lambda: Checkpoints().remove(fail, "x")) == ["<lambda>", "fail"]
     assert names_after_strip(lambda: Folders().make(int, "no number")) == ["<lambda>"]  # written in C
 
 
-def test_what_fails_in_our_own_code_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_undertows_own_code_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("undertow.script.checkpoints.os.fspath", fail)
-    monkeypatch.setattr(tracebacks, "_REPLACING", ("undertow.", __name__))  # `fail` is one of ours now
+    monkeypatch.setattr(tracebacks, "_REPLACING", ("undertow.", __name__))  # now `fail` counts as undertow's
     assert names_after_strip(lambda: Checkpoints().has("x") or Checkpoints().find("x"))[-2:] == ["_find_path", "fail"]
 
 
-def test_an_error_of_undertows_keeps_its_frames() -> None:
+def test_an_undertow_error_keeps_its_frames() -> None:
     assert names_after_strip(lambda: Checkpoints().remove(refuse, "x")) == ["<lambda>", "remove", "refuse"]
 
 
-def test_exceptions_that_led_to_it_are_stripped_as_well() -> None:
+def test_causes_and_groups_are_stripped_too() -> None:
     def work() -> None:
         try:
             Checkpoints().remove(fail, "x")

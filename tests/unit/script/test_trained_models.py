@@ -1,4 +1,4 @@
-"""Weights that were replaced by rank 0's are given back, as long as nothing else has changed them."""
+"""Weights that were overwritten by rank 0's are restored unless something else has changed them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def fill(parameter: torch.Tensor, *values: float) -> None:
     parameter.data = torch.tensor(values)
 
 
-def test_what_was_replaced_is_given_back() -> None:
+def test_overwritten_weights_are_restored() -> None:
     one, same = torch.nn.Parameter(torch.tensor([1.0, NAN])), torch.nn.Parameter(torch.tensor([2.0, NAN]))
     own = OwnWeights()
     own.copy([one, same], lambda: fill(one, 5.0, NAN))
@@ -22,7 +22,7 @@ def test_what_was_replaced_is_given_back() -> None:
     assert one.tolist()[0] == 1.0
 
 
-def test_a_second_copy_does_not_take_the_first_for_its_own() -> None:
+def test_a_second_copy_keeps_the_original_values() -> None:
     parameter, own = torch.nn.Parameter(torch.ones(1)), OwnWeights()
     own.copy([parameter], lambda: fill(parameter, 2.0))
     own.copy([parameter], lambda: fill(parameter, 3.0))
@@ -30,7 +30,7 @@ def test_a_second_copy_does_not_take_the_first_for_its_own() -> None:
     assert parameter.item() == 1.0
 
 
-def test_what_the_script_has_changed_between_two_copies_is_its_own() -> None:
+def test_changes_by_the_script_between_two_copies_are_restored() -> None:
     parameter, own = torch.nn.Parameter(torch.ones(1)), OwnWeights()
     own.copy([parameter], lambda: fill(parameter, 2.0))
     fill(parameter, 7.0)
@@ -39,7 +39,7 @@ def test_what_the_script_has_changed_between_two_copies_is_its_own() -> None:
     assert parameter.item() == 7.0
 
 
-def test_what_was_changed_or_trained_since_stays() -> None:
+def test_weights_that_were_changed_or_trained_since_stay() -> None:
     changed, trained = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     own = OwnWeights()
     own.copy([changed, trained], lambda: (fill(changed, 2.0), fill(trained, 2.0)))

@@ -1,4 +1,4 @@
-"""A single-process script that trains without an optimizer hears that nothing is synchronised."""
+"""A single-process script that trains without an optimizer is warned that nothing is synchronised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from undertow.settings import Batch, Settings
 
 @contextmanager
 def script(rank: int = 0, world_size: int = 2, batch: Batch = Batch.SAME) -> Iterator[SingleProcessScript]:
-    """Everything in this block is the script's."""
+    """Run the block as a single-process script."""
     single, patches = SingleProcessScript(Settings(rank=rank, world_size=world_size, batch=batch)), AppliedPatches()
     patches.apply(SINGLE_PROCESS_PATCHES, single)
     try:
@@ -33,7 +33,7 @@ def script(rank: int = 0, world_size: int = 2, batch: Batch = Batch.SAME) -> Ite
 
 
 def train(passes: int) -> None:
-    """As a script does that has an update rule of its own."""
+    """Train with an update rule of the script's own."""
     weight = torch.nn.Parameter(torch.ones(1))
     for _ in range(passes):
         (weight * 2).sum().backward()
@@ -46,7 +46,7 @@ def optimizer_hooks() -> dict[int, object]:
     return hooks
 
 
-def test_it_is_said_once_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_is_printed_once_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with script():
         train(5)
     (line,) = capsys.readouterr().err.splitlines()
@@ -54,7 +54,7 @@ def test_it_is_said_once_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> 
         assert words in line
 
 
-def test_one_pass_before_the_optimizer_is_ordinary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_pass_before_the_optimizer_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     with script(batch=Batch.SPLIT):
         train(1)
     assert capsys.readouterr().err == ""
@@ -93,8 +93,8 @@ def test_weights_that_change_between_gradients_are_training() -> None:
             repeat()
 
 
-def test_gradients_of_batches_are_no_training(capsys: pytest.CaptureFixture[str]) -> None:
-    """As for a saliency map, or an adversarial example."""
+def test_gradients_of_batches_are_not_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples are saliency maps and adversarial examples."""
     with script(batch=Batch.SPLIT):
         for _ in range(4):
             batch = torch.ones(3, requires_grad=True)
@@ -104,13 +104,15 @@ def test_gradients_of_batches_are_no_training(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_batch_cannot_be_split_then(rank: int) -> None:
+def test_split_batches_are_refused_without_an_optimizer(rank: int) -> None:
     with script(rank, batch=Batch.SPLIT), pytest.raises(ConfigError, match=r"--batch split is not possible.*optimizer"):
         train(2)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, 2), (0, 1)])
-def test_only_rank_0_of_several_says_it(rank: int, world_size: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_rank_0_of_several_prints_the_warning(
+    rank: int, world_size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with script(rank, world_size):
         train(3)
     assert capsys.readouterr().err == ""
@@ -131,12 +133,12 @@ def test_a_script_that_imports_undertow_must_join(joins: bool, capsys: pytest.Ca
         for _ in range(3):
             parameter.sum().backward()
             optimizer.step()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == (0 if joins else 1)
-    assert joins or "imports undertow, but has not joined the other workers: each of 2 trains" in said[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if joins else 1)
+    assert joins or "imports undertow, but has not joined the other workers: each of 2 trains" in lines[0]
 
 
-def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_knows_of_ranks_is_not_warned(capsys: pytest.CaptureFixture[str]) -> None:
     with script(batch=Batch.SPLIT) as single:
         single.end()
         train(3)
@@ -149,7 +151,7 @@ def test_a_script_that_knows_of_ranks_hears_nothing(capsys: pytest.CaptureFixtur
 
 
 def test_gradients_of_each_sample_are_computed() -> None:
-    """Their inputs are seen from inside of vmap, where they have no values to look at."""
+    """Their inputs are tensors inside vmap, which have no readable values."""
     with script():
         found = torch.vmap(torch.func.grad(lambda x: (x**3).sum()))(torch.ones(2, 3))
     assert found.tolist() == [[3.0] * 3] * 2
@@ -178,21 +180,23 @@ def check_gradients() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in hessian
 @pytest.mark.parametrize("look", [differentiate_by_func, try_out_two_models, try_out_one_model_twice, check_gradients])
-def test_what_may_be_no_training_is_not_refused(look: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_may_not_be_training_are_not_refused(
+    look: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     with script(batch=Batch.SPLIT):
         look()
     assert all("without a torch.optim optimizer" in line for line in capsys.readouterr().err.splitlines())
 
 
-def test_training_that_comes_after_that_is_refused_all_the_same() -> None:
+def test_training_after_other_gradients_is_still_refused() -> None:
     with script(batch=Batch.SPLIT):
         try_out_two_models()
         with pytest.raises(ConfigError, match="--batch split is not possible"):
             train(2)
 
 
-def test_new_weights_in_every_step_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in JAX; whether these were made of the old ones is not seen."""
+def test_training_that_creates_new_weights_in_every_step_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """JAX does so; whether the new weights were computed from the old ones cannot be seen."""
     weight = torch.ones(2)
     with script(batch=Batch.SPLIT):
         for _ in range(4):
@@ -210,7 +214,7 @@ def test_gradients_that_were_not_averaged_are_named() -> None:
         check_averaged(optimizer, ["a"])
 
 
-def test_what_waits_for_a_step_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_step_hook_is_removed_on_undo(capsys: pytest.CaptureFixture[str]) -> None:
     parameter = torch.nn.Parameter(torch.ones(1))
     before = len(optimizer_hooks())
     with pytest.MonkeyPatch.context() as patch:
@@ -225,7 +229,7 @@ def test_what_waits_for_a_step_is_taken_back(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("batch", Batch)
 def test_a_process_group_of_one_process_is_not_joined(batch: Batch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A library may ask for one; every worker has its own then."""
+    """A library may need one; every worker then has its own."""
     parameter = torch.nn.Parameter(torch.ones(1))
     with script(batch=batch):
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -243,13 +247,13 @@ def test_a_process_group_of_one_process_is_not_joined(batch: Batch, capsys: pyte
         finally:
             other.remove()
             dist.destroy_process_group()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == (0 if batch is Batch.SPLIT else 1)
-    assert not said or "so undertow leaves it alone: each of 2 workers trains a full copy by itself" in said[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if batch is Batch.SPLIT else 1)
+    assert not lines or "so undertow leaves it alone: each of 2 workers trains a full copy by itself" in lines[0]
 
 
-def test_values_are_not_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read one would end the capture of a CUDA graph, as torch.cuda.make_graphed_callables makes it."""
+def test_values_are_not_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one would end the capture of a CUDA graph, for example in torch.cuda.make_graphed_callables."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr("undertow.script.unsynchronised._digest", lambda tensor: pytest.fail("read"))
