@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.planned_training import LIMITS, USED
+from tests.support.script_runs import free_port
 from tests.support.workers import HANG_S
 
 # Rank 1's script ends before rank 0 has begun its last step.  Its handler of atexit runs before undertow's own, and
@@ -70,10 +70,7 @@ def test_an_ended_script_still_contributes_to_the_last_checkpoint(plan: str, tmp
 
 
 def _ranks_at_free_port(size: int) -> list[dict[str, str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **LIMITS}
+    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **LIMITS}
     return [{**place, "RANK": str(rank)} for rank in range(size)]
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.command import Cli
-from tests.support.forked_scripts import run_alone, run_script
+from tests.support.forked_scripts import SCRIPTS, run_alone, run_script
 
 SUPPORT = Path(__file__).parent
-SCRIPTS = SUPPORT.parent / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

@@ -1,4 +1,4 @@
-"""Exit report: which rank failed first, and what the user is told; a pure function.
+"""Exit report: which rank failed first, and the lines that tell the user; a pure function.
 
 In: how every worker that we started ended.  Out: the exit code and the lines to print.
 A follower is a rank that ended because of a `PeerLost`, or that the launcher ended; each follower gets one line.

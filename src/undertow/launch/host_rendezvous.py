@@ -95,9 +95,7 @@ def _exchange(job: Job, own: NodeRecord, *, notify: Callable[[str], None]) -> li
             server.start()
         else:
             own = NodeRecord(job.nproc, is_checked=job.is_checked, host=own.host)
-        master = format_address(job.master_addr, job.master_port)
-        payloads = _attend(job, master, secret, name="hosts", payload=msgspec.msgpack.encode(own))
-    return [_records.decode(payload) for payload in payloads]
+        return [_records.decode(payload) for payload in _attend(job, secret, msgspec.msgpack.encode(own))]
 
 
 def _prepare_start(job: Job, records: list[NodeRecord], link: LauncherLink, hub: str) -> None:
@@ -149,10 +147,11 @@ def _describe_giving_up(error: BaseException | None) -> str:
     return "was interrupted" if isinstance(error, KeyboardInterrupt) else f"gave up ({error})"
 
 
-def _attend(job: Job, address: str, token: bytes, *, name: str, payload: bytes) -> list[bytes]:
-    rank_and_size = {"rank": job.node_rank, "size": job.nnodes}
+def _attend(job: Job, secret: bytes, payload: bytes) -> list[bytes]:
+    address = format_address(job.master_addr, job.master_port)
+    rank, size, timeout_s = job.node_rank, job.nnodes, job.start_timeout_s
     try:
-        return attend(address, token, name=name, **rank_and_size, payload=payload, timeout_s=job.start_timeout_s)
+        return attend(address, secret, name="hosts", rank=rank, size=size, payload=payload, timeout_s=timeout_s)
     except PeerLost as error:
         raise PeerLost(f"not all hosts have met (their ranks are the --node-rank): {error}") from None
     except Refused as error:

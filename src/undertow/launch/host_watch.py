@@ -209,14 +209,11 @@ class HostWatch:
         return [each for each in instructions if isinstance(each, SendMessage)]
 
     def note_left(self, rank: int, *, source: int | None = None) -> Instructions:
-        """Record that a worker ended with exit code 0 without having met the others; `source` is the host that sent it.
-
-        Without `source`, it is a worker of this host.
-        """
+        """Record that a worker ended with exit code 0 before the workers met; `source` is its host, if not this one."""
         if self.is_over or not 0 <= rank < self._hosts[-1].ranks.stop:
             return []
         self._left.append(rank)
-        if source is not None:  # this worker may be the one that waited: the next heartbeat shows it
+        if source is not None:  # this worker may be the one that waited; the next heartbeat shows whether it was
             self._waits.pop(source, None)
         return self._send(Left(rank), except_host=source)
 

@@ -102,7 +102,6 @@ class LauncherLink:
         self._selector = selectors.DefaultSelector()
         self._thread: threading.Thread | None = None
         self._is_closing = False
-        self._watch: HostWatch | None = None
 
     def fileno(self) -> int:
         return self._news_out.fileno()
@@ -126,13 +125,12 @@ class LauncherLink:
 
     def start(self, node_rank: int, hosts: Sequence[HostRanks]) -> None:
         self._own = hosts[node_rank]
-        self._watch = HostWatch(node_rank, hosts, now_s=time.monotonic())
-        self._thread = threading.Thread(target=self._run, args=[self._watch], name="undertow-hosts", daemon=True)
+        watch = HostWatch(node_rank, hosts, now_s=time.monotonic())
+        self._thread = threading.Thread(target=self._run, args=[watch], name="undertow-hosts", daemon=True)
         self._thread.start()
 
     def wait_for_start(self) -> None:
         """Return when all launchers are connected; raise `PeerLost` with the cause if one is lost before that."""
-        assert self._watch is not None
         self._news_out.recv(1)
         if self.cause:
             raise PeerLost(f"{self.cause}; no worker was started")

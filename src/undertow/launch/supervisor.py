@@ -113,7 +113,7 @@ class Signals:
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Inside the block, collect signals instead of running their default actions, and notice children that end."""
+    """Collect signals instead of running their default actions, and let `Signals.wait` return when a child ends."""
     wake_out, wake_in = os.pipe()
     os.set_blocking(wake_in, False)
     signals = Signals(wake_out)

@@ -34,17 +34,17 @@ class Checkpoints:
         self._dropped: set[str | None] = set()  # paths that rank 0 has written instead
         self._lost: dict[str, None] = {}  # paths in `_dropped` whose copy is no longer kept
 
-    def save(self, original: Callable[..., None], thing: object, f: Any, *arguments: Any, **options: Any) -> None:
+    def save(self, original: Callable[..., None], obj: object, f: Any, *arguments: Any, **options: Any) -> None:
         """Call torch's function, and keep the bytes instead of writing the file.
 
         A file that the script has opened itself is written by every rank, because opening it has truncated it.
         """
         path = _find_path(f)
         if path is None:
-            original(thing, f, *arguments, **options)
+            original(obj, f, *arguments, **options)
             return
         copy = io.BytesIO()
-        original(thing, copy, *arguments, **options)
+        original(obj, copy, *arguments, **options)
         with self._lock:
             self._dropped.add(path)
             self._keep(path, copy.getvalue())

@@ -145,7 +145,7 @@ class HeldOutput:
 class _RawStream(io.RawIOBase):
     """The lowest layer of a replaced stream: passes writes to `HeldOutput`, all other calls to the file."""
 
-    def __init__(self, output: HeldOutput, own: Any) -> None:
+    def __init__(self, output: HeldOutput, own: io.RawIOBase) -> None:
         self._output = output
         self._own = own
         self.name = getattr(own, "name", None)
@@ -160,12 +160,10 @@ class _RawStream(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        number: int = self._own.fileno()
-        return number
+        return self._own.fileno()
 
     def isatty(self) -> bool:
-        answer: bool = self._own.isatty()
-        return answer
+        return self._own.isatty()
 
 
 def _find_raw(stream: Any) -> io.RawIOBase | None:

@@ -68,7 +68,7 @@ SINGLE_PROCESS_PATCHES = (
     Patch(
         "torch.optim:Optimizer.add_param_group",
         replacements.add_parameters,
-        "parameters that are added later are kept the same, too",
+        "parameters that are added later are also kept the same",
     ),
     Patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -153,7 +153,7 @@ LIBRARY_PATCHES = (
     *_each(
         ("lightning.pytorch.core.saving:pl_load", "pytorch_lightning.core.saving:pl_load"),
         replacements.load,
-        "load_from_checkpoint reads it, too",
+        "load_from_checkpoint also reads what the rank would have written",
         _LIGHTNING,
     ),
     Patch(

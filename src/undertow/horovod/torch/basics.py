@@ -99,7 +99,7 @@ def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 
 def shutdown() -> None:
-    """Leave the job in an orderly way."""
+    """Leave the job."""
     for forget in _at_shutdown:
         forget()
     process.shutdown()

@@ -1,4 +1,4 @@
-"""Compression of gradients: the only lossy operation in undertow, and only if the script asks for it."""
+"""Compression of gradients: the only lossy operation in undertow, used only if the script requests it."""
 
 from __future__ import annotations
 

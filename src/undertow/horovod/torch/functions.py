@@ -124,4 +124,4 @@ def _dump(obj: Any) -> Array:
 
 def _load(blob: Array | None) -> Any:
     assert blob is not None
-    return pickle.loads(blob.tobytes())  # noqa: S301  # from a worker that knows the job's secret, as with Horovod
+    return pickle.loads(blob.tobytes())  # noqa: S301  # from a worker that knows the job's secret, as in Horovod
