@@ -80,7 +80,7 @@ def _order_key(device: DeviceStatus) -> tuple[int, int]:
 
 
 class ArbiterPoller:
-    """A thread that queries the arbiter twice a second; errors are ignored, because jobs also run without an arbiter."""
+    """A thread that queries the arbiter twice a second; errors are ignored, because jobs run without an arbiter too."""
 
     def __init__(self, query: Callable[[], Status | None], usage: UsageLog) -> None:
         self._query, self._usage = query, usage
