@@ -10,7 +10,9 @@ import statistics
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from undertow.crossover.contact import ask_status
 from undertow.crossover.messages import DeviceStatus, JobStatus, Status
 from undertow.errors import UndertowError
 from undertow.launch.cleanup_guard import find_descendants
@@ -82,8 +84,8 @@ def _order_key(device: DeviceStatus) -> tuple[int, int]:
 class ArbiterPoller:
     """A thread that queries the arbiter twice a second; errors are ignored, because jobs run without an arbiter too."""
 
-    def __init__(self, query: Callable[[], Status | None], usage: UsageLog) -> None:
-        self._query, self._usage = query, usage
+    def __init__(self, path: Path, usage: UsageLog) -> None:
+        self._path, self._usage = path, usage
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="undertow-arbiter-poller", daemon=True)
 
@@ -97,7 +99,7 @@ class ArbiterPoller:
     def _run(self) -> None:
         while not self._ending.wait(POLL_S):
             try:
-                status = self._query()
+                status = ask_status(self._path)
             except (UndertowError, OSError):
                 continue
             if status is not None:

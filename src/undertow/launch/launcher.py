@@ -88,8 +88,8 @@ def supervise(
     prepared: AbstractContextManager[Sequence[WorkerSpec]],
     *,
     quiet_ranks: bool,
-    conclude: Callable[[], None] = lambda: None,
-    view: JobView | None = None,
+    conclude: Callable[[], None],
+    view: JobView | None,
     link: LauncherLink | None = None,
 ) -> int:
     """Start the workers, watch them until they end, print the exit report, and return the code to exit with.

@@ -76,7 +76,7 @@ def run_together(jobs: Sequence[SharedJob], path: Path, environ: Mapping[str, st
     usage, relay = UsageLog(), Relay()
     with closing(CleanupGuard()) as guard, catch_signals() as signals, _arbiter(path, guard):
         launchers = JobLaunchers(guard, relay)
-        poller = ArbiterPoller(lambda: ask_status(path), usage)
+        poller = ArbiterPoller(path, usage)
         try:
             for number, job in enumerate(jobs):
                 usage.launchers.append(launchers.start(job, number, job.make_environment(environ, path)))

@@ -85,7 +85,7 @@ class LossNote(UnnamedFile):
 
 def note_loss(*errors: BaseException | None) -> None:
     """Report to the launcher, if any, the first loss that is one of these errors or caused one of them."""
-    loss = next((each for error in errors for each in _follow(error) if isinstance(each, PeerLost)), None)
+    loss = next((each for error in errors for each in list_shown(error) if isinstance(each, PeerLost)), None)
     if loss is None:
         return
     # The launcher may have ended, or be invisible from here.
@@ -94,8 +94,8 @@ def note_loss(*errors: BaseException | None) -> None:
         write_error(loss, file.fileno())
 
 
-def _follow(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that a traceback would show with it."""
+def list_shown(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors that a traceback would show with it."""
     left, seen = [error], set[int]()
     while left:
         one = left.pop()

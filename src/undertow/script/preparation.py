@@ -27,7 +27,7 @@ from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 class PreparedProcess:
     """The changes to this process for one script."""
 
-    def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None]) -> None:
         self._settings = settings
         self._start = StartCommand.read()
         self._end_check = end_check

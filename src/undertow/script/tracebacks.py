@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from undertow.errors import UndertowError
+from undertow.runtime.launcher_notes import list_shown
 
 # Modules whose functions replace functions of torch, os and others without the script's knowledge.
 _REPLACING = (
@@ -29,16 +30,9 @@ _COMPILER = "torch._dynamo.eval_frame"  # its frames call the functions that `ne
 
 def strip_own_frames(error: BaseException) -> None:
     """Remove undertow's frames from this exception and from all exceptions that are shown with it."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if not isinstance(one, UndertowError):
-            one.__traceback__ = _strip(one.__traceback__)
-        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    for shown in list_shown(error):
+        if not isinstance(shown, UndertowError):
+            shown.__traceback__ = _strip(shown.__traceback__)
 
 
 def _strip(trace: TracebackType | None) -> TracebackType | None:
