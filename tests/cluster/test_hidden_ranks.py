@@ -74,7 +74,7 @@ def join_over_nccl(rank: int, folder: Path) -> None:
 def test_the_error_of_a_script_that_joins_names_the_way_out(tmp_path: Path) -> None:
     for outcome in outcomes_of(2, join_over_nccl, tmp_path, init=False, environment={"UNDERTOW_PLAIN": "on"}):
         assert outcome.kind != "returned"
-        assert "are hidden, because this runs as a single-process script" in outcome.log
+        assert "are hidden, because the script runs as a single-process script" in outcome.log
     for outcome in outcomes_of(2, join_over_nccl, tmp_path, init=False):
         assert "NCCL" in outcome.text
         assert "--plain on (on all hosts) hides RANK from it" in outcome.log
