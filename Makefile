@@ -1,11 +1,13 @@
-# Everything a newcomer types. Each target sets up what it needs.
+# Every target except help and clean runs setup first.
 .PHONY: help setup demo bench lint check test clean
 
 help:
+	@echo "make setup   make .venv with torch, undertow and the tools (2 to 3 minutes, once)"
 	@echo "make demo    train the digits example on 4 local workers"
-	@echo "make bench   measure beside torch DDP on emulated hosts (root, 3 minutes)"
-	@echo "make test    lint, type check and all tests (about 12 minutes on two cores)"
-	@echo "make lint    formatting and lint rules only"
+	@echo "make bench   measure undertow and torch DDP on emulated hosts (root, 3 minutes)"
+	@echo "make test    lint, check types and run all tests (about 12 minutes on two cores)"
+	@echo "make lint    check formatting and lint rules only"
+	@echo "make check   check types only"
 	@echo "make clean   remove .venv and everything generated"
 
 setup:
