@@ -52,10 +52,10 @@ def test_tests_that_do_not_end_are_ended(cli: Cli, tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [
         "passed  test_first",
         "1 tests on 2 workers: 1 passed, 0 skipped, 0 failed",
-        "rank 0 was in test_second",
-        "rank 1 was in test_second",
+        "rank 0 was running test_second",
+        "rank 1 was running test_second",
     ]
-    assert "the tests did not run to their end within 20 s" in result.stderr
+    assert "the tests did not finish within 20 s" in result.stderr
     assert result.returncode == 1
 
 
