@@ -83,4 +83,4 @@ def test_the_outcome_of_each_test_is_shown(cli: Cli, tmp_path: Path) -> None:
 def test_a_folder_that_is_no_checkout_is_refused(cli: Cli, tmp_path: Path) -> None:
     result = cli.finish(cli.start_python(COMMAND, tmp_path))
     assert result.returncode == 2
-    assert "give the folder of a checkout of Horovod" in result.stderr
+    assert "give the folder of a Horovod checkout" in result.stderr

@@ -1,4 +1,4 @@
-"""What the documents name is there: pages, files, and what can be imported."""
+"""The documents name only pages, files and modules that exist, and draw the tiers as they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import undertow
+from tests.unit.test_architecture import TIERS
 
 SOURCE = Path(undertow.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -61,3 +62,23 @@ def test_every_file_of_the_source_that_a_page_names_is_there(page: str) -> None:
     named = set(re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / page).read_text()))
     assert named
     assert not [name for name in named if not (SOURCE / name).is_file()]
+
+
+def read_tiers(picture: str) -> dict[str, list[str]]:
+    """Return the packages of each tier of the picture, in the order in which they stand there."""
+    tiers = {}
+    for line in picture.strip().splitlines():
+        tier, *columns = re.split(r"  +", line)
+        names = []
+        for column in columns:
+            folder, _, listed = column.rstrip("}").partition("{")
+            names += [folder + name for name in listed.split()] if listed else [folder]
+        tiers[tier] = ["" if name == "undertow" else name.replace("/", ".") for name in names]
+    return tiers
+
+
+def test_the_picture_of_the_tiers_is_what_the_test_of_imports_has() -> None:
+    [picture] = re.findall(r"```\n(commands .*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    drawn = read_tiers(picture)
+    assert list(drawn) == list(reversed(TIERS))
+    assert drawn == {tier: list(reversed(packages)) for tier, packages in TIERS.items()}
