@@ -16,6 +16,8 @@ SOURCE = Path(undertow.__file__).parent
 ROOT = SOURCE.parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 FOLDERS = ("benchmarks", "docs", "examples", "scripts", "src", "tests")
+FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+ANYBODYS = {"train.py"}  # a script of the reader's
 # Events of a trace, and the group of entry points.
 NOT_IMPORTED = {"undertow.clock", "undertow.end", "undertow.link", "undertow.table", "undertow.systems"}
 
@@ -30,6 +32,9 @@ def find_missing(page: Path, text: str) -> Iterator[str]:
         base = ROOT if folder in FOLDERS else SOURCE
         if (base / folder).is_dir() and not (base / path).exists():
             yield path
+    for name in re.findall(r"`([\w.-]+\.py)`", text):
+        if name not in FILES | ANYBODYS:
+            yield name
     for name in set(re.findall(r"(?<![\w./-])undertow(?:\.[A-Za-z_]\w*)+", text)) - NOT_IMPORTED:
         try:
             pkgutil.resolve_name(name)
@@ -49,6 +54,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         "[a](nowhere.md#b)",
         "`src/undertow/nowhere.py`",
         "`plan/nowhere.py`",
+        "`nowhere.py`",
         "undertow.nowhere",
         "undertow.init.a",
     ],
