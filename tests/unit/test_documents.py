@@ -17,7 +17,7 @@ ROOT = SOURCE.parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 FOLDERS = ("benchmarks", "docs", "examples", "scripts", "src", "tests")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-ANYBODYS = {"train.py"}  # a script of the reader's
+READERS_FILES = {"train.py"}  # the reader's own script
 # Events of a trace, and the group of entry points.
 NOT_IMPORTED = {"undertow.clock", "undertow.end", "undertow.link", "undertow.table", "undertow.systems"}
 
@@ -33,7 +33,7 @@ def find_missing(page: Path, text: str) -> Iterator[str]:
         if (base / folder).is_dir() and not (base / path).exists():
             yield path
     for name in re.findall(r"`([\w.-]+\.py)`", text):
-        if name not in FILES | ANYBODYS:
+        if name not in FILES | READERS_FILES:
             yield name
     for name in set(re.findall(r"(?<![\w./-])undertow(?:\.[A-Za-z_]\w*)+", text)) - NOT_IMPORTED:
         try:
