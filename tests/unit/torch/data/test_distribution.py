@@ -79,7 +79,7 @@ def test_a_timeout_in_backward_explains_that_all_workers_must_call_it() -> None:
     group = SilentGroup()
     sharing: Any = SimpleNamespace()
     weigher = weighing.LossWeigher(sharing)
-    with pytest.raises(UndertowError, match=r"nothing has come .* all workers must call backward equally often"):
+    with pytest.raises(UndertowError, match=r"nothing has arrived .* all workers must call backward equally often"):
         weigher.exchange(group, Report(1, ()))
     group.error = PeerLost("it closed", rank=1)
     group.waiters.fail(group.error)
