@@ -243,7 +243,7 @@ def _leave_within(patch: Patch, most_s: float) -> None:
     def make(real: Any) -> Any:
         return lambda self, condition, timeout_s, *rest: real(self, condition, min(timeout_s, most_s), *rest)
 
-    wrap(patch, GroupControl, "_until", make)
+    wrap(patch, GroupControl, "_poll", make)
 
 
 def leave_after_the_silence_timeout(patch: Patch) -> None:
@@ -256,7 +256,7 @@ def leave_before_the_helper_has_worked(patch: Patch) -> None:
 
 
 def hear_of_no_ended_script(patch: Patch) -> None:
-    patch.setattr(GroupControl, "_awaits_in_vain", lambda self, rank, keys: False)
+    patch.setattr(GroupControl, "_lacks", lambda self, rank, keys: False)
 
 
 def say_not_where(patch: Patch) -> None:
