@@ -55,7 +55,7 @@ class Handle:
 
     def wait(self) -> None:
         """Wait until the operation is complete; raises its error, such as `PeerLost`."""
-        self._group.wait_for(self._ticket, "the store")
+        self._group.wait_for(self._ticket, "the key-value store")
         if self._after is not None:
             after, self._after = self._after, None
             after()

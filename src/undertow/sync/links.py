@@ -72,9 +72,9 @@ class _Links:
         self._group = group
         elements = [SMALLEST_BYTES // 4 * GROWTH**step for step in range(STEPS)]
         specs = [TensorSpec(f"probe {count}", (count,), DType.FLOAT32, count) for count in elements]
-        self._probes = [Table(group, "what the links carry", [spec], Op.SUM).first for spec in specs]
+        self._probes = [Table(group, "the measurement of link rates", [spec], Op.SUM).first for spec in specs]
         small = TensorSpec("duration", (1,), DType.FLOAT64, 1)
-        self._small = Table(group, "how long that takes", [small], Op.SUM).first
+        self._small = Table(group, "the durations of that measurement", [small], Op.SUM).first
 
     def measure_latency(self) -> float:
         """Return the one-way latency, including the engine's share."""
@@ -106,7 +106,7 @@ class _Links:
             contributions.append(Contribution(item.spec.key, part, part, 1, ticket.answer, URGENT))
         since_s = time.perf_counter()
         self._group.contribute(contributions)
-        self._group.wait_for(ticket, "how fast the links are")
+        self._group.wait_for(ticket, "the measurement of links")
         return time.perf_counter() - since_s
 
 
