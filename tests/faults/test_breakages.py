@@ -1,4 +1,4 @@
-"""For each claim of the driver an engine, or a driver, that breaks it: the claim is seen failing."""
+"""An engine or a driver that breaks a claim, for each claim of the driver: the driver finds it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Break = Callable[[Patch], None]
 
 
 def find_broken(scenario: str, claim: str) -> Outcome:
-    """The first seed of this scenario that breaks this claim."""
+    """Return the first seed of this scenario that breaks this claim."""
     others = set()
     for seed in range(SEEDS):
         outcome = run_seed(seed, find_scenario(scenario))
@@ -52,7 +52,7 @@ def find_broken(scenario: str, claim: str) -> Outcome:
 
 
 def wrap(patch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a method by what `make` makes of it."""
+    """Replace a method by `make(method)`."""
     patch.setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -235,7 +235,7 @@ def _stretch_silence(patch: Patch, times: float) -> None:
 
 
 def leave_in_a_hurry(patch: Patch) -> None:
-    """As it was before: two seconds for whatever is owed to a slow peer."""
+    """Leave within two seconds, even if a slow peer still needs frames."""
     _leave_within(patch, 2.0)
 
 
@@ -247,7 +247,7 @@ def _leave_within(patch: Patch, most_s: float) -> None:
 
 
 def leave_after_the_silence_timeout(patch: Patch) -> None:
-    """As it was before, however late a living peer may be."""
+    """Leave within the silence timeout, however late a living peer may be."""
     _leave_within(patch, cluster_module.SILENCE_S)
 
 

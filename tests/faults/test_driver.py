@@ -28,7 +28,7 @@ def make_cluster(seed: int = 3) -> Cluster:
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
-def test_a_seed_replays_to_the_identical_story(name: str) -> None:
+def test_a_seed_replays_to_the_same_events(name: str) -> None:
     for seed in range(5):
         first, second = (run_seed(seed, find_scenario(name)) for _ in range(2))
         assert first.log.lines() == second.log.lines()
@@ -81,7 +81,7 @@ def test_a_fault_changes_nothing_before_its_event() -> None:
 # Stories
 
 
-def test_a_story_ends_with_the_last_events_and_leaves_out_the_routine() -> None:
+def test_a_log_shows_the_last_events_without_routine() -> None:
     log = EventLog()
     for event in range(200):
         log.note(f"event {event}")
@@ -92,7 +92,7 @@ def test_a_story_ends_with_the_last_events_and_leaves_out_the_routine() -> None:
     assert len(log.lines()) == 400
 
 
-def test_what_the_engine_logs_is_a_part_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_engines_warnings_are_events(caplog: pytest.LogCaptureFixture) -> None:
     outcome = next(outcome for seed in range(9) if (outcome := run_seed(seed, find_scenario("nonsense"))).log)
     assert any(line.startswith("log: dropped a frame from rank") for line in outcome.log.lines())
     assert not caplog.records
@@ -115,7 +115,7 @@ def test_timers_run_when_they_are_due_and_in_order() -> None:
     assert ran == ["first", "second"]
 
 
-def test_ticks_come_every_second_until_nobody_wants_them() -> None:
+def test_ticks_come_every_second_until_none_is_registered() -> None:
     clock, ticks = Clock(), list[float]()
     loop = VirtualLoop(clock)
     loop.every_tick(ticks.append)
@@ -160,7 +160,7 @@ def iter_waits(*waits: Wait) -> Script:
     yield from waits
 
 
-def test_who_waits_in_vain_is_a_deadlock_that_says_who_waits_for_what() -> None:
+def test_a_deadlock_names_what_each_rank_waits_for() -> None:
     cluster = make_cluster()
     cluster.start(1, iter_waits(MOMENT, Wait("a miracle", lambda: False)))
     with pytest.raises(Broken, match=r"^deadlock: rank 1 waits for a miracle$"):

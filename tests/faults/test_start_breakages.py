@@ -1,4 +1,4 @@
-"""Launchers that break a claim about losses before the workers have met: the claim is seen failing."""
+"""Launchers that break a claim about losses before the workers have met: the driver finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same for jobs that share devices: for each claim a policy, an arbiter or a worker that breaks it."""
+"""A policy, an arbiter or a worker that breaks a claim about jobs that share devices: the driver finds it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from undertow.crossover.messages import Grant, NowAlone, Recall
 from undertow.crossover.turn_state import TurnState
 from undertow.crossover.turns import Account, Turns
 
-# Who goes first
+# Order
 
 
 def place_by_the_latest_count(patch: Patch) -> None:
-    """Whatever has come already, which is not the same on all hosts."""
+    """Use the latest count, which is not the same on all hosts."""
     patch.setattr(turn_state, "LAG", 0)
 
 
@@ -68,7 +68,7 @@ def count_nothing(patch: Patch) -> None:
 
 
 def count_every_lift(patch: Patch) -> None:
-    """By how much, not to where: it is said by every host and in every turn."""
+    """Add the difference, which every host repeats in every turn, instead of raising the count."""
 
     def lift(self: Turns, member: int, to_s: float) -> None:
         account = self._account_of(member)
@@ -100,7 +100,7 @@ def say_nothing_of_company(patch: Patch) -> None:
 
 
 def start_with_a_free_turn(patch: Patch) -> None:
-    """Whoever was alone does not hold the turn when somebody comes."""
+    """Take the turn from a job that was alone when another one comes."""
 
     def make(real: Any) -> Any:
         def join(self: Turns, *rest: Any) -> Any:
@@ -117,7 +117,7 @@ def believe_old_words(patch: Patch) -> None:
     wrap(patch, Turns, "ask", lambda real: lambda self, *rest: self._unsettled.clear() or real(self, *rest))
 
 
-# Nobody is forgotten
+# No worker is forgotten
 
 
 def have_no_lease(patch: Patch) -> None:
@@ -125,7 +125,7 @@ def have_no_lease(patch: Patch) -> None:
 
 
 def have_a_short_lease(patch: Patch) -> None:
-    """Shorter than a step."""
+    """Use a lease that is shorter than a step."""
     wrap(patch, Turns, "__init__", lambda real: lambda self, lease_s: real(self, 0.001))
 
 
@@ -167,7 +167,7 @@ def wait_for_an_arbiter_that_is_gone(patch: Patch) -> None:
 
 
 def stay_alone_for_ever(patch: Patch) -> None:
-    """Even when there is company again."""
+    """Count as alone even after another job has come."""
 
     def make(real: Any) -> Any:
         def handle(self: TurnState, message: Any, now: float) -> Any:

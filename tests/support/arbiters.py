@@ -1,6 +1,6 @@
-"""Arbiters for tests: a real one in a thread, one that says only what the test lets it say, and who talks to them.
+"""Arbiters for tests: a real one in a thread, one that a test scripts, and clients of both.
 
-In: a socket's path, in a folder of the test's own.  Out: what each side has heard.
+In: a socket's path, in a folder of the test.  Out: the messages that each side has received.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DEVICE = "cpu"
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
-    """What the condition says once it says something."""
+    """Return the condition's value once it is true."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while not (told := condition()):
-        assert time.monotonic() < deadline_s, "it never came to pass"
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, "the condition never became true"
         time.sleep(0.002)
-    return told
+    return value
 
 
 def hello_of(job: str, rank: int = 0, **options: Any) -> Hello:
@@ -39,7 +39,7 @@ def hello_of(job: str, rank: int = 0, **options: Any) -> Hello:
 
 @contextlib.contextmanager
 def arbiter_at(path: Path, lease_s: float = 30.0) -> Iterator[threading.Thread]:
-    """A real one; it is gone at the end of the block, in order."""
+    """Run a real arbiter while the block runs, then stop it in order."""
     arbiter = Arbiter(path, lease_s)
     thread = threading.Thread(target=arbiter.run)
     thread.start()
@@ -58,7 +58,7 @@ def stop(path: Path) -> None:
 
 
 class Caller:
-    """A bare connection: says what it likes, and reads when it likes."""
+    """Connection to an arbiter that sends and receives what a test wants."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,22 +81,22 @@ class Caller:
         self.socket.sendall(b"".join(map(messages.encode, said)))
 
     def hear(self) -> FromArbiter:
-        """What comes next; ConnectionError at the end."""
+        """Return the next message; raise ConnectionError at the end."""
         while not self._heard:
             data = self.socket.recv(1 << 16)
             if not data:
-                raise ConnectionError("it has closed the connection")
+                raise ConnectionError("the arbiter has closed the connection")
             self._heard += map(messages.from_arbiter.decode, self._lines.feed(data))
         return self._heard.pop(0)
 
     def hear_a(self, kind: Any) -> Any:
-        """The next one of this kind."""
+        """Return the next message of this kind."""
         while not isinstance(message := self.hear(), kind):
             pass
         return message
 
     def hear_end(self) -> None:
-        """Return when the other side has hung up."""
+        """Return when the arbiter has closed the connection."""
         with contextlib.suppress(ConnectionError):
             while True:
                 self.hear()
@@ -110,13 +110,13 @@ def status_at(path: Path) -> Status:
 
 
 def states_at(path: Path) -> dict[str, str]:
-    """What the jobs of the device do."""
+    """Return the states of all jobs."""
     return {job.job: job.state for device in status_at(path).devices for job in device.jobs}
 
 
 @contextlib.contextmanager
 def turn_at(path: Path, job: str, rank: int = 0, **options: Any) -> Iterator[TurnClient]:
-    """A worker of this job that has looked for the arbiter; further options are those of `Hello`."""
+    """Yield a worker of this job that has looked for the arbiter; further options are those of `Hello`."""
     turn = TurnClient(hello_of(job, rank, **options), path)
     turn.start()
     try:
@@ -127,7 +127,7 @@ def turn_at(path: Path, job: str, rank: int = 0, **options: Any) -> Iterator[Tur
 
 @contextlib.contextmanager
 def two_jobs_at(path: Path) -> Iterator[tuple[TurnClient, TurnClient]]:
-    """Both know of each other; nobody computes."""
+    """Yield two jobs that know of each other, neither of which computes."""
     with turn_at(path, "a") as first, turn_at(path, "b") as second:
         eventually(lambda: first.state.mode is second.state.mode is TurnMode.SHARED)
         first.take()
@@ -144,13 +144,13 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
 
 
 def ends(thread: threading.Thread) -> bool:
-    """Whether it comes to its end."""
+    """Return whether the thread ends."""
     thread.join(PATIENCE_S)
     return not thread.is_alive()
 
 
 class Puppet:
-    """Listens where an arbiter would, takes one connection after the other, and does what the test says."""
+    """Listener in place of an arbiter, which sends and receives what a test wants, on one connection at a time."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ class Puppet:
         self.connection.sendall(b"".join(map(messages.encode, said)))
 
     def hear(self) -> ToArbiter | None:
-        """What comes next; None at the end."""
+        """Return the next message; None at the end."""
         assert self.connection is not None
         while not self._heard:
             data = self.connection.recv(1 << 16)
@@ -189,15 +189,15 @@ class Puppet:
         return self._heard.pop(0)
 
     def hear_all(self) -> list[ToArbiter]:
-        """Until the other side hangs up."""
+        """Return all messages until the worker closes the connection."""
         return list(iter(self.hear, None))
 
     def welcome(self, *further: FromArbiter) -> threading.Thread:
-        """Take the next worker in, beside the caller, who starts it."""
+        """Accept the next worker in a thread; the caller starts the worker."""
 
-        def take_in() -> None:
+        def accept_worker() -> None:
             self.accept()
             assert isinstance(self.hear(), Hello)
             self.say(messages.Welcome(30.0), *further)
 
-        return in_thread(take_in)
+        return in_thread(accept_worker)

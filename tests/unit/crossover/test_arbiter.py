@@ -1,4 +1,4 @@
-"""The arbiter stays up whatever is said to it, talks to its own user only, and hands the turn on when it must."""
+"""The arbiter survives any message, serves only its own user, and passes turns on in time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def path() -> Iterator[Path]:
 
 
 def take_turns(first: TurnClient, second: TurnClient) -> None:
-    """Two jobs that nobody disturbs: each of them waits for the other one."""
+    """Check that two jobs take turns undisturbed: each waits for the other."""
     for one, other in ((first, second), (second, first)):
         assert one.state.mode is other.state.mode is TurnMode.SHARED
         one.take()
@@ -57,7 +57,7 @@ def take_turns(first: TurnClient, second: TurnClient) -> None:
         other.end_step()
 
 
-# What must not disturb anybody
+# Connections that must not disturb others
 
 HELLO = messages.encode(hello_of("x"))
 
@@ -110,7 +110,9 @@ def bystanders() -> Iterator[tuple[Path, TurnClient, TurnClient]]:
 
 
 @pytest.mark.parametrize("said", NONSENSE.values(), ids=NONSENSE)
-def test_who_talks_nonsense_is_disconnected(bystanders: tuple[Path, TurnClient, TurnClient], said: bytes) -> None:
+def test_a_connection_that_sends_nonsense_is_closed(
+    bystanders: tuple[Path, TurnClient, TurnClient], said: bytes
+) -> None:
     path, first, second = bystanders
     connections = first._connection, second._connection
     with Caller(path) as caller:
@@ -129,7 +131,7 @@ def test_an_impossible_weight_is_refused(bystanders: tuple[Path, TurnClient, Tur
         assert "weight" in caller.hear_a(Refusal).reason
 
 
-def test_half_a_word_and_silence_hold_nobody_up(bystanders: tuple[Path, TurnClient, TurnClient]) -> None:
+def test_an_unfinished_message_delays_no_one(bystanders: tuple[Path, TurnClient, TurnClient]) -> None:
     path, first, second = bystanders
     with Caller(path) as caller:
         caller.socket.sendall(HELLO[:20])
@@ -141,7 +143,7 @@ def test_half_a_word_and_silence_hold_nobody_up(bystanders: tuple[Path, TurnClie
         assert caller.hear_a(Status).pid == os.getpid()
 
 
-def test_who_never_reads_is_disconnected(bystanders: tuple[Path, TurnClient, TurnClient]) -> None:
+def test_a_connection_that_never_reads_is_closed(bystanders: tuple[Path, TurnClient, TurnClient]) -> None:
     path, first, second = bystanders
     with Caller(path) as caller:
         caller.say(hello_of("x"))
@@ -162,7 +164,7 @@ def is_cut_off(connection: socket.socket, words: bytes) -> bool:
     return False
 
 
-def test_who_was_disconnected_is_not_heard_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_after_a_disconnection_are_ignored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arbiter_module, "MOST_UNREAD_BYTES", -1)  # whoever is told anything does not listen
     arbiter = Arbiter(path)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -176,7 +178,7 @@ def test_who_was_disconnected_is_not_heard_any_more(path: Path, monkeypatch: pyt
     arbiter.close()
 
 
-def test_connections_that_say_nothing_make_room_for_others(path: Path) -> None:
+def test_silent_connections_make_room_for_others(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
         callers = [Caller(path) for _ in range(MOST_CONNECTIONS + 88)]
         callers[0].hear_end()
@@ -224,7 +226,7 @@ def test_a_holder_that_is_silent_for_longer_than_the_lease_loses_the_turn_and_is
         caller.hear_a(Grant)
 
 
-def test_a_long_turn_that_nobody_else_waits_for_is_nobodys_concern(path: Path) -> None:
+def test_a_long_turn_without_other_waiting_jobs_is_no_lapse(path: Path) -> None:
     with arbiter_at(path, lease_s=0.01), two_jobs_at(path) as (first, second):
         first.take()
         eventually(lambda: status_at(path).devices[0].held_s > 0.05)
@@ -234,7 +236,7 @@ def test_a_long_turn_that_nobody_else_waits_for_is_nobodys_concern(path: Path) -
         assert len(status_at(path).notices) == 1
 
 
-def test_devices_have_nothing_to_do_with_each_other(path: Path) -> None:
+def test_devices_are_independent(path: Path) -> None:
     with arbiter_at(path), turn_at(path, "a", device="cuda 0") as first, turn_at(path, "b", device="cuda 1") as second:
         first.take()
         second.take()
@@ -268,7 +270,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("is_open", [False, True])
-def test_another_user_is_not_heard(path: Path, is_open: bool) -> None:
+def test_another_user_cannot_connect(path: Path, is_open: bool) -> None:
     with arbiter_at(path):
         if is_open:  # as if somebody had opened it by mistake: the kernel still says who calls
             path.chmod(0o777)
@@ -279,7 +281,7 @@ def test_another_user_is_not_heard(path: Path, is_open: bool) -> None:
         assert can_be_asked(path)
 
 
-def test_whoever_is_not_this_user_is_not_heard(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with arbiter_at(path):
         with monkeypatch.context() as patch:
             user = os.getuid()
@@ -308,7 +310,7 @@ def process_at(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_who_comes_when_there_is_no_file_descriptor_left_is_turned_away(path: Path) -> None:
+def test_connections_are_refused_when_no_descriptor_is_left(path: Path) -> None:
     with process_at(path) as arbiter, two_jobs_at(path) as (first, second):
         resource.prlimit(arbiter.pid, resource.RLIMIT_NOFILE, (64, 64))
         callers = [Caller(path) for _ in range(100)]
@@ -335,7 +337,7 @@ def status_pid(path: Path) -> int:
         return 0
 
 
-def test_one_that_is_terminated_takes_its_socket_along(path: Path) -> None:
+def test_a_terminated_arbiter_removes_its_socket(path: Path) -> None:
     with process_at(path) as arbiter:
         arbiter.terminate()
         words = arbiter.communicate(timeout=30)[1]
@@ -369,38 +371,38 @@ def make_for_others(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_file, make_link, make_dangling_link, make_for_group, make_for_others])
-def test_a_place_that_others_could_change_is_refused(path: Path, make: object) -> None:
+def test_a_folder_that_others_could_change_is_refused(path: Path, make: object) -> None:
     folder = path.parent / "folder"
     make(folder)  # type: ignore[operator]
     with pytest.raises(ConfigError, match=r"it is not a folder of this user alone.*UNDERTOW_SHARE_SOCKET"):
         Arbiter(folder / "s")
 
 
-def test_a_folder_of_somebody_else_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     with pytest.raises(ConfigError, match="is not a folder of this user alone"):
         prepare_folder(path)
 
 
-def test_a_place_that_cannot_be_made_is_refused(path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(path: Path) -> None:
     (path.parent / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be created.*UNDERTOW_SHARE_SOCKET"):
         Arbiter(path.parent / "file" / "folder" / "s")
 
 
-def test_without_a_choice_there_is_one_place_per_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_socket_differs_between_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/elsewhere")
     assert find_socket() == Path(f"/tmp/undertow-{os.getuid()}/share.sock")
     assert find_socket("/a/b") == Path("/a/b")
 
 
-def test_a_path_that_no_socket_can_have_is_refused() -> None:
+def test_a_path_that_is_too_long_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"too long for a socket: choose one of at most {LONGEST_PATH} bytes"):
         find_socket("/" + "x" * LONGEST_PATH)
 
 
-def test_what_is_no_arbiter_at_all_does_not_stop_a_new_one(path: Path) -> None:
+def test_a_file_in_place_of_the_socket_does_not_stop_a_new_arbiter(path: Path) -> None:
     with Puppet(path):
         pass  # its socket is left behind
     with arbiter_at(path):

@@ -1,4 +1,4 @@
-"""The arbiter's mind: who is welcome, who is told what, and what is known of every job."""
+"""State of the arbiter: which workers it accepts, what it sends, and what it knows of every job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hello_of(job: str, **options: Any) -> Hello:
 
 
 def make_state(*jobs: str) -> ArbiterState:
-    """Jobs with one worker each, 1 and up, none of which computes."""
+    """Return the state with jobs of one worker each, numbered from 1, none of which computes."""
     state = ArbiterState(lease_s=10.0)
     for member, job in enumerate(jobs, 1):
         state.handle(member, hello_of(job), now=0.0)
@@ -50,7 +50,7 @@ def make_state(*jobs: str) -> ArbiterState:
 
 
 def end_steps(state: ArbiterState, member: int, count: int, *, compute_s: float, network_s: float) -> list[FromArbiter]:
-    """What is said, to anybody."""
+    """Return the messages to all members."""
     said: list[FromArbiter] = []
     for step in range(1, count + 1):
         outgoing = state.handle(member, EndStep(step, 1, compute_s, network_s), now=0.0)
@@ -61,14 +61,14 @@ def end_steps(state: ArbiterState, member: int, count: int, *, compute_s: float,
 # Who is welcome
 
 
-def test_a_worker_is_welcome_and_hears_whether_it_is_alone() -> None:
+def test_an_accepted_worker_learns_whether_it_is_alone() -> None:
     state = ArbiterState(lease_s=10.0)
     assert state.handle(1, hello_of("a"), now=0.0) == [(1, Welcome(10.0)), (1, NowAlone())]
     assert state.handle(2, hello_of("b"), now=0.0) == [(2, Welcome(10.0)), (1, NowShared())]
     assert state.handle(3, hello_of("c"), now=0.0) == [(3, Welcome(10.0))]
 
 
-def test_devices_have_nothing_to_do_with_each_other() -> None:
+def test_devices_are_independent() -> None:
     state = ArbiterState(lease_s=10.0)
     state.handle(1, hello_of("a"), now=0.0)
     assert state.handle(2, hello_of("b", device="gpu1"), now=0.0) == [(2, Welcome(10.0)), (2, NowAlone())]
@@ -87,7 +87,7 @@ def test_devices_have_nothing_to_do_with_each_other() -> None:
         ({"growth_bytes": 2 * GIGA, "free_bytes": GIGA}, "the device does not have enough memory"),
     ],
 )
-def test_who_is_refused_hears_why_and_leaves_no_trace(options: dict[str, Any], reason: str) -> None:
+def test_a_refused_worker_gets_the_reason_and_is_no_member(options: dict[str, Any], reason: str) -> None:
     state = make_state("a")
     ((member, refusal),) = state.handle(2, hello_of("b", **options), now=0.0)
     assert member == 2
@@ -97,13 +97,13 @@ def test_who_is_refused_hears_why_and_leaves_no_trace(options: dict[str, Any], r
     assert list(state.devices[GPU].accounts) == ["a"]
 
 
-def test_the_first_job_is_admitted_whatever_it_takes() -> None:
+def test_the_first_job_is_accepted_whatever_it_allocates() -> None:
     state = ArbiterState()
     outgoing = state.handle(1, hello_of("a", growth_bytes=2 * GIGA, free_bytes=GIGA), now=0.0)
     assert isinstance(outgoing[0][1], Welcome)
 
 
-def test_what_others_are_about_to_take_is_not_free_until_they_have_taken_it() -> None:
+def test_memory_that_others_are_about_to_allocate_is_reserved() -> None:
     state = ArbiterState()
     state.handle(1, hello_of("a", growth_bytes=3 * GIGA, free_bytes=4 * GIGA), now=0.0)
     newcomer = hello_of("b", growth_bytes=2 * GIGA, free_bytes=4 * GIGA)
@@ -112,7 +112,7 @@ def test_what_others_are_about_to_take_is_not_free_until_they_have_taken_it() ->
     assert isinstance(state.handle(3, newcomer, now=0.0)[0][1], Welcome)
 
 
-def test_eight_jobs_share_a_device_at_most() -> None:
+def test_at_most_eight_jobs_share_a_device() -> None:
     state = make_state(*(f"job {number}" for number in range(MOST_JOBS)))
     assert MOST_JOBS == 8
     ((_, refusal),) = state.handle(20, hello_of("one more"), now=0.0)
@@ -141,12 +141,12 @@ def test_nonsense_is_an_error(message: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("message", [Ask(), Give(), EndStep(1, 1, 0.0, 0.0), Lift(1.0)])
-def test_who_has_not_introduced_itself_has_nothing_to_say(message: Any) -> None:
+def test_messages_before_a_hello_are_errors(message: Any) -> None:
     with pytest.raises(Garbled, match="without a Hello"):
         ArbiterState().handle(1, message, now=0.0)
 
 
-def test_who_was_refused_has_nothing_to_say_either() -> None:
+def test_messages_after_a_refusal_are_errors() -> None:
     state = make_state("a")
     state.handle(2, hello_of("b", weight=0.0), now=0.0)
     with pytest.raises(Garbled, match="a Ask without a Hello"):
@@ -156,14 +156,14 @@ def test_who_was_refused_has_nothing_to_say_either() -> None:
 # Turns
 
 
-def test_turns_are_handed_on_in_messages() -> None:
+def test_turns_pass_on_in_messages() -> None:
     state = make_state("a", "b")
     assert state.handle(1, Ask(5.0, 1.0), now=0.0) == [(1, Grant())]
     assert state.handle(2, Ask(1.0, 0.4), now=0.5) == [(1, Recall())]
     assert state.handle(1, Give(), now=0.6) == [(2, Grant(lift_s=3.0))]
 
 
-def test_only_the_first_worker_hears_the_standing() -> None:
+def test_only_the_first_worker_receives_the_device_time() -> None:
     state = make_state("a", "b")
     state.handle(3, hello_of("a", rank=1), now=0.0)
     state.handle(1, Ask(), now=0.0)
@@ -172,7 +172,7 @@ def test_only_the_first_worker_hears_the_standing() -> None:
     assert state.handle(3, EndStep(1, 1, 2.0, 0.0), now=2.0) == []
 
 
-def test_what_a_lone_worker_did_is_on_its_account() -> None:
+def test_the_device_time_of_a_lone_worker_is_counted() -> None:
     state = make_state("a")
     assert state.handle(1, EndStep(4, 4, 2.0, 0.0, is_alone=True), now=1.0) == [(1, DeviceTime(4, 2.0, 0.5))]
 
@@ -183,7 +183,7 @@ def test_a_lift_raises_the_account() -> None:
     assert state.devices[GPU].accounts["a"].virtual_s == 5.0
 
 
-def test_who_overstays_is_named_to_one_worker_of_each_job() -> None:
+def test_an_overdue_worker_is_reported_to_one_worker_of_each_job() -> None:
     state = make_state("a", "b")
     state.handle(3, hello_of("b", rank=1), now=0.0)
     state.handle(1, Ask(), now=0.0)
@@ -223,21 +223,21 @@ def test_the_load_of_a_job_is_known_after_some_steps() -> None:
     assert state.find_load(device, "a") == Load(0.2, 0.1)
 
 
-def test_several_steps_in_one_word_are_shared_out() -> None:
+def test_a_report_of_several_steps_counts_as_their_mean() -> None:
     state = make_state("a")
     for _ in range(ENOUGH):
         state.handle(1, EndStep(4, 4, 0.8, 0.4), now=0.0)
     assert state.find_load(state.devices[GPU], "a") == Load(pytest.approx(0.2), pytest.approx(0.1))  # type: ignore[arg-type]
 
 
-def test_long_waits_beside_others_do_not_count_as_the_networks() -> None:
+def test_long_waits_while_sharing_do_not_count_as_network_time() -> None:
     state = make_state("a")
     for waited_s in [0.1] * 6 + [0.9] * 6:
         state.handle(1, EndStep(1, 1, 0.2, waited_s), now=0.0)
     assert state.find_load(state.devices[GPU], "a") == Load(0.2, 0.1)
 
 
-def test_a_pair_that_cannot_gain_is_told_once() -> None:
+def test_a_pair_that_cannot_gain_gets_one_notice() -> None:
     state = make_state("a", "b")
     said = end_steps(state, 1, ENOUGH, compute_s=0.2, network_s=0.0)
     said += end_steps(state, 2, 2 * ENOUGH, compute_s=0.2, network_s=0.0)
@@ -248,13 +248,13 @@ def test_a_pair_that_cannot_gain_is_told_once() -> None:
     assert len(state.notices) == 1
 
 
-def test_a_pair_that_gains_is_told_nothing() -> None:
+def test_a_pair_that_gains_gets_no_notice() -> None:
     state = make_state("a", "b")
     said = [end_steps(state, member, ENOUGH, compute_s=0.2, network_s=0.2) for member in (1, 2)]
     assert not [message for one in said for message in one if isinstance(message, Notice)]
 
 
-def test_not_all_notices_are_kept() -> None:
+def test_only_the_latest_notices_are_kept() -> None:
     state = make_state("a", "b")
     now = 0.0
     for _ in range(NOTICES + 5):
@@ -265,7 +265,7 @@ def test_not_all_notices_are_kept() -> None:
     assert len(state.notices) == NOTICES
 
 
-def test_the_status_says_who_does_what() -> None:
+def test_the_status_describes_all_jobs() -> None:
     state = make_state("a", "b", "c")
     for member in (1, 2, 3):
         end_steps(state, member, ENOUGH, compute_s=0.2, network_s=0.3)
@@ -290,16 +290,16 @@ def test_the_status_says_who_does_what() -> None:
 # Memory
 
 
-def test_the_first_job_is_its_own_judge() -> None:
+def test_the_first_job_is_never_refused_for_memory() -> None:
     assert find_memory_obstacle(10 * GIGA, 1 * GIGA) is None
 
 
-def test_what_fits_is_admitted_to_the_byte() -> None:
+def test_the_limit_of_memory_is_exact() -> None:
     assert find_memory_obstacle(4 * GIGA, 4 * GIGA, others_bytes=[0]) is None
     assert find_memory_obstacle(4 * GIGA + 1, 4 * GIGA, others_bytes=[0]) is not None
 
 
-def test_others_that_have_just_begun_take_theirs_first() -> None:
+def test_jobs_that_have_just_started_allocate_first() -> None:
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 1 * GIGA]) is None
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 2 * GIGA]) == (
         "the device does not have enough memory for another job: its gradients and its optimizer need 2.0 GB, and "
@@ -308,5 +308,5 @@ def test_others_that_have_just_begun_take_theirs_first() -> None:
     )
 
 
-def test_without_such_others_nothing_is_said_of_them() -> None:
+def test_without_such_jobs_the_message_does_not_mention_them() -> None:
     assert "about to allocate" not in str(find_memory_obstacle(5 * GIGA, 4 * GIGA, others_bytes=[0, 0]))

@@ -39,7 +39,7 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds takes a moment."""
+    """Make timeouts of seconds short."""
     monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(client, "ANSWER_S", 0.2)
     monkeypatch.setattr(client, "ASK_EVERY_S", 0.05)
@@ -52,7 +52,7 @@ def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
 # Taking turns
 
 
-def test_a_worker_returns_from_take_when_the_other_job_has_given(path: Path) -> None:
+def test_take_returns_when_the_other_job_has_given_back(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
         first.take()
         taking = in_thread(second.take)
@@ -84,7 +84,7 @@ def test_two_jobs_never_compute_at_once(path: Path) -> None:
     assert {tuple(who) for who in seen} == {("a",), ("b",)}
 
 
-def test_whoever_waits_for_the_network_hands_over_and_gets_back(path: Path) -> None:
+def test_a_worker_gives_the_turn_back_while_it_waits_for_the_network(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
         first.take()
         with first.waiting():
@@ -94,7 +94,7 @@ def test_whoever_waits_for_the_network_hands_over_and_gets_back(path: Path) -> N
         assert states_at(path)["a"] == "computes"
 
 
-def test_a_wait_of_one_that_does_not_compute_asks_for_nothing(path: Path) -> None:
+def test_a_wait_of_a_worker_without_the_turn_does_not_take_it(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
         second.take()
         with first.waiting():
@@ -111,7 +111,7 @@ def test_a_wait_that_fails_does_not_take_the_turn_again(path: Path) -> None:
         assert states_at(path) == {"a": "waits for the network", "b": "computes"}
 
 
-def test_between_two_layers_an_urgent_job_is_let_in(path: Path) -> None:
+def test_an_urgent_job_gets_the_turn_between_two_layers(path: Path) -> None:
     order: list[str] = []
 
     def hurry(turn: TurnClient) -> None:
@@ -129,7 +129,7 @@ def test_between_two_layers_an_urgent_job_is_let_in(path: Path) -> None:
     assert order == ["urgent", "first"]
 
 
-def test_without_a_recall_nobody_makes_way(path: Path) -> None:
+def test_without_a_recall_a_worker_keeps_the_turn_between_layers(path: Path) -> None:
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome()
         with turn_at(path, "a") as turn:
@@ -144,7 +144,7 @@ def test_without_a_recall_nobody_makes_way(path: Path) -> None:
         assert arbiter.hear_all() == [Give()]
 
 
-def test_a_job_that_is_alone_asks_for_nothing_and_says_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_alone_sends_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_state, "REPORT_EVERY_S", 3600.0)
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome(messages.NowAlone())
@@ -162,7 +162,7 @@ def test_a_job_that_is_alone_asks_for_nothing_and_says_little(path: Path, monkey
     assert [type(message) for message in said] == [EndStep]
 
 
-def test_one_that_computes_when_another_job_comes_holds_the_turn(path: Path) -> None:
+def test_a_worker_that_computes_when_another_job_comes_holds_the_turn(path: Path) -> None:
     with arbiter_at(path), turn_at(path, "a") as first:
         eventually(lambda: first.state.mode is TurnMode.ALONE)
         first.take()
@@ -174,8 +174,8 @@ def test_one_that_computes_when_another_job_comes_holds_the_turn(path: Path) -> 
         eventually(lambda: first.state.mode is TurnMode.ALONE)
 
 
-def test_all_threads_of_a_worker_come_through(path: Path) -> None:
-    """One may give back what another one still waited for: that one must ask for itself."""
+def test_all_threads_of_a_worker_get_the_turn(path: Path) -> None:
+    """A thread may give back the turn that another thread waits for, which must then ask again."""
 
     def work(turn: TurnClient) -> None:
         for _ in range(40):
@@ -187,7 +187,7 @@ def test_all_threads_of_a_worker_come_through(path: Path) -> None:
         assert all(ends(thread) for thread in threads)
 
 
-def test_a_thread_that_was_overtaken_asks_for_itself(path: Path) -> None:
+def test_a_thread_asks_again_if_another_has_given_back(path: Path) -> None:
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome()
         with turn_at(path, "a") as turn:
@@ -203,7 +203,7 @@ def test_a_thread_that_was_overtaken_asks_for_itself(path: Path) -> None:
             assert ends(taking)
 
 
-def test_what_the_job_has_had_is_relayed_by_its_first_worker(path: Path) -> None:
+def test_the_first_worker_relays_device_times(path: Path) -> None:
     told: list[messages.Relayed] = []
     turn = TurnClient(hello_of("a"), path, relay=told.append)
     with arbiter_at(path), turn_at(path, "b"):
@@ -216,7 +216,7 @@ def test_what_the_job_has_had_is_relayed_by_its_first_worker(path: Path) -> None
     assert told[0].step == 1
 
 
-def test_counts_of_other_hosts_go_along_with_what_is_asked(path: Path) -> None:
+def test_requests_carry_the_position_from_relayed_counts(path: Path) -> None:
     relayed: list[messages.Relayed] = []
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome()
@@ -234,7 +234,7 @@ def test_counts_of_other_hosts_go_along_with_what_is_asked(path: Path) -> None:
         turn.close()
 
 
-def test_what_the_user_should_know_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_notices_are_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome(messages.Notice("somebody is stopped"))
         with turn_at(path, "a"):

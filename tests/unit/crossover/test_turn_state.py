@@ -32,7 +32,7 @@ def make_state(mode: TurnMode) -> TurnState:
 
 
 def computing_state() -> TurnState:
-    """With a turn that the arbiter knows of."""
+    """Return the state of a worker whose turn the arbiter has granted."""
     state = make_state(TurnMode.SHARED)
     state.take(now=0.0)
     state.handle(Grant(), now=0.0)
@@ -43,7 +43,7 @@ def computing_state() -> TurnState:
 
 
 @pytest.mark.parametrize("mode", [TurnMode.NO_ARBITER, TurnMode.ALONE])
-def test_nobody_asks_if_there_is_nobody_else(mode: TurnMode) -> None:
+def test_a_worker_does_not_ask_without_other_jobs(mode: TurnMode) -> None:
     state = make_state(mode)
     assert state.take(now=1.0) == []
     assert state.is_computing
@@ -51,7 +51,7 @@ def test_nobody_asks_if_there_is_nobody_else(mode: TurnMode) -> None:
     assert not state.is_computing
 
 
-def test_a_lone_worker_says_what_it_did_in_a_word_or_two_per_second() -> None:
+def test_a_lone_worker_reports_its_steps_a_few_times_per_second() -> None:
     state, said = make_state(TurnMode.ALONE), []
     for step in range(1, 101):
         state.take(now=0.01 * step)
@@ -82,7 +82,7 @@ def test_it_computes_when_it_is_granted_the_turn() -> None:
     assert state.give(now=4.0) == []
 
 
-def test_who_does_not_want_the_turn_any_more_says_so_and_ignores_the_grant() -> None:
+def test_a_worker_that_stops_waiting_sends_give_and_ignores_the_grant() -> None:
     state = make_state(TurnMode.SHARED)
     state.take(now=1.0)
     assert state.give(now=2.0) == [Give()]
@@ -92,7 +92,7 @@ def test_who_does_not_want_the_turn_any_more_says_so_and_ignores_the_grant() -> 
     assert state.waited_s == 1.0
 
 
-def test_a_step_ends_with_a_give_and_what_it_took() -> None:
+def test_a_step_ends_with_a_give_and_a_report() -> None:
     state = computing_state()
     state.give(now=2.0)
     state.note_network(0.5)
@@ -122,7 +122,7 @@ def test_an_ask_has_the_jobs_position_for_the_next_step() -> None:
     assert state.take(now=2.0) == [Ask(21.0, 1.0)]  # for step 4, of the count after step 2
 
 
-def test_words_for_the_user_change_nothing() -> None:
+def test_notices_change_nothing() -> None:
     state = computing_state()
     assert state.handle(Notice("a and b gain nothing"), now=1.0) == []
     assert state.is_granted
@@ -131,7 +131,7 @@ def test_words_for_the_user_change_nothing() -> None:
 # NowShared comes and goes
 
 
-def test_who_computes_when_company_comes_holds_the_turn() -> None:
+def test_a_worker_that_computes_when_another_job_comes_holds_the_turn() -> None:
     state = make_state(TurnMode.ALONE)
     state.take(now=0.0)
     assert state.handle(NowShared(), now=0.1) == []
@@ -142,13 +142,13 @@ def test_who_computes_when_company_comes_holds_the_turn() -> None:
     assert state.take(now=0.2) == [Ask()]
 
 
-def test_who_does_not_compute_then_gives_back() -> None:
+def test_a_worker_that_does_not_compute_then_gives_back() -> None:
     state = make_state(TurnMode.ALONE)
     assert state.handle(NowShared(), now=0.1) == [Give()]
     assert state.take(now=0.2) == [Ask()]
 
 
-def test_steps_that_nobody_counted_are_told_when_company_comes() -> None:
+def test_uncounted_steps_are_reported_when_another_job_comes() -> None:
     state = make_state(TurnMode.ALONE)
     state.end_step(now=0.0)
     state.take(now=0.0)
@@ -159,7 +159,7 @@ def test_steps_that_nobody_counted_are_told_when_company_comes() -> None:
     assert state.end_step(now=0.3)[1] == EndStep(3, 1, pytest.approx(0.1), 0.0, is_alone=False)
 
 
-def test_who_waits_when_the_others_leave_goes_on() -> None:
+def test_a_worker_that_waits_when_the_others_leave_computes() -> None:
     state = make_state(TurnMode.SHARED)
     state.take(now=0.0)
     state.handle(NowAlone(), now=1.0)
@@ -170,7 +170,7 @@ def test_who_waits_when_the_others_leave_goes_on() -> None:
     assert state.give(now=2.0) == []
 
 
-def test_who_computes_when_the_others_leave_need_not_give_back() -> None:
+def test_a_worker_that_computes_when_the_others_leave_need_not_give_back() -> None:
     state = computing_state()
     state.handle(Recall(), now=1.0)
     state.handle(NowAlone(), now=1.0)
@@ -182,7 +182,7 @@ def test_who_computes_when_the_others_leave_need_not_give_back() -> None:
 # Arbiters come and go
 
 
-def test_without_its_arbiter_whoever_waits_goes_on() -> None:
+def test_a_worker_that_waits_when_the_arbiter_goes_computes() -> None:
     state = make_state(TurnMode.SHARED)
     state.take(now=0.0)
     state.detach(now=1.0)
@@ -191,7 +191,7 @@ def test_without_its_arbiter_whoever_waits_goes_on() -> None:
     assert state.give(now=2.0) == []
 
 
-def test_at_a_new_arbiter_it_goes_on_computing_once_and_then_asks() -> None:
+def test_at_a_new_arbiter_a_worker_finishes_its_turn_and_then_asks() -> None:
     state = make_state(TurnMode.NO_ARBITER)
     state.take(now=0.0)
     state.attach()
@@ -202,7 +202,7 @@ def test_at_a_new_arbiter_it_goes_on_computing_once_and_then_asks() -> None:
 
 
 @pytest.mark.parametrize("how", ["lose", "solitude"])
-def test_a_count_of_before_is_forgotten(how: str) -> None:
+def test_earlier_device_times_are_forgotten(how: str) -> None:
     state = computing_state()
     for step in (1, 2, 3):
         state.handle(DeviceTime(step, 10.0 * step, 1.0), now=1.0)
@@ -220,19 +220,19 @@ def test_a_count_of_before_is_forgotten(how: str) -> None:
 
 
 def times_after(*steps: int) -> DeviceTimes:
-    """Every step costs 2 s."""
+    """Return device times in which every step costs 2 s."""
     times = DeviceTimes()
     for step in steps:
         times.add(DeviceTime(step, 2.0 * step, 2.0))
     return times
 
 
-def test_as_long_as_nobody_has_counted_there_is_no_position() -> None:
+def test_without_device_times_there_is_no_position() -> None:
     assert DeviceTimes().find_position(1) is None
     assert times_after(1).find_position(2) is None  # not all hosts know of step 1 yet
 
 
-def test_the_find_position_a_step_is_made_of_the_count_of_two_steps_before() -> None:
+def test_the_position_comes_from_the_device_time_of_two_steps_before() -> None:
     assert times_after(1).find_position(3) == JobPosition(4.0, 2.0)
     assert times_after(1, 2).find_position(4) == JobPosition(6.0, 2.0)
 
@@ -244,7 +244,7 @@ def test_a_count_that_came_later_or_earlier_does_not_change_the_position() -> No
     assert times_after(2).find_position(4) == times_after(1, 2).find_position(4)
 
 
-def test_counts_that_are_missing_are_made_up_of_what_a_step_costs() -> None:
+def test_missing_device_times_are_estimated_from_the_cost_of_a_step() -> None:
     assert times_after(1).find_position(10) == JobPosition(18.0, 2.0)
     assert times_after(1, 2, 3).find_position(10) == JobPosition(18.0, 2.0)
 
@@ -255,7 +255,7 @@ def test_old_counts_are_not_kept() -> None:
     assert times.find_position(19 - KEPT + 3) is not None
 
 
-def test_at_another_arbiter_the_count_begins_anew() -> None:
+def test_another_arbiter_counts_from_zero() -> None:
     times = times_after(1, 2)
     times.clear()
     assert times.find_position(4) is None
@@ -293,7 +293,7 @@ def taker() -> Taker:
     return taker
 
 
-def test_between_two_layers_it_makes_way_for_a_job_that_goes_first(taker: Taker) -> None:
+def test_a_recalled_turn_is_given_back_between_two_layers(taker: Taker) -> None:
     taker.make_way()
     assert taker.pop_sent() == []
     taker.state.handle(Recall(), 1.0)
@@ -301,7 +301,7 @@ def test_between_two_layers_it_makes_way_for_a_job_that_goes_first(taker: Taker)
     assert taker.pop_sent() == [Give(), Ask()]
 
 
-def test_after_a_wait_it_goes_on_as_before(taker: Taker) -> None:
+def test_after_a_wait_a_worker_takes_the_turn_that_it_had(taker: Taker) -> None:
     wait = taker.begin_wait()
     assert taker.pop_sent() == [Give()]
     taker.now_s = 3.0

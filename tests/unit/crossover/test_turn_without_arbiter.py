@@ -1,4 +1,4 @@
-"""A worker whose arbiter comes, goes, is silent, or does not want it; and its own end."""
+"""A worker whose arbiter comes, goes, is silent, or refuses it; and the end of the worker itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds takes a moment."""
+    """Make timeouts of seconds short."""
     monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(client, "ANSWER_S", 0.2)
     monkeypatch.setattr(client, "ASK_EVERY_S", 0.05)
@@ -58,7 +58,7 @@ def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
 # Arbiters that come and go
 
 
-def test_without_an_arbiter_it_computes_and_says_so_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_arbiter_a_worker_computes_and_warns_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with turn_at(path, "a") as turn:
         assert turn.state.mode is TurnMode.NO_ARBITER
         for _ in range(3):
@@ -68,7 +68,7 @@ def test_without_an_arbiter_it_computes_and_says_so_once(path: Path, caplog: pyt
     assert words_in(caplog, "does not take turns with others: no arbiter is up on this host") == 1
 
 
-def test_only_one_worker_of_a_host_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_one_worker_of_a_host_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     turn = TurnClient(hello_of("a", 1), path, is_verbose=False)
     turn.start()
     turn.close()
@@ -76,7 +76,7 @@ def test_only_one_worker_of_a_host_says_so(path: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_arbiter_that_goes_lets_all_go_on_and_is_found_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_go_on_without_their_arbiter_and_find_the_next(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as stack:
         with arbiter_at(path):
             first, second = stack.enter_context(two_jobs_at(path))
@@ -99,7 +99,7 @@ def test_an_arbiter_that_goes_lets_all_go_on_and_is_found_again(path: Path, capl
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_arbiter_that_does_not_answer_is_as_good_as_gone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_arbiter_that_does_not_answer_counts_as_gone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome()
         with turn_at(path, "a") as turn:
@@ -114,7 +114,7 @@ def test_an_arbiter_that_does_not_answer_is_as_good_as_gone(path: Path, caplog: 
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_arbiter_that_answers_may_take_its_time(path: Path) -> None:
+def test_an_arbiter_that_answers_queries_may_be_slow_to_grant(path: Path) -> None:
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome()
         with turn_at(path, "a") as turn:
@@ -131,7 +131,7 @@ def test_an_arbiter_that_answers_may_take_its_time(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_whoever_listens_and_says_nothing_is_no_arbiter(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_listener_is_no_arbiter(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Puppet(path), turn_at(path, "a") as turn:
         turn.take()
         assert turn.state.mode is TurnMode.NO_ARBITER
@@ -139,7 +139,7 @@ def test_whoever_listens_and_says_nothing_is_no_arbiter(path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b'{"type":"Grant"}\n\xff\n', b"x" * (1 << 21)])
-def test_nonsense_is_no_arbiter(path: Path, words: bytes) -> None:
+def test_a_listener_that_sends_nonsense_is_no_arbiter(path: Path, words: bytes) -> None:
     with Puppet(path) as arbiter:
 
         def answer() -> None:
@@ -154,7 +154,7 @@ def test_nonsense_is_no_arbiter(path: Path, words: bytes) -> None:
             assert ends(answering)
 
 
-def test_one_that_does_not_read_holds_nobody_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arbiter_that_does_not_read_blocks_no_worker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_state, "REPORT_EVERY_S", -1.0)  # every step is told
     with Puppet(path) as arbiter:
         welcoming = arbiter.welcome(messages.NowAlone())
@@ -174,7 +174,7 @@ def test_one_that_does_not_read_holds_nobody_up(path: Path, monkeypatch: pytest.
 # The end
 
 
-def test_who_closes_has_left_and_needs_no_turn(path: Path) -> None:
+def test_a_closed_client_needs_no_turn(path: Path) -> None:
     with arbiter_at(path), two_jobs_at(path) as (first, second):
         first.take()
         taking = in_thread(second.take)
@@ -189,7 +189,7 @@ def test_who_closes_has_left_and_needs_no_turn(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_closes_while_it_meets_an_arbiter_leaves_that_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_closed_while_it_connects_disconnects(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 20.0)
     with turn_at(path, "a") as turn, Puppet(path) as arbiter:
         arbiter.accept()
@@ -238,7 +238,7 @@ signal.pause()
 """
 
 
-def test_a_forked_child_neither_takes_part_nor_keeps_its_parent_in(path: Path) -> None:
+def test_a_forked_child_takes_no_turns_and_does_not_hold_the_connection(path: Path) -> None:
     with arbiter_at(path):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         parent = subprocess.Popen([sys.executable, "-c", FORKS, path], stdout=subprocess.PIPE, env=environment)
@@ -282,7 +282,7 @@ def test_a_job_that_does_not_fit_into_memory_is_refused(path: Path) -> None:
         pass
 
 
-def test_there_is_an_end_to_the_number_of_jobs(path: Path) -> None:
+def test_the_number_of_jobs_is_limited(path: Path) -> None:
     with arbiter_at(path), contextlib.ExitStack() as stack:
         for job in range(8):
             stack.enter_context(turn_at(path, str(job)))
@@ -293,7 +293,7 @@ def test_there_is_an_end_to_the_number_of_jobs(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_whom_a_new_arbiter_does_not_want_goes_on_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_refused_by_a_new_arbiter_goes_on_without_turns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with turn_at(path, "a", version=7) as turn, arbiter_at(path):
         assert turn.state.mode is TurnMode.NO_ARBITER
         eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "undertow-turn"])

@@ -1,4 +1,4 @@
-"""Whose turn it is: the least device time per weight first, and nobody keeps a turn for ever."""
+"""Order of turns: the job with the least device time per weight goes first, and none keeps a turn for ever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECOND_A = 11  # one more worker of a
 
 
 def make_turns(*jobs: str | JobTerms) -> Turns:
-    """Jobs that have one worker each, none of which computes."""
+    """Return turns of jobs with one worker each, none of which computes."""
     turns = Turns()
     for member, job in enumerate(jobs, 1):
         turns.join(member, job if isinstance(job, JobTerms) else JobTerms(job=job), now=0.0)
@@ -22,7 +22,7 @@ def make_turns(*jobs: str | JobTerms) -> Turns:
 
 
 def compute(turns: Turns, member: int, begin: float, end: float) -> None:
-    """Have the turn from then to then."""
+    """Let a worker compute from one time to another."""
     assert (member, Grant()) in turns.ask(member, begin)
     turns.give(member, end)
 
@@ -30,7 +30,7 @@ def compute(turns: Turns, member: int, begin: float, end: float) -> None:
 # Alone
 
 
-def test_who_is_alone_need_not_ask() -> None:
+def test_a_worker_that_is_alone_need_not_ask() -> None:
     turns = Turns()
     assert turns.join(A, JobTerms(job="a"), now=0.0) == [(A, NowAlone())]
     assert turns.join(SECOND_A, JobTerms(job="a"), now=0.0) == [(SECOND_A, NowAlone())]
@@ -68,7 +68,7 @@ def test_an_ask_from_before_it_was_alone_does_not_free_the_turn() -> None:
     assert turns.ask(A, now=0.4) == [(A, Grant())]
 
 
-def test_an_old_ask_is_known_even_after_the_lease() -> None:
+def test_an_old_ask_is_recognised_even_after_the_lease() -> None:
     turns = Turns(lease_s=1.0)
     turns.join(A, JobTerms(job="a"), now=0.0)
     turns.join(B, JobTerms(job="b"), now=0.0)
@@ -78,7 +78,7 @@ def test_an_old_ask_is_known_even_after_the_lease() -> None:
     assert turns.accounts["a"].waiting == {}
 
 
-def test_who_is_left_alone_goes_on_even_if_it_waits() -> None:
+def test_a_waiting_worker_that_is_left_alone_computes() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0)
     turns.ask(B, now=0.0)
@@ -95,7 +95,7 @@ def test_who_is_left_alone_goes_on_even_if_it_waits() -> None:
 # Order
 
 
-def test_the_turn_goes_to_whoever_has_had_least() -> None:
+def test_the_job_with_the_least_device_time_goes_first() -> None:
     turns = make_turns("a", "b", "c")
     compute(turns, A, 0.0, 3.0)
     compute(turns, B, 3.0, 5.0)
@@ -106,7 +106,7 @@ def test_the_turn_goes_to_whoever_has_had_least() -> None:
     assert turns.give(B, now=7.0) == [(A, Grant())]
 
 
-def test_of_equals_the_same_one_goes_first_whoever_came_first() -> None:
+def test_the_order_of_equal_jobs_does_not_depend_on_their_arrival() -> None:
     for order in ((A, B), (B, A)):
         turns = make_turns("a", "b", "c")
         turns.ask(C, now=0.0)
@@ -115,7 +115,7 @@ def test_of_equals_the_same_one_goes_first_whoever_came_first() -> None:
         assert turns.give(C, now=0.0) == [(A, Grant())]
 
 
-def test_a_weight_is_worth_so_many_times_the_device_time() -> None:
+def test_device_time_is_in_proportion_to_the_weight() -> None:
     turns = make_turns(JobTerms(job="a", weight=3.0), "b", "c")
     compute(turns, A, 0.0, 5.0)
     compute(turns, B, 5.0, 7.0)
@@ -125,7 +125,7 @@ def test_a_weight_is_worth_so_many_times_the_device_time() -> None:
     assert turns.give(C, now=7.0) == [(A, Grant())]  # 5 / 3 < 2
 
 
-def test_the_count_of_all_hosts_goes_before_this_arbiters_own() -> None:
+def test_a_position_overrides_the_arbiters_own_count() -> None:
     turns = make_turns("a", "b", "c")
     compute(turns, A, 0.0, 5.0)
     turns.ask(C, now=5.0)
@@ -137,7 +137,7 @@ def test_the_count_of_all_hosts_goes_before_this_arbiters_own() -> None:
     assert turns.accounts["a"].key_s == 0.5
 
 
-def test_a_newcomer_begins_where_the_job_is_that_was_served_last() -> None:
+def test_a_new_job_starts_with_the_count_of_the_job_served_last() -> None:
     turns = make_turns("a", "b")
     compute(turns, A, 0.0, 3.0)
     compute(turns, A, 4.0, 5.0)
@@ -161,7 +161,7 @@ def test_all_workers_of_a_job_compute_in_its_turn() -> None:
     assert turns.accounts["a"].turns == 1
 
 
-def test_they_are_let_in_together() -> None:
+def test_all_waiting_workers_of_a_job_are_granted_together() -> None:
     turns = make_turns("a", "b")
     turns.join(SECOND_A, JobTerms(job="a"), now=0.0)
     turns.ask(B, now=0.0)
@@ -170,7 +170,7 @@ def test_they_are_let_in_together() -> None:
     assert turns.give(B, now=1.0) == [(A, Grant()), (SECOND_A, Grant())]
 
 
-def test_nobody_enters_a_turn_while_another_job_goes_first() -> None:
+def test_no_worker_joins_a_turn_while_another_job_goes_first() -> None:
     turns = make_turns("a", "b")
     turns.join(SECOND_A, JobTerms(job="a"), now=0.0)
     turns.ask(A, now=0.0, position=JobPosition(1.0, 1.0))
@@ -182,7 +182,7 @@ def test_nobody_enters_a_turn_while_another_job_goes_first() -> None:
 # Recalls
 
 
-def test_a_young_turn_is_set_right() -> None:
+def test_a_young_turn_is_recalled() -> None:
     turns = make_turns("a", "b")
     turns.ask(B, now=0.0, position=JobPosition(1.0, 1.0))
     assert turns.ask(A, now=YOUNG - 0.01, position=JobPosition(1.0, 1.0)) == [(B, Recall())]
@@ -191,7 +191,7 @@ def test_a_young_turn_is_set_right() -> None:
     assert turns.give(A, now=1.0) == [(B, Grant())]
 
 
-def test_an_old_turn_goes_on() -> None:
+def test_an_old_turn_is_not_recalled() -> None:
     turns = make_turns("a", "b")
     turns.ask(B, now=0.0, position=JobPosition(1.0, 1.0))
     assert turns.ask(A, now=YOUNG + 0.01, position=JobPosition(1.0, 1.0)) == []
@@ -203,21 +203,21 @@ def test_how_young_a_turn_is_depends_on_a_step_of_its_job() -> None:
     assert turns.ask(A, now=10 * YOUNG - 0.01, position=JobPosition(1.0, 1.0)) == [(B, Recall())]
 
 
-def test_who_is_far_behind_does_not_wait() -> None:
+def test_a_job_that_is_far_behind_does_not_wait() -> None:
     for steps_behind, answer in ((FAR - 0.01, []), (FAR + 0.01, [(A, Recall())])):
         turns = make_turns("a", "b")
         turns.ask(A, now=0.0, position=JobPosition(5.0, 1.0))
         assert turns.ask(B, now=0.2, position=JobPosition(5.0 - 0.7 * steps_behind, 0.7)) == answer
 
 
-def test_who_is_nearer_to_the_end_of_its_step_is_not_recalled() -> None:
+def test_a_holder_nearer_to_the_end_of_its_step_is_not_recalled() -> None:
     for now, answer in ((0.2, [(A, Recall())]), (0.4, [])):
         turns = make_turns("a", "b")
         turns.ask(A, now=0.0, position=JobPosition(5.0, 1.0))
         assert turns.ask(B, now=now, position=JobPosition(0.0, 0.7)) == answer
 
 
-def test_who_was_let_in_by_another_one_is_not_recalled_for_having_just_begun() -> None:
+def test_a_young_turn_after_another_jobs_turn_is_not_recalled() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0, position=JobPosition(0.0, 1.0))
     turns.ask(B, now=0.5, position=JobPosition(1.0, 1.0))
@@ -225,7 +225,7 @@ def test_who_was_let_in_by_another_one_is_not_recalled_for_having_just_begun() -
     assert turns.ask(A, now=1.01, position=JobPosition(0.9, 1.0)) == []  # behind by a hair: that was no race
 
 
-def test_what_is_left_of_a_step_begins_anew_with_the_next() -> None:
+def test_the_rest_of_a_step_starts_again_with_the_next() -> None:
     turns = make_turns("a", "b")
     compute(turns, A, 0.0, 0.9)
     turns.mark_step(A, now=0.9)
@@ -233,19 +233,19 @@ def test_what_is_left_of_a_step_begins_anew_with_the_next() -> None:
     assert turns.ask(B, now=1.1, position=JobPosition(0.0, 0.7)) == [(A, Recall())]
 
 
-def test_far_is_measured_by_the_shorter_step() -> None:
+def test_far_behind_is_measured_by_the_shorter_step() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0, position=JobPosition(5.0, 1.0))
     assert turns.ask(B, now=0.5, position=JobPosition(5.0 - 0.06, 0.1)) == [(A, Recall())]
 
 
-def test_who_is_ahead_never_recalls() -> None:
+def test_a_job_that_is_ahead_never_recalls() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0, position=JobPosition(1.0, 1.0))
     assert turns.ask(B, now=0.0, position=JobPosition(1.1, 1.0)) == []
 
 
-def test_a_turn_is_recalled_once_and_nobody_enters_it_then() -> None:
+def test_a_turn_is_recalled_once_and_no_worker_joins_it_then() -> None:
     turns = make_turns("a", "b", "c")
     turns.join(SECOND_A, JobTerms(job="a"), now=0.0)
     turns.ask(A, now=0.0, position=JobPosition(5.0, 1.0))
@@ -257,7 +257,7 @@ def test_a_turn_is_recalled_once_and_nobody_enters_it_then() -> None:
     assert turns.give(A, now=0.8) == [(SECOND_A, Grant())]
 
 
-def test_an_urgent_job_recalls_every_other_one() -> None:
+def test_an_urgent_job_recalls_any_other() -> None:
     turns = make_turns("a", JobTerms(job="b", is_urgent=True), "c")
     turns.ask(A, now=0.0, position=JobPosition(1.0, 1.0))
     assert turns.ask(B, now=0.9, position=JobPosition(99.0, 1.0)) == [(A, Recall())]
@@ -266,14 +266,14 @@ def test_an_urgent_job_recalls_every_other_one() -> None:
     assert turns.ask(A, now=1.0, position=JobPosition(0.0, 1.0)) == []  # nobody recalls it
 
 
-def test_others_fill_the_gaps_of_an_urgent_one() -> None:
+def test_others_fill_the_gaps_of_an_urgent_job() -> None:
     turns = make_turns("a", JobTerms(job="b", is_urgent=True))
     turns.ask(B, now=0.0)
     turns.ask(A, now=0.0)
     assert turns.give(B, now=1.0) == [(A, Grant())]
 
 
-def test_of_two_urgent_ones_the_count_decides() -> None:
+def test_counts_decide_between_two_urgent_jobs() -> None:
     turns = make_turns(JobTerms(job="a", is_urgent=True), JobTerms(job="b", is_urgent=True))
     turns.ask(A, now=0.0, position=JobPosition(1.0, 1.0))
     assert turns.ask(B, now=0.9, position=JobPosition(0.9, 1.0)) == []
@@ -282,7 +282,7 @@ def test_of_two_urgent_ones_the_count_decides() -> None:
 # The lease
 
 
-def test_a_turn_longer_than_the_lease_passes_on_with_the_names() -> None:
+def test_a_turn_that_exceeds_the_lease_passes_on_and_names_its_workers() -> None:
     turns = make_turns("a", "b")
     turns.join(SECOND_A, JobTerms(job="a"), now=0.0)
     turns.ask(A, now=1.0)
@@ -293,7 +293,7 @@ def test_a_turn_longer_than_the_lease_passes_on_with_the_names() -> None:
     assert turns.tick(now=1.0 + LEASE_S) == [(A, Overdue(LEASE_S)), (SECOND_A, Overdue(LEASE_S)), (B, Grant())]
 
 
-def test_as_long_as_nobody_waits_there_is_no_lease() -> None:
+def test_without_waiting_jobs_there_is_no_lease() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0)
     assert turns.deadline_s is None
@@ -312,10 +312,10 @@ def test_a_late_give_after_the_lease_is_harmless() -> None:
     assert turns.give(B, now=LEASE_S + 3) == [(A, Grant())]
 
 
-# Those who go
+# Workers that leave
 
 
-def test_who_leaves_frees_its_turn() -> None:
+def test_a_worker_that_leaves_frees_its_turn() -> None:
     turns = make_turns("a", "b", "c")
     turns.ask(A, now=0.0)
     turns.ask(B, now=0.0)
@@ -323,7 +323,7 @@ def test_who_leaves_frees_its_turn() -> None:
     assert set(turns.accounts) == {"b", "c"}
 
 
-def test_a_worker_that_leaves_while_it_waits_is_not_let_in() -> None:
+def test_a_worker_that_leaves_while_it_waits_is_not_granted() -> None:
     turns = make_turns("a", "b", "c")
     turns.ask(A, now=0.0)
     turns.ask(B, now=0.0)
@@ -343,7 +343,7 @@ def test_one_worker_of_several_leaves() -> None:
 # Counts
 
 
-def test_a_standing_has_what_the_job_has_had_and_what_a_step_costs() -> None:
+def test_a_device_time_has_the_count_and_the_cost_of_a_step() -> None:
     turns = make_turns(JobTerms(job="a", weight=2.0), "b")
     compute(turns, A, 0.0, 1.0)
     assert turns.end_step(A, 1, now=1.0) == [(A, DeviceTime(1, virtual_s=0.5, cost_s=0.5))]
@@ -351,13 +351,13 @@ def test_a_standing_has_what_the_job_has_had_and_what_a_step_costs() -> None:
     assert turns.end_step(A, 2, now=5.0) == [(A, DeviceTime(2, virtual_s=2.0, cost_s=1.5))]
 
 
-def test_the_cost_of_several_steps_is_shared_out() -> None:
+def test_the_cost_of_several_steps_is_averaged() -> None:
     turns = make_turns("a")
     turns.report(A, used_s=3.0)
     assert turns.end_step(A, 6, now=1.0, steps=6) == [(A, DeviceTime(6, virtual_s=3.0, cost_s=0.5))]
 
 
-def test_what_a_lone_job_reports_is_shared_out_among_its_workers() -> None:
+def test_the_report_of_a_lone_job_is_divided_by_its_workers() -> None:
     turns = make_turns(JobTerms(job="a", weight=2.0))
     turns.join(SECOND_A, JobTerms(job="a", weight=2.0), now=0.0)
     turns.report(A, used_s=3.0)
@@ -368,7 +368,7 @@ def test_what_a_lone_job_reports_is_shared_out_among_its_workers() -> None:
     assert turns.accounts["b"].virtual_s == 1.5
 
 
-def test_credit_is_bounded_and_no_cost() -> None:
+def test_credit_is_bounded_and_costs_no_step_anything() -> None:
     turns = make_turns("a", "b")
     for begin in range(0, 20, 2):
         compute(turns, A, begin, begin + 1.9)
@@ -378,7 +378,7 @@ def test_credit_is_bounded_and_no_cost() -> None:
     assert turns.end_step(B, 1, now=31.0) == [(B, DeviceTime(1, pytest.approx(ahead_s - CREDIT_S), pytest.approx(0.5)))]
 
 
-def test_a_grant_says_how_far_a_job_should_be_lifted() -> None:
+def test_a_grant_says_to_which_count_a_job_is_lifted() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0, position=JobPosition(100.0, 1.0))
     turns.give(A, now=1.0)
@@ -387,7 +387,7 @@ def test_a_grant_says_how_far_a_job_should_be_lifted() -> None:
     assert turns.ask(B, now=2.0, position=JobPosition(99.0, 1.0)) == [(B, Grant())]
 
 
-def test_a_lift_that_is_said_many_times_counts_once() -> None:
+def test_a_repeated_lift_counts_once() -> None:
     turns = make_turns("a", "b")
     compute(turns, A, 0.0, 1.0)
     for _ in range(5):
@@ -398,7 +398,7 @@ def test_a_lift_that_is_said_many_times_counts_once() -> None:
     assert turns.end_step(A, 2, now=3.0) == [(A, DeviceTime(2, virtual_s=99.0, cost_s=2.0))]  # of what it computed
 
 
-def test_device_time_is_counted_once_however_often_somebody_calls() -> None:
+def test_device_time_is_counted_once_whatever_calls_come() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=1.0)
     for now in (1.5, 2.0, 2.0):
@@ -411,7 +411,7 @@ def test_device_time_is_counted_once_however_often_somebody_calls() -> None:
     assert turns.accounts["b"].waited_s == 1.0
 
 
-def test_who_asks_has_given_back() -> None:
+def test_an_ask_gives_the_turn_back() -> None:
     turns = make_turns("a", "b")
     turns.ask(A, now=0.0)
     turns.ask(B, now=0.5)

@@ -1,4 +1,4 @@
-"""The virtual clock and the virtual links: times that a pencil gives as well."""
+"""The virtual clock and the virtual links: times that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURN_S = 0.002  # streams take turns: that much earlier or later one of them may
 
 
 class Net:
-    """Messages by name, and when the last byte of each was there."""
+    """Messages by name, and when the last byte of each arrived."""
 
     def __init__(self, *hosts: Host, latency_s: float = 0.0, **options: Any) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""Jobs that share virtual hosts: what formulas say of them, who computes when, and what their terms bring."""
+"""Jobs that share virtual hosts: gains against formulas, which job computes when, and the effect of their terms."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def find_gains(sharing: Sharing) -> tuple[float, float]:
 
 
 def list_turns(trained: SharedRun, rank: int = 0) -> list[int]:
-    """The jobs in the order in which they computed on a device, from when all were there."""
+    """Return the jobs in the order in which they computed on a device, in the time that counts."""
     spans = (span.job for span in trained.devices[rank].spans if trained.begin_s <= span.begin_s < trained.end_s)
     return [job for job, _ in groupby(spans)]
 
 
 def find_device_s(trained: SharedRun, job: int) -> float:
-    """How long it computed on the first device."""
+    """Return how long a job computed on the first device."""
     return sum(
         max(0.0, min(span.end_s, trained.end_s) - max(span.begin_s, trained.begin_s))
         for span in trained.devices[0].spans
@@ -76,7 +76,7 @@ def find_device_s(trained: SharedRun, job: int) -> float:
 
 
 def find_job(device: SharedDevice, time_s: float) -> int | None:
-    """Who computed at this time."""
+    """Return which job computed at this time."""
     span = device.spans[max(0, bisect_right(device.spans, time_s, key=lambda span: span.begin_s) - 1)]
     return span.job if span.begin_s <= time_s < span.end_s else None
 
@@ -175,7 +175,7 @@ def test_with_an_arbiter_jobs_take_turns_and_without_they_mix() -> None:
 
 @pytest.mark.parametrize(("noise", "agreement"), [(Noise(), 0.6), (Noise(jitter=0.05), 0.4)])
 def test_hosts_run_the_same_job_most_of_the_time_and_hardly_ever_rest(noise: Noise, agreement: float) -> None:
-    """By the standings that the first worker passes on: with each host's own count devices rest twice as much."""
+    """With the counts that the first worker relays; with each host's own count devices are idle twice as long."""
     tenants = [
         make_tenant(make_subject(name, ratio, compute_s=compute_s))
         for name, ratio, compute_s in (("a", 0.4, 0.1), ("b", 0.6, 0.08), ("c", 0.8, 0.06))

@@ -1,4 +1,4 @@
-"""A cluster in a file: what it says, and what is said of one that is wrong."""
+"""Files that describe a cluster: what is read, and the errors of wrong files."""
 
 from __future__ import annotations
 

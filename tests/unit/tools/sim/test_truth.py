@@ -1,4 +1,4 @@
-"""The simulator against the lab: points that were measured, and what it says of them."""
+"""The simulator against the lab: its predictions of measured points."""
 
 from __future__ import annotations
 

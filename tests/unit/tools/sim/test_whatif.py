@@ -1,4 +1,4 @@
-"""What would I need: a bandwidth that is just enough, hosts that are just worth it."""
+"""Searches: the least bandwidth that is enough, the most hosts that are worth it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_where_the_latency_alone_is_too_long_no_bandwidth_is_enough() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, 90.0, float("nan")])
-def test_what_is_no_share_is_refused(share: float) -> None:
+def test_an_impossible_share_is_refused(share: float) -> None:
     schedule = find_schedule("undertow")
     with pytest.raises(ConfigError, match="is not a share: give more than 0 and at most 100 %"):
         find_bandwidth(MINE, 2, schedule, efficiency=share, setting=SETTING)

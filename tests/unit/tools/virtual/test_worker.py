@@ -1,4 +1,4 @@
-"""Virtual workers and arbiters talk in order, keep a turn for a moment, and do without an arbiter that is gone."""
+"""Virtual workers and arbiters: messages stay in order, short waits keep the turn, and no arbiter is needed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_short_wait_for_the_network_does_not_cost_the_turn(scene: Scene) -> No
         assert one.state.is_computing
 
 
-def test_a_worker_gives_up_an_arbiter_that_is_silent_and_finds_the_next(scene: Scene) -> None:
+def test_a_worker_disconnects_from_a_silent_arbiter_and_finds_the_next(scene: Scene) -> None:
     one, other = scene.add("a"), scene.add("b")
     scene.pass_time(0.1)
     scene.take(one)
@@ -125,7 +125,7 @@ def test_a_lift_goes_to_the_first_worker() -> None:
     assert heard == [(0.0, 0), (1.0, 0)]
 
 
-def test_a_channel_keeps_the_order_and_a_stopped_process_hears_later() -> None:
+def test_a_channel_keeps_the_order_and_a_stopped_process_receives_later() -> None:
     world, process = World(), Process("one", 0)
     delays_s, heard = iter([3.0, 1.0]), list[tuple[float, str]]()
     channel = Channel(world, process, lambda: next(delays_s))

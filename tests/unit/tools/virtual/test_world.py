@@ -1,4 +1,4 @@
-"""Calls are made in the order of their times, and of two at one time in the order in which they came."""
+"""Calls are made in the order of their times, and those of equal times in the order in which they were planned."""
 
 from __future__ import annotations
 
