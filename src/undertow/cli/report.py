@@ -69,7 +69,7 @@ def report(
 
 
 def describe(analysis: Analysis) -> list[str]:
-    """Return what the page says in words: the summary, what is missing, notes and advice."""
+    """List the sentences of the page: the summary, what is missing, notes and advice."""
     lines = list(analysis.summary)
     lines += [f"missing: {gap}" for gap in analysis.missing]
     lines += [f"note: {note}" for note in analysis.notes]

@@ -113,10 +113,10 @@ class StepMeter:
             moments.popleft()
         return moments[0]
 
-    def _find_state(self, stands: bool, has_ended: bool) -> Activity:
+    def _find_state(self, is_waiting: bool, has_ended: bool) -> Activity:
         if has_ended:
             return Activity.ENDED
-        if stands:
+        if is_waiting:
             return Activity.WAITING
         return Activity.COMPUTING if self._model is not None or self._bytes_out else Activity.STARTING
 

@@ -69,7 +69,7 @@ def describe_gain(device: DeviceStatus) -> str:
     reason = explain_no_gain([job.name for job in device.jobs], loads)
     if reason is not None:
         return f"predicted: {reason}"
-    return f"predicted: together they do {device.gain:.2f} times as much as one after the other"
+    return f"predicted: together they do {device.gain:.2f} times as much as one after another"
 
 
 def make_summary(result: SharedRunResult) -> RenderableType:

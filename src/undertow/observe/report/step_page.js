@@ -252,9 +252,9 @@
     const kind = data.kinds[mark[2]], word = WORDS[kind], name = data.names[mark[3]];
     const times = `${toMs(mark[1]).toFixed(3)} ms, from ${toMs(mark[0]).toFixed(3)} ms`;
     const where = `rank ${row.rank.rank}, ${LANE_WORDS[row.lane]}`;
-    const travel = mark[4] < 0 ? "" : `${row.lane === "out" ? " to" : " from"} rank ${mark[4]}, ${bytes(mark[5])}`;
+    const route = mark[4] < 0 ? "" : `${row.lane === "out" ? " to" : " from"} rank ${mark[4]}, ${bytes(mark[5])}`;
     const merged = picture.is_merged ? " (neighbours are drawn as one)" : "";
-    return `${where}: ${word ? `${word} ` : ""}${name}${travel}; ${times}${merged}`;
+    return `${where}: ${word ? `${word} ` : ""}${name}${route}; ${times}${merged}`;
   }
 
   function bytes(count) {

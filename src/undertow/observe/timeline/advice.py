@@ -152,7 +152,7 @@ def _name_turns(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _find_nothing(analysis: Analysis) -> Advice:
-    """Return what to tell if no rule explains the waiting."""
+    """Return the advice for a run whose waiting no rule explains."""
     return Advice(
         title="No advice",
         reason=f"{format_ns(analysis.wait_ns)} of a step is waiting, and the trace does not show what would shorten "

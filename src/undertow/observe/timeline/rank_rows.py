@@ -123,7 +123,7 @@ def find_busy(trace: RankTrace, steps: Collection[int]) -> list[Interval]:
 
 
 def unite(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge overlapping intervals, which are given in the order of their begin."""
+    """Merge overlapping intervals, which are sorted by start time."""
     united: list[Interval] = []
     for begin, end in intervals:
         if united and begin <= united[-1][1]:

@@ -80,7 +80,7 @@ class ThreadTimeline:
 
 
 def _flatten(spans: Sequence[Span], begin_ns: int, end_ns: int) -> Iterator[Segment]:
-    """Cut spans, in the order of their begin, into segments: at every moment the span that began last counts."""
+    """Cut spans, sorted by start time, into segments: at every moment the span that began last counts."""
     now_ns = begin_ns
     open_spans: list[Span] = []
     for span in [*spans, None]:

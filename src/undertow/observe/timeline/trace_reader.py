@@ -245,7 +245,7 @@ def _decode_optional(raw: msgspec.Raw, wanted: type[T]) -> T | None:
 
 
 def _sort(trace: RankTrace) -> None:
-    """Sort by begin; of two spans that begin together the longer one comes first, because it contains the other."""
+    """Sort by start time; of two spans that start together, the longer one contains the other and comes first."""
     for spans in (trace.thread, trace.shard, trace.reduced):
         spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     for wires in (trace.outs, trace.ins):

@@ -81,7 +81,7 @@ def test_a_row_has_all_figures_of_a_job() -> None:
     for facts in FACTS:
         (row,) = [line for line in lines if line.split()[:1] == facts[:1]]
         assert not [fact for fact in facts if fact not in row]
-    assert "predicted: together they do 2.00 times as much as one after the other" in shown
+    assert "predicted: together they do 2.00 times as much as one after another" in shown
 
 
 def test_in_a_narrow_terminal_each_job_is_a_column() -> None:
@@ -108,7 +108,7 @@ def test_the_latest_notices_are_shown() -> None:
     [
         (make_device(TWO[0], gain=1.0), "only one job"),
         (make_device(TWO[0], make_job("c", compute_s=None, exposed_s=None), gain=None), "unknown until each job"),
-        (make_device(*TWO, gain=1.5), "predicted: together they do 1.50 times as much as one after the other"),
+        (make_device(*TWO, gain=1.5), "predicted: together they do 1.50 times as much as one after another"),
         (
             make_device(make_job("c", exposed_s=0.0), make_job("d", exposed_s=0.0), gain=1.0),
             "predicted: c and d gain nothing from sharing a device: they hardly wait for the network",
