@@ -51,7 +51,7 @@ def begin(settings: Settings, group: ConnectedGroup) -> None:
 
 
 def _open_file(settings: Settings, group: ConnectedGroup, pump: EventPump) -> None:
-    about = TraceHeader(
+    header = TraceHeader(
         rank=group.rank,
         world_size=group.size,
         host=group.shape.hosts[group.rank],
@@ -61,7 +61,7 @@ def _open_file(settings: Settings, group: ConnectedGroup, pump: EventPump) -> No
     )
     window = parse_window(settings.trace_steps)
     try:
-        trace = TraceFile(Path(settings.trace), about, window, lambda: pump.remove(trace))
+        trace = TraceFile(Path(settings.trace), header, window, lambda: pump.remove(trace))
     except OSError as error:
         raise ConfigError(f"the trace cannot be written to {settings.trace}: {error.strerror}") from None
     pump.add(trace)

@@ -56,10 +56,10 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
 class Composer:
     """Converter of one rank's events to lines, for steps in the window only."""
 
-    def __init__(self, about: TraceHeader, clocks: Clocks, window: Window = EVERYTHING) -> None:
+    def __init__(self, header: TraceHeader, clocks: Clocks, window: Window = EVERYTHING) -> None:
         self.step = 0
-        self._about = about
-        self._rank = about.rank
+        self._header = header
+        self._rank = header.rank
         self._conversion = Conversion(clocks)
         self._ts = self._conversion.convert
         self._window = window
@@ -76,12 +76,12 @@ class Composer:
         self._step_s: float | None = None  # when the current step began
         self._computed_s = 0.0  # end of the latest span of backward
         self._arrows = Arrows(self._draw)
-        self._first_arrow = about.rank << 32  # viewers need numbers that differ between ranks
+        self._first_arrow = header.rank << 32  # viewers need numbers that differ between ranks
 
     def open(self) -> list[str]:
-        self._add_fact("process_name", name=f"rank {self._rank} on {self._about.host}")
+        self._add_fact("process_name", name=f"rank {self._rank} on {self._header.host}")
         self._add_fact("process_sort_index", sort_index=self._rank)
-        self._add_fact("undertow", **msgspec.to_builtins(self._about))
+        self._add_fact("undertow", **msgspec.to_builtins(self._header))
         return self._take()
 
     def close(self, reason: str) -> list[str]:

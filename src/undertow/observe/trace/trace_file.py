@@ -26,19 +26,19 @@ class TraceFile:
     """An event reader that writes a file.  `on_full` is called when the last chosen step has been written."""
 
     def __init__(
-        self, folder: Path, about: TraceHeader, window: Window, on_full: Callable[[], None] = lambda: None
+        self, folder: Path, header: TraceHeader, window: Window, on_full: Callable[[], None] = lambda: None
     ) -> None:
         self.title = f"the trace in {folder}"
         folder.mkdir(parents=True, exist_ok=True)
         self._clocks = Clocks()
-        self._composer = Composer(about, self._clocks, window)
-        self._needs_clock = about.rank != 0 and about.source == "worker"
+        self._composer = Composer(header, self._clocks, window)
+        self._needs_clock = header.rank != 0 and header.source == "worker"
         self._held: list[TraceEvent] = []  # events from before the first comparison of the clocks
         self._window = window
         self._on_full = on_full
         self._is_full = False
         self._separator = "[\n"
-        self._file = TextIOWrapper(create_private(folder / name_file(about.rank)), encoding="utf-8")
+        self._file = TextIOWrapper(create_private(folder / name_file(header.rank)), encoding="utf-8")
         self._write(self._composer.open())
 
     def take(self, taken: Sequence[TraceEvent]) -> None:

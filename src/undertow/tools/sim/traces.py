@@ -32,7 +32,7 @@ def trace_run(folder: Path, subject: Subject, topology: Topology, schedule: Sche
         path.unlink()
     started = secrets.token_hex(6)
     for rank, trace in enumerate(traces):
-        about = TraceHeader(
+        header = TraceHeader(
             rank=rank,
             world_size=len(traces),
             host=f"host{topology.places[rank]}",
@@ -41,7 +41,7 @@ def trace_run(folder: Path, subject: Subject, topology: Topology, schedule: Sche
             script=f"{subject.title}, {schedule.name}",
             started=started,
         )
-        file = TraceFile(folder, about, parse_window("all"))
+        file = TraceFile(folder, header, parse_window("all"))
         file.take(trace.recorder.stop())
         file.close()
     merge(folder)
