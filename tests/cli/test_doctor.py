@@ -157,9 +157,7 @@ def test_two_doctors_on_loopback_meet_and_measure(cli: Cli) -> None:
     assert (first.returncode, other.returncode) == (0, 0), first.stdout + other.stdout
     found = lines_of(first)
     assert found["firewall"].startswith("ok every host can connect to every other")
-    assert found["hosts"] == (
-        "note 127.0.0.1 and 127.0.0.2 are the same machine: no network is measured between them"
-    )
+    assert found["hosts"] == ("note 127.0.0.1 and 127.0.0.2 are the same machine: no network is measured between them")
     rows = [line.split() for line in first.stdout.splitlines() if line.startswith(" 127.0.0.1 ")]
     assert [row[:2] for row in rows] == [["127.0.0.1", "-"]] * 2
     assert all(float(row[2]) > 0 for row in rows)
