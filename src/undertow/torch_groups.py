@@ -39,6 +39,6 @@ class TorchRendezvous:
         return has_process_group() or read_environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def form(self, name: str, settings: Settings, loop: Loop) -> ConnectedGroup:
-        from undertow.torch.process_groups import form_world
+        from undertow.torch.ranks.process_groups import form_world
 
         return form_world(name, settings, loop)

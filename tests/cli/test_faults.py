@@ -93,7 +93,7 @@ def test_a_failure_shows_the_claim_the_events_and_how_to_repeat_it(
 
 
 def test_skipped_scenarios_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("undertow.tools.faults.seeds.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("undertow.tools.faults.scenarios.seeds.importlib.util.find_spec", lambda name: None)
     code, out = run_here(capsys, "--scenario", "gates", "--seeds", "3")
     assert code == 0
     assert out.splitlines()[:2] == ["gates was skipped: torch is not installed", "0 seeds, 0 to 2: everything held"]

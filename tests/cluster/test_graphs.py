@@ -16,7 +16,7 @@ import undertow.torch
 from tests.support.single_process import run
 from tests.support.workers import on_workers, run_workers
 from undertow.torch import DistributedDataParallel, parallelize
-from undertow.torch.gradient.broadcast import Broadcast
+from undertow.torch.slots.broadcast import Broadcast
 
 
 def make_layers(count: int = 3, width: int = 4) -> nn.Sequential:

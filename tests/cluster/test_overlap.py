@@ -15,7 +15,7 @@ import undertow
 from tests.support.workers import on_workers, outcomes_of, run_workers
 from undertow.errors import UndertowError
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 # Many slices, few of them in flight: gates stay closed for a while.
 SLOW = {"UNDERTOW_SLICE": "1024", "UNDERTOW_CREDIT": "4096"}

@@ -21,7 +21,7 @@ from undertow.plan.replanner import PASSES
 from undertow.plan.scheme import Scheme
 from undertow.sync.links import measure_cluster
 from undertow.torch.planning.probe import TorchDevice
-from undertow.torch.process_groups import group_for
+from undertow.torch.ranks.process_groups import group_for
 
 # Made, changed and used
 

@@ -23,7 +23,7 @@ from tests.support.single_process import as_a_script, flat, run
 from tests.support.workers import hear, outcomes_of, run_workers, say, start_workers
 from undertow.script import single_process
 from undertow.script.preparation import prepare
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 DEFERRED = 4
 

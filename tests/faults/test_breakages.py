@@ -31,7 +31,7 @@ from undertow.errors import MismatchError, PeerLost
 from undertow.tools.faults import cluster as cluster_module
 from undertow.tools.faults.invariants import Invariants
 from undertow.tools.faults.scenarios import find_scenario
-from undertow.tools.faults.seeds import Outcome, run_seed
+from undertow.tools.faults.scenarios.seeds import Outcome, run_seed
 from undertow.tools.faults.sums import Contributor
 from undertow.torch.gates.gates import Gate
 

@@ -10,11 +10,11 @@ import pytest
 from undertow.engine.core import frames
 from undertow.engine.core.frames import Header, Kind
 from undertow.errors import ConfigError
-from undertow.tools.faults import seeds as seeds_module
 from undertow.tools.faults.cluster import LONGEST_DELAY_S, Cluster
 from undertow.tools.faults.event_log import SHOWN_EVENTS, Broken, Case, EventLog
 from undertow.tools.faults.scenarios import SCENARIOS, find_scenario
-from undertow.tools.faults.seeds import run_seed
+from undertow.tools.faults.scenarios import seeds as seeds_module
+from undertow.tools.faults.scenarios.seeds import run_seed
 from undertow.tools.faults.whole_job import WholeJob
 from undertow.tools.faults.worker import MOMENT, Script, VirtualLoop, Wait
 from undertow.tools.virtual.world import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from undertow.tools.faults.seeds import run_seed
+from undertow.tools.faults.scenarios.seeds import run_seed
 
 SEEDS, CHUNK = 2000, 100
 

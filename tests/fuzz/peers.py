@@ -276,7 +276,7 @@ REPORT = RankReport(
 
 
 def run_loss(data: bytes) -> None:
-    from undertow.torch.data.losses import weigh
+    from undertow.sync.batches.losses import weigh
     from undertow.torch.data.weighing import _reports
 
     report = _reports.decode(data)
@@ -289,7 +289,7 @@ def run_loss(data: bytes) -> None:
 
 
 def list_losses() -> list[bytes]:
-    from undertow.torch.data import reports
+    from undertow.sync.batches import reports
 
     scales = reports.TermScales((4.0,), (), (False,))
     reduction = reports.Reduction(reports.ReductionKind.SUM, (4,), True, 4)

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.networks import NETWORKS
 from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel, parallelize, verify_replicas
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 STEPS = 25
 # Many slices, few of them in flight: gates stay closed for a while.

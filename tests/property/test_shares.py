@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undertow.torch.data.shares import BatchShare, ShareRule, cut_evenly, stride
+from undertow.sync.batches.shares import BatchShare, ShareRule, cut_evenly, stride
 
 BATCHES = st.lists(st.integers(1, 9), max_size=12)
 SIZES = st.integers(1, 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from undertow.torch.process_groups import group_for
+from undertow.torch.ranks.process_groups import group_for
 
 
 class SetRate:

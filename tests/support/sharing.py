@@ -22,7 +22,7 @@ from tests.support.arbiters import PATIENCE_S, Caller, eventually, hello_of, in_
 from tests.support.workers import RETURNED, Crew, hear, say, start_workers
 from undertow.crossover.messages import Ask, Give, Grant, JobStatus, NowShared
 from undertow.torch import DistributedDataParallel, flush, parallelize
-from undertow.torch.gradient.device import name_device
+from undertow.torch.slots.device import name_device
 
 LEASE_S = 600.0  # so long that it cannot hide a hang
 CPU = name_device(torch.device("cpu"))

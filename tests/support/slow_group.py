@@ -61,5 +61,5 @@ class SlowGroup(FakeGroup):
 def slow_group(slice_bytes: int = 64) -> Iterator[SlowGroup]:
     """Let models that are wrapped within the block belong to a slow group."""
     group = SlowGroup(slice_bytes)
-    with mock.patch("undertow.torch.synchroniser.group_for", return_value=group):
+    with mock.patch("undertow.torch.ddp.synchroniser.group_for", return_value=group):
         yield group

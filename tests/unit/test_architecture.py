@@ -42,11 +42,35 @@ TIERS = {
     "plan": ("plan",),
     "crossover": ("crossover",),
     "process": ("observe.trace", "observe.meter", "runtime"),
-    "sync": ("sync",),
+    "sync": ("sync.batches", "sync"),
     "launch and observe": ("launch", "observe.timeline", "observe.report", "observe.live"),
-    "frontends": ("torch", "torch_groups", "kvstore", "horovod", "script"),
+    "frontends": (
+        *(f"torch.{part}" for part in ("modules", "claims", "pending", "slots", "factors", "gradient", "gates")),
+        *(f"torch.{part}" for part in ("planning", "passes", "ranks", "data", "ddp")),
+        "torch",
+        "torch_groups",
+        "kvstore",
+        *(f"horovod.{module}" for module in ("aliases", "errors", "ops", "compatibility", "worker_numbers")),
+        "horovod.torch",
+        "horovod.common",
+        "horovod.runner.util",
+        "horovod.runner",
+        "horovod",
+        "script",
+    ),
     "facade": ("", "autoload"),
-    "tools": ("tools.zoo", "tools.virtual", "tools.sim", "tools.faults", "tools.lab", "tools.doctor"),
+    "tools": (
+        "tools.zoo",
+        "tools.virtual",
+        "tools.sim",
+        "tools.faults",
+        "tools.faults.scenarios",
+        *(f"tools.lab.{part}" for part in ("real", "replay", "systems")),
+        "tools.lab",
+        "tools.lab.bench",
+        "tools.lab.sharing",
+        "tools.doctor",
+    ),
     "commands": ("cli", "__main__"),
 }
 ORDER = [package for tier in TIERS.values() for package in tier]
@@ -61,6 +85,8 @@ def name_module(path: Path) -> str:
 
 MODULES = {name_module(path): path for path in sorted(SOURCE.rglob("*.py")) if "import_path" not in path.parts}
 
+NAMES = {f"undertow.{module}" for module in MODULES if module}
+
 
 def find_package(module: str) -> str | None:
     """The package of `ORDER` that a module belongs to."""
@@ -70,7 +96,7 @@ def find_package(module: str) -> str | None:
 
 
 def list_imports(text: str) -> Iterator[str]:
-    """Every module of undertow's that a source imports, at its top or anywhere in it."""
+    """Every module of undertow's that a source imports, at its top or anywhere in it, or has the name of in a string."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
@@ -78,6 +104,8 @@ def list_imports(text: str) -> Iterator[str]:
             assert node.level == 0, "imports are absolute"
             found = [f"{node.module}.{name.name}" for name in node.names]
             found = [name if name.removeprefix("undertow.") in MODULES else str(node.module) for name in found]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = [node.value] if node.value in NAMES else []
         else:
             continue
         for name in found:
@@ -91,7 +119,9 @@ def find_upward(module: str, text: str) -> list[str]:
     return [
         imported
         for imported in list_imports(text)
-        if find_package(imported) != own and HEIGHT[find_package(imported) or ""] > HEIGHT[own or ""]
+        if find_package(imported) != own
+        and HEIGHT[find_package(imported) or ""] > HEIGHT[own or ""]
+        and not module.startswith(f"{imported}.")
     ]
 
 
@@ -101,6 +131,11 @@ def test_every_module_belongs_to_a_package() -> None:
 
 # Packages that only hold others.
 CONTAINERS = {"engine", "observe", "tools"}
+
+
+def test_every_folder_has_a_place_in_the_order() -> None:
+    folders = {module for module, path in MODULES.items() if module and path.name == "__init__.py"}
+    assert folders - set(ORDER) - CONTAINERS == set()
 
 
 @pytest.mark.parametrize("package", [*ORDER, *CONTAINERS])
@@ -152,12 +187,14 @@ def test_every_form_of_an_import_of_a_framework_counts() -> None:
     assert find_frameworks("from undertow.torch import ddp") == set()
 
 
-def test_an_import_inside_a_function_counts() -> None:
+def test_every_form_of_an_import_counts() -> None:
     text = "def show():\n    from undertow.observe.live import web\n"
     assert find_upward("engine.client.group", text) == ["observe.live.web"]
     assert find_upward("cli.run", text) == []
     assert find_upward("plan.planner", "import undertow.torch.ddp.wrapper") == ["torch.ddp.wrapper"]
     assert find_upward("engine.core.flow", "from undertow import shutdown") == [""]
+    assert find_upward("sync.order", "importlib.import_module('undertow.torch.ddp')") == ["torch.ddp"]
+    assert find_upward("engine.wire.loop", "sys.modules.get('undertow.torch')") == ["torch"]
 
 
 # Also in the code that is in strings, for other processes.

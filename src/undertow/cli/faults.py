@@ -13,7 +13,7 @@ from undertow.cli.options import Debug, number_option
 from undertow.cli.progress import open_progress
 from undertow.errors import ConfigError
 from undertow.tools.faults.scenarios import SCENARIOS, Scenario, find_scenario
-from undertow.tools.faults.seeds import Outcome, run_seed
+from undertow.tools.faults.scenarios.seeds import Outcome, run_seed
 
 SEEDS = 2000
 

@@ -16,11 +16,11 @@ from torch.utils.hooks import RemovableHandle
 
 from undertow.engine.interface import Group
 from undertow.plan.plan import Plan
+from undertow.torch.ddp.synchroniser import Synchroniser
 from undertow.torch.factors.swapping import restore
-from undertow.torch.gradient.broadcast import Broadcast, find_own
-from undertow.torch.hooks import EagerHook
+from undertow.torch.modules.hooks import EagerHook
 from undertow.torch.passes.backward import runs_backward
-from undertow.torch.synchroniser import Synchroniser
+from undertow.torch.slots.broadcast import Broadcast, find_own
 
 
 class LooseParameters(torch.nn.Module):

@@ -1,7 +1,7 @@
 """Table of everything that undertow replaces in a script's process, with reasons.
 
 In: rows, each of which makes a replacement from the original.  Out: the replacement is in effect until it is undone.
-Two other modules assign to modules or classes that are not undertow's: `torch/gates/native_functions.py` (functions
+Two other modules assign to modules or classes that are not undertow's: `torch/pending/native_functions.py` (functions
 that would read a parameter before its gate opens) and `torch/data/distribution.py` (`torch.autograd.backward`, for
 scripts that call `undertow.torch.distribute`).
 """

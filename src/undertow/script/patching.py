@@ -17,7 +17,7 @@ from undertow.script.patches import DDP_PATCHES, LIBRARY_PATCHES, SINGLE_PROCESS
 from undertow.script.single_process import SingleProcessScript
 from undertow.settings import PlainScripts, Settings
 from undertow.torch.gates.stepping import defer_steps, find_coupling
-from undertow.torch.gradient.device import choose_accelerator
+from undertow.torch.slots.device import choose_accelerator
 
 log = logging.getLogger("undertow")
 

@@ -30,7 +30,7 @@ from undertow.script.unsynchronised import FirstStepCheck, UnsynchronisedTrainin
 from undertow.settings import Batch, Settings
 from undertow.torch.data.data_sharing import DataSharing, copy_from_first
 from undertow.torch.data.randomness import ComputeStream, RandomState, capture, diverge, restore
-from undertow.torch.replicas import compare_tensors
+from undertow.torch.ranks.replicas import compare_tensors
 from undertow.torch_groups import TorchRendezvous
 
 _numbers: Decoder[float] = Decoder(float, "a number of rank 0")

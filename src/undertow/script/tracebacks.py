@@ -21,8 +21,8 @@ _REPLACING = (
     "undertow.script.",
     "undertow.torch.claims.step_check",
     "undertow.torch.data.",
-    "undertow.torch.hooks",
-    "undertow.torch.gates.native_functions",
+    "undertow.torch.modules.hooks",
+    "undertow.torch.pending.native_functions",
     "undertow.torch.gates.stepping",
 )
 _COMPILER = "torch._dynamo.eval_frame"  # its frames call the functions that `never_compiled` marks

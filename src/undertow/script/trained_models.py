@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from undertow.engine.interface import Group
 from undertow.script.adopted_model import AdoptedModel, LooseParameters, ModelBuffers
-from undertow.torch.forwards import is_opaque
+from undertow.torch.modules.forwards import is_opaque
 
 
 class TrainedModels:

@@ -12,6 +12,6 @@ except ModuleNotFoundError as error:
 from undertow.torch.data.distribution import distribute
 from undertow.torch.ddp.parallelize import flush, parallelize, plan_of
 from undertow.torch.ddp.wrapper import DistributedDataParallel
-from undertow.torch.replicas import verify_replicas
+from undertow.torch.ranks.replicas import verify_replicas
 
 __all__ = ["DistributedDataParallel", "distribute", "flush", "parallelize", "plan_of", "verify_replicas"]

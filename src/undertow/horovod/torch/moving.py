@@ -19,7 +19,7 @@ from undertow.horovod.errors import BadCall
 from undertow.horovod.ops import pack, read_counts, unpack
 from undertow.horovod.torch import basics, values
 from undertow.horovod.torch.transfers import SMALL_BYTES, Blobs, exchange_blobs, exchange_slices
-from undertow.torch.gradient.tensors import byte_spec
+from undertow.torch.slots.tensors import byte_spec
 
 
 def start_allgather(tensors: Sequence[torch.Tensor], *, name: str | None, group: Group, details: str = "") -> int:

@@ -17,7 +17,7 @@ import torch
 
 from undertow.engine.coordinator.terms import Route, Terms
 from undertow.engine.interface import Group
-from undertow.horovod.common.util import (  # noqa: F401  # scripts import them from here, as from Horovod
+from undertow.horovod.compatibility import (  # noqa: F401  # scripts import them from here, as from Horovod
     check_installed_version,
     get_average_backwards_compatibility_fun,
     gpu_available,

@@ -15,7 +15,7 @@ from undertow.engine.core.dtypes import DType
 from undertow.engine.core.rounds import Array
 from undertow.engine.core.slicing import TensorSpec
 from undertow.horovod.errors import BadCall
-from undertow.torch.gradient.tensors import DTYPES, as_array, as_complex, is_plain, real
+from undertow.torch.slots.tensors import DTYPES, as_array, as_complex, is_plain, real
 
 _CODES = {**DTYPES, torch.int64: DType.INT64, torch.int32: DType.INT32}
 

@@ -52,7 +52,7 @@ def may_average(before: int | None) -> bool:
 
 def _has_uncounted_library() -> bool:
     horovod = sys.modules.get("horovod")
-    return "mpi4py" in sys.modules or (horovod is not None and horovod is not sys.modules.get("undertow.horovod"))
+    return "mpi4py" in sys.modules or (horovod is not None and not horovod.__name__.startswith("undertow."))
 
 
 def steps_with_averages(optimizer: Optimizer) -> bool:

@@ -31,8 +31,8 @@ from undertow.torch.data.replacements import (
     iterate,
     run_backward,
 )
-from undertow.torch.process_groups import group_for
-from undertow.torch.replicas import compare_tensors
+from undertow.torch.ranks.process_groups import group_for
+from undertow.torch.ranks.replicas import compare_tensors
 
 log = logging.getLogger("undertow")
 

@@ -26,9 +26,9 @@ from torch.utils.data import (
 )
 
 from undertow.errors import ConfigError
+from undertow.sync.batches.shares import BatchShare, ShareRule, stride
 from undertow.torch.data.data_sharing import DataSharing
 from undertow.torch.data.randomness import RandomState, RandomStream, capture, follow
-from undertow.torch.data.shares import BatchShare, ShareRule, stride
 
 # These samplers draw all their random numbers when the first index is taken.
 _DRAWING_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from undertow.errors import Garbled
-from undertow.torch.gradient.device import seed_accelerator
+from undertow.torch.slots.device import seed_accelerator
 
 # A large step between the seeds of ranks: the script itself may use consecutive seeds.
 _SEED_STEP = 0x9E3779B97F4A7C15

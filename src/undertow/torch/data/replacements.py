@@ -29,7 +29,7 @@ from undertow.torch.data.loaders import (
 )
 from undertow.torch.data.randomness import follow
 from undertow.torch.data.weighing import LossWeigher
-from undertow.torch.hooks import never_compiled
+from undertow.torch.modules.hooks import never_compiled
 from undertow.torch.passes.backward import NO_BACKWARD
 
 Original = Callable[..., Any]

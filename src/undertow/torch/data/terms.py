@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from undertow.sync.batches.reports import Reduction, ReductionKind, Term, TermScales
 from undertow.torch.data.graphs import (
     ADDING,
     AVERAGING,
@@ -41,7 +42,6 @@ from undertow.torch.data.graphs import (
     is_of_parameters,
     reduced_dims,
 )
-from undertow.torch.data.reports import Reduction, ReductionKind, Term, TermScales
 
 _COUNTING = {"NllLossBackward0", "NllLoss2DBackward0"}
 _MEAN, _SUM = 1, 2  # torch's numbers for reductions

@@ -19,10 +19,10 @@ import torch
 from undertow.decoding import Decoder
 from undertow.engine.interface import Group
 from undertow.errors import UndertowError
+from undertow.sync.batches.losses import weigh
+from undertow.sync.batches.reports import ReductionKind, Report, Term
 from undertow.sync.broadcast import ByteGather
 from undertow.torch.data.data_sharing import DataSharing
-from undertow.torch.data.losses import weigh
-from undertow.torch.data.reports import ReductionKind, Report, Term
 from undertow.torch.data.terms import FoundTerm, find_nodes, find_terms
 from undertow.torch.passes.backward import reaches_wrapped
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch.distributed.algorithms.join import JoinHook
 
-from undertow.torch.synchroniser import Synchroniser
+from undertow.torch.ddp.synchroniser import Synchroniser
 
 
 class JoinContext:

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from undertow.errors import ConfigError, PlanError
 from undertow.plan.active_plan import ActivePlan
 from undertow.torch.ddp.wrapper import DistributedDataParallel
-from undertow.torch.gates.pending_tensors import find_gate
 from undertow.torch.gates.stepping import defer_steps, find_coupling
+from undertow.torch.pending.pending_tensors import find_gate
 
 log = logging.getLogger("undertow")
 

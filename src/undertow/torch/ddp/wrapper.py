@@ -23,12 +23,12 @@ from undertow.plan.plan import Plan
 from undertow.torch.ddp.checks import check_module, check_options, check_steps, check_trainable
 from undertow.torch.ddp.join import JoinContext, TorchJoinHook
 from undertow.torch.ddp.reducer import Reducer, ReducerMethods, describe_wrapper
+from undertow.torch.ddp.synchroniser import Synchroniser
 from undertow.torch.gates.overlap import Overlap
-from undertow.torch.gates.pending_tensors import forget_gradients
 from undertow.torch.gradient.allreduce import find_process_group
-from undertow.torch.hooks import never_compiled
+from undertow.torch.modules.hooks import never_compiled
+from undertow.torch.pending.pending_tensors import forget_gradients
 from undertow.torch.planning.probe import Profiling
-from undertow.torch.synchroniser import Synchroniser
 
 _BROADCAST_BUCKET_BYTES = 250 * 1024 * 1024  # torch's value, for code that passes it to torch's functions
 

@@ -17,7 +17,7 @@ import torch
 
 from undertow.plan.profile import LayerKind
 from undertow.sync.slot import NO_FACTORS, Field, WorkerFactors
-from undertow.torch.gradient.device import remember_stream
+from undertow.torch.slots.device import remember_stream
 
 Factors = tuple[torch.Tensor, ...]
 Stamp = tuple[int, int, object]

@@ -14,9 +14,9 @@ from undertow.sync.slot import Field, Payload, WorkerFactors
 from undertow.sync.syncers import all_ready
 from undertow.torch.factors.collector import FactorCollector
 from undertow.torch.factors.layers import Layer
-from undertow.torch.gradient.device import host_memory
-from undertow.torch.gradient.slot import TorchSlot
-from undertow.torch.gradient.tensors import DTYPES, as_array, as_tensor
+from undertow.torch.slots.device import host_memory
+from undertow.torch.slots.slot import TorchSlot
+from undertow.torch.slots.tensors import DTYPES, as_array, as_tensor
 
 SAMPLED = 256  # elements at the beginning, in the middle and at the end of a gradient
 

@@ -19,8 +19,8 @@ from undertow.torch.factors.devices import find_device_obstacle
 from undertow.torch.factors.embeddings import EmbeddingForm, RowEmbedding, RowEmbeddingBag
 from undertow.torch.factors.linear import FactoredLinear, LinearForm
 from undertow.torch.factors.swapping import can_swap, find_own_class, restore, swap
-from undertow.torch.forwards import find_readers
-from undertow.torch.gradient.tensors import gradient_dtype
+from undertow.torch.modules.forwards import find_readers
+from undertow.torch.slots.tensors import gradient_dtype
 
 
 class Layer:

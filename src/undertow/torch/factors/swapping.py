@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from undertow.torch.factors.collector import FactorCollector
-from undertow.torch.mixed_class import mix_class, own_class, reduce_to_own_class
+from undertow.torch.modules.mixed_class import mix_class, own_class, reduce_to_own_class
 
 _COLLECTOR = "_undertow_collector"
 

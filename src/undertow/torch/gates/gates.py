@@ -12,7 +12,7 @@ again.  Autograd accumulates gradients without calling Python, so a hook before 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,7 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from undertow.errors import UndertowError
 from undertow.sync.completion import Arrivals
-from undertow.torch.gates.pending_tensors import (
+from undertow.torch.gradient.gradients import Gradients
+from undertow.torch.modules.hooks import never_compiled, never_looked_into
+from undertow.torch.pending.pending_tensors import (
+    Update,
     can_close,
     close_gradient,
     close_gradient_itself,
@@ -30,13 +33,8 @@ from undertow.torch.gates.pending_tensors import (
     passing,
     restore,
 )
-from undertow.torch.gradient.gradients import Gradients
-from undertow.torch.hooks import never_compiled, never_looked_into
 from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
-
-# An optimizer's deferred step, called with the parameters to update; their gradients are in place.
-Update = Callable[[Sequence[torch.nn.Parameter]], None]
 
 
 class Gate:

@@ -14,12 +14,12 @@ import torch
 
 from undertow.sync.completion import Arrivals
 from undertow.sync.order import UseOrder
-from undertow.torch.forwards import find_readers
 from undertow.torch.gates.gates import Gates
-from undertow.torch.gates.native_functions import guard_native_functions
-from undertow.torch.gates.pending_tensors import open_deferred, open_gates
 from undertow.torch.gradient.gradients import Gradients
-from undertow.torch.hooks import ForwardHook, never_compiled
+from undertow.torch.modules.forwards import find_readers
+from undertow.torch.modules.hooks import ForwardHook, never_compiled
+from undertow.torch.pending.native_functions import guard_native_functions
+from undertow.torch.pending.pending_tensors import open_deferred, open_gates
 
 
 class Overlap:

@@ -19,9 +19,9 @@ import torch
 from torch.optim import Optimizer
 
 from undertow.errors import ConfigError
-from undertow.torch.gates.memory_owners import is_value_alone
-from undertow.torch.gates.pending_tensors import find_gate, forget_gradients, open_deferred, open_gates
-from undertow.torch.mixed_class import mix_class, reduce_to_own_class
+from undertow.torch.modules.mixed_class import mix_class, reduce_to_own_class
+from undertow.torch.pending.memory_owners import is_value_alone
+from undertow.torch.pending.pending_tensors import find_gate, forget_gradients, open_deferred, open_gates
 
 log = logging.getLogger("undertow")
 

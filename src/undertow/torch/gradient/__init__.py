@@ -1,1 +1,1 @@
-"""The gradients of a torch module, for `undertow.sync`: memory, copies from and to devices, collectives."""
+"""Gradients of a torch module in a table, and those that torch's process group reduces."""

@@ -25,7 +25,7 @@ from undertow.errors import UndertowError
 from undertow.plan.slice_plan import fill_buckets, find_bucket_sizes
 from undertow.sync.links import count_sent
 from undertow.torch.claims.other_means import note_own_collective
-from undertow.torch.gradient.slot import TorchSlot
+from undertow.torch.slots.slot import TorchSlot
 from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
 

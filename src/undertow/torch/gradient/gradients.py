@@ -15,12 +15,12 @@ from undertow.sync.syncers import Syncer
 from undertow.torch.factors.collector import FactorCollector, Wanted
 from undertow.torch.factors.factor_slot import TorchFactorSlot
 from undertow.torch.factors.layers import Layer
-from undertow.torch.gates.memory_owners import is_gradient_alone
-from undertow.torch.gates.pending_tensors import can_wait
 from undertow.torch.gradient.allreduce import AllreduceBuckets, can_allreduce
-from undertow.torch.gradient.device import copier_for
-from undertow.torch.gradient.slot import TorchSlot
-from undertow.torch.gradient.tensors import gradient_spec
+from undertow.torch.pending.memory_owners import is_gradient_alone
+from undertow.torch.pending.pending_tensors import can_wait
+from undertow.torch.slots.device import copier_for
+from undertow.torch.slots.slot import TorchSlot
+from undertow.torch.slots.tensors import gradient_spec
 
 
 class Gradients(GradientTable):

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from undertow.torch.claims.claims import claimed_parameters
-from undertow.torch.gates.pending_tensors import passing
-from undertow.torch.hooks import never_compiled, never_looked_into
+from undertow.torch.modules.hooks import never_compiled, never_looked_into
+from undertow.torch.pending.pending_tensors import passing
 
 Added = torch.Tensor | None
 NO_BACKWARD = -1  # autograd's number of the running backward pass if there is none

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from undertow.torch.forwards import find_readers
-from undertow.torch.hooks import ForwardHook
+from undertow.torch.modules.forwards import find_readers
+from undertow.torch.modules.hooks import ForwardHook
 from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
 

@@ -24,10 +24,10 @@ from undertow.sync.open_passes import OpenPasses
 from undertow.sync.pass_state import PassEvent, PassState, PassTracker
 from undertow.torch.claims.claims import Claim, ClaimedParameter, forget_strays, note_stray, note_synchronised
 from undertow.torch.factors.collector import Wanted
-from undertow.torch.forwards import find_tensors
 from undertow.torch.gates.overlap import Overlap
 from undertow.torch.gradient.gradients import Gradients
-from undertow.torch.hooks import never_compiled
+from undertow.torch.modules.forwards import find_tensors
+from undertow.torch.modules.hooks import never_compiled
 from undertow.torch.passes.backward import Added, FollowedBackward, follow_gradients, runs_backward, will_run
 from undertow.torch.passes.pass_events import PassRecorder
 from undertow.torch.planning.planning import TorchPlanning

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from undertow.torch.forwards import find_tensors
+from undertow.torch.modules.forwards import find_tensors
 
 SAMPLES = 1024  # of one tensor
 TENSORS = 8

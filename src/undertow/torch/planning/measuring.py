@@ -15,10 +15,10 @@ import torch
 
 from undertow.plan.profile import LayerKind, LayerProfile, Profile, TensorProfile
 from undertow.torch.factors.layers import Layer, find_kind
-from undertow.torch.forwards import find_readers
 from undertow.torch.gradient.allreduce import can_allreduce
-from undertow.torch.gradient.device import synchronise
-from undertow.torch.hooks import ForwardHook
+from undertow.torch.modules.forwards import find_readers
+from undertow.torch.modules.hooks import ForwardHook
+from undertow.torch.slots.device import synchronise
 
 # Passes of a survey: the first one warms up, the next ones are measured.
 WARM_UP, MEASURED = 1, 2

@@ -26,9 +26,9 @@ from undertow.sync.links import (
 )
 from undertow.torch.claims.other_means import note_own_collective
 from undertow.torch.factors.layers import Layer, find_layers
-from undertow.torch.gradient.device import describe_arithmetic, synchronise
 from undertow.torch.gradient.gradients import Gradients
 from undertow.torch.planning.measuring import RowCounter, Survey
+from undertow.torch.slots.device import describe_arithmetic, synchronise
 
 
 class TorchProbe:

@@ -15,11 +15,11 @@ from tests.support.fake_group import FakeGroup
 from undertow.engine.client.waiting import Ticket, Waiters
 from undertow.engine.core.flow import Contribution
 from undertow.errors import ConfigError, PeerLost, UndertowError
+from undertow.sync.batches.reports import Report
 from undertow.torch import distribute
 from undertow.torch.data import weighing
 from undertow.torch.data.loaders import check_shareable
 from undertow.torch.data.replacements import find_backward, run_backward
-from undertow.torch.data.reports import Report
 
 
 class Endless(DataLoader[int]):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from undertow.torch.data.losses import LossWeights, weigh
-from undertow.torch.data.reports import Reduction, ReductionKind, Report, Term, TermScales
+from undertow.sync.batches.losses import LossWeights, weigh
+from undertow.sync.batches.reports import Reduction, ReductionKind, Report, Term, TermScales
 
 MEAN = Term(ReductionKind.MEAN, 6)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.torch.data.losses import weigh
-from undertow.torch.data.reports import Report
-from undertow.torch.data.shares import cut_evenly
+from undertow.sync.batches.losses import weigh
+from undertow.sync.batches.reports import Report
+from undertow.sync.batches.shares import cut_evenly
 from undertow.torch.data.terms import find_terms
 from undertow.torch.data.weighing import ratio_of, scaling_by
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.torch.data.reports import Reduction, ReductionKind, Report, Term, TermScales
+from undertow.sync.batches.reports import Reduction, ReductionKind, Report, Term, TermScales
 from undertow.torch.data.terms import find_terms
 
 F = nn.functional

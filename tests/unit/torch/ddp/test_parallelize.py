@@ -14,7 +14,7 @@ from torch import nn, optim
 from tests.support.slow_group import MEAN, SlowGroup, Twin
 from undertow.errors import ConfigError
 from undertow.torch import DistributedDataParallel, flush, parallelize
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 BATCH = torch.arange(12.0).reshape(3, 4) / 12
 

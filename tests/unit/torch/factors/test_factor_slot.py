@@ -12,8 +12,8 @@ from undertow.sync.slot import NO_FACTORS, Payload, WorkerFactors
 from undertow.torch.factors.collector import FactorCollector, Wanted
 from undertow.torch.factors.factor_slot import TorchFactorSlot, _as_tensors
 from undertow.torch.factors.layers import Layer, make_layer
-from undertow.torch.gradient.device import HostCopier
-from undertow.torch.gradient.slot import TorchSlot
+from undertow.torch.slots.device import HostCopier
+from undertow.torch.slots.slot import TorchSlot
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 Tensors = WorkerFactors[torch.Tensor]

@@ -17,7 +17,7 @@ from tests.support.slow_group import SlowGroup, Twin
 from undertow.errors import PeerLost
 from undertow.plan.slice_plan import PLACES
 from undertow.torch import flush
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 BATCH = torch.arange(12.0).reshape(3, 4) / 12
 

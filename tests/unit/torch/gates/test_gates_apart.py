@@ -19,7 +19,7 @@ from undertow.errors import UndertowError
 from undertow.plan.slice_plan import PLACES
 from undertow.torch import flush, parallelize
 from undertow.torch.gates.gates import Gate
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 
 class Held(torch.optim.SGD):

@@ -15,8 +15,8 @@ from torch import nn
 from tests.support.slow_group import SlowGroup, Twin
 from tests.unit.torch.gates.test_gates import BATCH, make_net, same, saved, sgd
 from undertow.torch import flush
-from undertow.torch.gates.memory_owners import is_gradient_alone, is_received_alone, is_value_alone
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.memory_owners import is_gradient_alone, is_received_alone, is_value_alone
+from undertow.torch.pending.pending_tensors import find_gate
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import undertow
 from tests.support.slow_group import SlowGroup, Twin
 from tests.unit.torch.gates.test_gates import BATCH, make_net, sgd
 from undertow.torch import flush
-from undertow.torch.gates.native_functions import find_guarded, guard_native_functions, unguard_native_functions
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.native_functions import find_guarded, guard_native_functions, unguard_native_functions
+from undertow.torch.pending.pending_tensors import find_gate
 
 INDICES = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7]])
 ROWS = torch.arange(9)

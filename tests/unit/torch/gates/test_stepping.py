@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tests.support.slow_group import MEAN, SlowGroup
 from tests.support.stepping import BATCH, adam, check, equal, make_net, make_twin, momentum, nets, optimizers, train
 from undertow.torch import parallelize
-from undertow.torch.gates.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import find_gate
 
 SEPARABLE: dict[str, Callable[..., Any]] = {
     "SGD": functools.partial(optim.SGD, lr=0.1),

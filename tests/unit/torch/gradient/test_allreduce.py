@@ -14,8 +14,8 @@ from undertow.sizing import Sizes
 from undertow.sync.completion import Completion
 from undertow.torch.gradient import allreduce
 from undertow.torch.gradient.allreduce import AllreduceBuckets, AllreduceSyncer
-from undertow.torch.gradient.device import HostCopier
-from undertow.torch.gradient.slot import TorchSlot
+from undertow.torch.slots.device import HostCopier
+from undertow.torch.slots.slot import TorchSlot
 
 
 class Collectives:

@@ -17,7 +17,7 @@ from undertow.engine.core.rounds import KeySpec, Op
 from undertow.engine.core.shape import Shape
 from undertow.engine.core.slicing import Slice, TensorRange
 from undertow.sizing import Sizes
-from undertow.torch.gradient.device import (
+from undertow.torch.slots.device import (
     DeviceCopier,
     HostCopier,
     choose_accelerator,

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from undertow.plan.profile import LayerKind, Profile
 from undertow.torch.factors.layers import find_layers
-from undertow.torch.hooks import ForwardHook
+from undertow.torch.modules.hooks import ForwardHook
 from undertow.torch.planning.measuring import MEASURED, WARM_UP, RowCounter, Survey
 
 

@@ -112,7 +112,7 @@ def _check_gates(cluster: Cluster, group: EchoGroup, twin: Twin) -> None:
 @contextmanager
 def _use_group(group: EchoGroup) -> Iterator[None]:
     """Make models use this group while the block runs."""
-    from undertow.torch import synchroniser
+    from undertow.torch.ddp import synchroniser
 
     module: Any = synchroniser
     usual, module.group_for = module.group_for, lambda process_group=None: group

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from undertow.tools.lab.replay.layers import GradientMemory
-from undertow.torch.gates.memory_owners import count_storage_uses
-from undertow.torch.gradient.tensors import is_plain
+from undertow.torch.pending.memory_owners import count_storage_uses
+from undertow.torch.slots.tensors import is_plain
 
 FIRST_VALUE = 0.25
 

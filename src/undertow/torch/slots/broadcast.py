@@ -14,7 +14,7 @@ from undertow.engine.core.dtypes import DType
 from undertow.engine.interface import Group
 from undertow.sync.broadcast import ArrayBroadcast
 from undertow.sync.table import Table
-from undertow.torch.gradient.tensors import as_array, byte_spec
+from undertow.torch.slots.tensors import as_array, byte_spec
 
 
 class Broadcast:

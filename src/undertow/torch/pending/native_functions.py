@@ -17,7 +17,7 @@ import torch
 from torch.utils._device import _device_constructors as _list_constructors
 
 from undertow.runtime import process
-from undertow.torch.gates.pending_tensors import PendingTensor, open_unless_passing
+from undertow.torch.pending.pending_tensors import PendingTensor, open_unless_passing
 
 _STATIC = ("__new__", "_make_subclass")
 _SPARSE = ("coo", "csr", "csc", "bsr", "bsc", "compressed")

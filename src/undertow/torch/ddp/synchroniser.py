@@ -24,19 +24,19 @@ from undertow.settings import Priority
 from undertow.sync.planning import is_small
 from undertow.torch.claims import step_check
 from undertow.torch.claims.claims import Claim, exempt
+from undertow.torch.ddp.turns import share_device
 from undertow.torch.gates.overlap import Overlap
 from undertow.torch.gradient.allreduce import find_process_group
-from undertow.torch.gradient.broadcast import Broadcast, find_own
 from undertow.torch.gradient.gradients import Gradients
-from undertow.torch.hooks import never_compiled
+from undertow.torch.modules.hooks import never_compiled
 from undertow.torch.passes.functional_calls import find_stand_ins, is_stand_in, keeps_gradient
 from undertow.torch.passes.pass_events import record_layers
 from undertow.torch.passes.passes import Passes
 from undertow.torch.planning.inputs import digest_inputs
 from undertow.torch.planning.planning import TorchPlanning
 from undertow.torch.planning.probe import Profiling
-from undertow.torch.process_groups import group_for
-from undertow.torch.turns import share_device
+from undertow.torch.ranks.process_groups import group_for
+from undertow.torch.slots.broadcast import Broadcast, find_own
 
 log = logging.getLogger("undertow")
 

@@ -10,9 +10,9 @@ import torch
 from undertow.engine.core.rounds import Array
 from undertow.errors import ConfigError
 from undertow.sync.slot import InPlace, IsReady
-from undertow.torch.gates.memory_owners import is_received_alone
-from undertow.torch.gradient.device import Copier, host_memory
-from undertow.torch.gradient.tensors import DTYPES, as_array, as_complex, gradient_dtype, is_plain, real
+from undertow.torch.pending.memory_owners import is_received_alone
+from undertow.torch.slots.device import Copier, host_memory
+from undertow.torch.slots.tensors import DTYPES, as_array, as_complex, gradient_dtype, is_plain, real
 
 
 class TorchSlot:

@@ -17,9 +17,9 @@ from undertow.crossover.client import TurnClient
 from undertow.engine.interface import Group
 from undertow.runtime import sharing
 from undertow.runtime.sharing import SharedDevice
-from undertow.torch.forwards import find_readers, find_tensors
-from undertow.torch.gradient.device import find_free_bytes, name_device, synchronise
-from undertow.torch.hooks import EagerHook, never_compiled
+from undertow.torch.modules.forwards import find_readers, find_tensors
+from undertow.torch.modules.hooks import EagerHook, never_compiled
+from undertow.torch.slots.device import find_free_bytes, name_device, synchronise
 
 # Beyond its parameters, which are allocated already, training needs a gradient and two moments for each of them.
 GROWTH = 3

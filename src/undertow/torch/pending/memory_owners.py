@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from undertow.torch.hooks import never_compiled
+from undertow.torch.modules.hooks import never_compiled
 
 _count_uses: Any = torch._C._storage_Use_Count
 # Unlike `tensor.untyped_storage()._cdata`, this creates no storage object, which torch would keep and count.

@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from undertow.torch.data.divisors import SumDivisors, is_scaled_by_data
-from undertow.torch.data.reports import Reduction, ReductionKind, Report, Term, vary
+from undertow.sync.batches.divisors import SumDivisors, is_scaled_by_data
+from undertow.sync.batches.reports import Reduction, ReductionKind, Report, Term, vary
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from undertow.engine.coordinator.agreement import DIFFERENCE
 from undertow.engine.core.dtypes import DType
 from undertow.engine.interface import Group
 from undertow.errors import DriftError, name_ranks
-from undertow.torch.gradient.tensors import as_array
-from undertow.torch.process_groups import group_for
+from undertow.torch.ranks.process_groups import group_for
+from undertow.torch.slots.tensors import as_array
 
 
 def verify_replicas(module: torch.nn.Module, process_group: Any = None) -> str:

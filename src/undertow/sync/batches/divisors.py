@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from undertow.torch.data.reports import MATCHING, ReductionKind, Term, vary
+from undertow.sync.batches.reports import MATCHING, ReductionKind, Term, vary
 
 _COUNT = "a sum divided by a number is taken for a mean: the number may be a count of each rank's share of the batch"
 _CONSTANT = (

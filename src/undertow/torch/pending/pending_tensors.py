@@ -11,28 +11,48 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from undertow.errors import UndertowError
-from undertow.torch.hooks import never_compiled
-from undertow.torch.mixed_class import mix_class
+from undertow.torch.modules.hooks import never_compiled
+from undertow.torch.modules.mixed_class import mix_class
 
-if TYPE_CHECKING:
-    from undertow.torch.gates.gates import Gate
+# An optimizer's deferred step, called with the parameters to update; their gradients are in place.
+Update = Callable[[Sequence[torch.nn.Parameter]], None]
 
 # An attribute of the parameter, and of its gradient, while the gate is closed.  So gates are deleted with their model.
 GATE = "_undertow_gate"
 _this_thread = threading.local()
 
 
-def find_gate(tensor: torch.Tensor) -> Gate | None:
+class ClosedGate(Protocol):
+    """A gate, as the pending tensors know it that wait for it."""
+
+    is_forgotten: bool  # the user has set the gradient to None; only the update still needs it
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the optimizer has deferred the parameter's step to this gate."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the mean gradient has arrived."""
+
+    def defer(self, update: Update) -> bool:
+        """Defer this parameter's step to the gate; False if the gate is already open."""
+
+    def open(self) -> None:
+        """Wait until gradient and value are up to date; raises if they never will be."""
+
+
+def find_gate(tensor: torch.Tensor) -> ClosedGate | None:
     """Return the closed gate of this parameter or gradient, if there is one."""
     found: Any = vars(tensor).get(GATE)
     if not isinstance(found, weakref.ref):
         return found  # type: ignore[no-any-return]
-    gate: Gate | None = found()
+    gate: ClosedGate | None = found()
     if gate is None:
         raise UndertowError(
             "this gradient was never averaged: its model was discarded before the mean arrived. Read the gradient, or "
@@ -41,7 +61,7 @@ def find_gate(tensor: torch.Tensor) -> Gate | None:
     return gate
 
 
-def close_gradient(parameter: torch.Tensor, gate: Gate) -> None:
+def close_gradient(parameter: torch.Tensor, gate: ClosedGate) -> None:
     """Make reads of a parameter's gradient wait at this gate."""
     vars(parameter)[GATE] = gate
     parameter.__class__ = mix_class(_GradientPending, type(parameter))
@@ -52,7 +72,7 @@ def can_wait(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and GATE not in vars(gradient)
 
 
-def close_gradient_itself(gradient: torch.Tensor, gate: Gate) -> torch.Tensor | None:
+def close_gradient_itself(gradient: torch.Tensor, gate: ClosedGate) -> torch.Tensor | None:
     """Make every read of this gradient wait at the gate.  Returns its value if that is hidden in the meantime."""
     hidden = hide(gradient) if gradient.layout is torch.strided else None
     # A weak reference, because the garbage collector does not see that the parameter refers to its gradient.

@@ -1,0 +1,1 @@
+"""Forward hooks of modules, and classes that are mixed into objects of users."""

@@ -1,0 +1,1 @@
+"""Parameters and gradients whose readers wait: their classes, and who else refers to their memory."""
