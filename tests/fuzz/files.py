@@ -220,7 +220,7 @@ def run_bench_message(data: bytes) -> None:
     nothing: Any = SimpleNamespace(hosts=[], warm_up_steps=0, host=SimpleNamespace(name="a"))
     for kind in (Ready, Lap):
         try:
-            WorkerGroup(nothing, nothing, MESSAGES[0], {})._understand(nothing, data, kind)
+            WorkerGroup(nothing, nothing, MESSAGES[0], {})._decode(nothing, data, kind)
         except LabError:
             continue
     with contextlib.suppress(Garbled):
