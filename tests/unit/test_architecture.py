@@ -96,7 +96,7 @@ def find_package(module: str) -> str | None:
 
 
 def list_imports(text: str) -> Iterator[str]:
-    """Every module of undertow's that a source imports, at its top or anywhere in it, or has the name of in a string."""
+    """Yield every module of undertow that a source imports, at its top or anywhere in it, or names in a string."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
