@@ -57,7 +57,7 @@ CONTROL = [
     messages.Missing(1, [0, 2]),
     messages.AskTime(1.5),
     messages.Time(1.5, 2.5),
-    messages.ForwardedStatus(b"status"),
+    messages.SideMessage(b"status"),
     messages.DeviceTime(3, 1.5, 0.1),
     messages.Lift(2.5),
     messages.Call("x", TERMS),

@@ -197,6 +197,50 @@ def test_every_form_of_an_import_counts() -> None:
     assert find_upward("engine.wire.loop", "sys.modules.get('undertow.torch')") == ["torch"]
 
 
+FRONTENDS = [
+    package
+    for package in ORDER
+    if package.partition(".")[0] in ("sync", "torch", "torch_groups", "kvstore", "horovod", "script")
+]
+# What a frontend takes from the engine beside its interface: the values that it passes and gets.
+VALUES = {
+    "engine.client.calls.Answer",
+    "engine.client.calls.NamedCall",
+    "engine.client.discarding.discard_with",
+    "engine.client.waiting.Ticket",
+    "engine.coordinator.agreement.DIFFERENCE",
+    "engine.coordinator.terms.Route",
+    "engine.coordinator.terms.Terms",
+}
+# These make groups: of torch's process groups, and through its rendezvous.
+MAKE_GROUPS = {"torch.ranks.process_groups", "torch_groups"}
+
+
+def find_past_interface(text: str) -> list[str]:
+    """Return what a frontend imports from the engine that is neither its interface, nor pure, nor a listed value."""
+    froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{one.name}".removeprefix("undertow.") for node in froms for one in node.names]
+    found = [name for name in (*names, *list_imports(text)) if name.startswith("engine")]
+    allowed = ("engine.interface", "engine.core")
+    listed = VALUES | {value.rpartition(".")[0] for value in VALUES}
+    return [name for name in found if not name.startswith(allowed) and name not in listed]
+
+
+@pytest.mark.parametrize("package", FRONTENDS)
+def test_frontends_use_the_engine_through_its_interface(package: str) -> None:
+    own = [module for module in MODULES if find_package(module) == package and module not in MAKE_GROUPS]
+    past = {module: find_past_interface(MODULES[module].read_text()) for module in own}
+    assert {module: names for module, names in past.items() if names} == {}
+
+
+def test_a_way_past_the_interface_is_found() -> None:
+    assert find_past_interface("from undertow.engine.client.group import ConnectedGroup") != []
+    assert find_past_interface("from undertow.engine.wire import loop") != []
+    assert find_past_interface("import undertow.engine.client.control") != []
+    assert find_past_interface("from undertow.engine.client.waiting import Ticket, Waiters") != []
+    assert find_past_interface("from undertow.engine.core.rounds import Op") == []
+
+
 # Also in the code that is in strings, for other processes.
 FROM_IMPORT = re.compile(r"\bfrom undertow((?:\.\w+)*) import +(\([^)]*\)|\w[\w ,]*)")
 IMPORT = re.compile(r"\bimport undertow((?:\.\w+)+)")

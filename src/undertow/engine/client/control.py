@@ -69,7 +69,7 @@ class GroupControl:
         recorder: Recorder = process_recorder,
     ) -> None:
         self.on_turns: Callable[[int, messages.DeviceTime | messages.Lift], None] = lambda peer, message: None
-        self.on_status: Callable[[bytes], None] = lambda body: None
+        self.on_side_message: Callable[[bytes], None] = lambda body: None
         self._shape = shape
         self._loop = loop
         self._transport = transport
@@ -157,8 +157,8 @@ class GroupControl:
                 self._comparing.take(message)
             case messages.Arrive() | messages.AgreementResult() | messages.AskTime() | messages.Time():
                 raise Unexpected(f"rank {peer} mistakes another rank for the coordinator")
-            case messages.ForwardedStatus(body):
-                self.on_status(body)
+            case messages.SideMessage(body):
+                self.on_side_message(body)
             case messages.DeviceTime() | messages.Lift():
                 self.on_turns(peer, message)
             case _:

@@ -190,16 +190,16 @@ class ConnectedGroup:
     def suspect(self, error: UndertowError) -> None:
         self._loop.post(self._loop.later, SUSPICION_S, functools.partial(self.waiters.fail, error))
 
-    # The live view
+    # Bytes for rank 0, which the engine does not read
 
-    def on_status(self, call: Callable[[bytes], None]) -> None:
-        """Set the handler for status reports from other ranks, which is called in the engine thread."""
-        self._control.on_status = call
+    def on_side_message(self, call: Callable[[bytes], None]) -> None:
+        """Set the handler on rank 0 for the bytes from other ranks.  It is called in the engine thread."""
+        self._control.on_side_message = call
 
-    def send_status(self, body: bytes) -> None:
-        """Send a status report to rank 0, for the live view of its launcher."""
+    def send_to_first(self, body: bytes) -> None:
+        """Send bytes to the handler on rank 0; do nothing on rank 0."""
         if self.rank != COORDINATOR:
-            self._queue.post(lambda: self._control.send(COORDINATOR, messages.ForwardedStatus(body)))
+            self._queue.post(lambda: self._control.send(COORDINATOR, messages.SideMessage(body)))
 
     # Leaving
 

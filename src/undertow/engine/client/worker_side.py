@@ -8,6 +8,7 @@ Other shards are sent frames; the shard in this process is called directly, so n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -20,10 +21,16 @@ from undertow.engine.core.shape import Shape
 from undertow.engine.core.slicing import Slice
 from undertow.engine.server.gathering import Gathering, RankBytes
 from undertow.engine.server.shard import Answer, check_body
-from undertow.engine.server.shard_side import ShardSide
 from undertow.engine.wire.frame_sender import FrameSender, make_body
 from undertow.tracing import events
 from undertow.tracing.recorder import Recorder, process_recorder
+
+
+class LocalShard(Protocol):
+    """Shard in the same process as a worker, which takes its contributions without a frame."""
+
+    def contribute(self, item: Contribution, spec: KeySpec) -> None:
+        """Take the local worker's contribution to a key that this process owns."""
 
 
 class WorkerSide:
@@ -33,7 +40,7 @@ class WorkerSide:
         self,
         shape: Shape,
         sender: FrameSender,
-        shard: ShardSide,
+        shard: LocalShard,
         memory: Memory,
         recorder: Recorder = process_recorder,
     ) -> None:

@@ -95,8 +95,8 @@ class Time(msgspec.Struct, frozen=True, tag=True):
     told_s: Finite
 
 
-class ForwardedStatus(msgspec.Struct, frozen=True, tag=True):
-    """Status report of a worker, sent to rank 0 for the live view of its launcher.  It is not answered."""
+class SideMessage(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of a worker for rank 0, which the engine passes on unread.  They are not answered."""
 
     body: bytes
 
@@ -181,7 +181,7 @@ Message = (
     | Missing
     | AskTime
     | Time
-    | ForwardedStatus
+    | SideMessage
     | DeviceTime
     | Lift
     | CallRequest

@@ -26,14 +26,14 @@ def open_sender(path: str, recorder: Recorder, *, rank: int, local_rank: int) ->
 
 
 class StatusGroup(Protocol):
-    """The methods of a group that carry status reports."""
+    """A group, as the channel for status reports to rank 0."""
 
     size: int
 
-    def send_status(self, body: bytes) -> None:
+    def send_to_first(self, body: bytes) -> None:
         """Send a report to rank 0; do nothing on rank 0."""
 
-    def on_status(self, call: Callable[[bytes], None]) -> None: ...
+    def on_side_message(self, call: Callable[[bytes], None]) -> None: ...
 
 
 class StatusSocket:
@@ -84,7 +84,7 @@ class StatusSender:
         with self._lock:
             if self._group is None or group.size > self._group.size:
                 self._group = group
-        group.on_status(self._socket.send)
+        group.on_side_message(self._socket.send)
 
     def take(self, events: Sequence[TraceEvent]) -> None:
         with self._lock:
@@ -103,4 +103,4 @@ class StatusSender:
         body = encode(self._meter.read(now_s, standstill=self._recorder.standstill, has_ended=has_ended))
         self._socket.send(body)
         if self._group is not None and not self._is_beside_first:
-            self._group.send_status(body)
+            self._group.send_to_first(body)

@@ -568,9 +568,9 @@ def test_a_join_reaches_the_shard() -> None:
 
 
 def test_a_status_report_goes_to_the_live_view_and_nowhere_else(coordinator: Bench) -> None:
-    coordinator.control.handle_message(2, messages.ForwardedStatus(b"nobody listens yet"))
+    coordinator.control.handle_message(2, messages.SideMessage(b"nobody listens yet"))
     heard: list[bytes] = []
-    coordinator.control.on_status = heard.append
-    coordinator.control.handle_message(2, messages.ForwardedStatus(b"figures"))
+    coordinator.control.on_side_message = heard.append
+    coordinator.control.handle_message(2, messages.SideMessage(b"figures"))
     assert heard == [b"figures"]
     assert coordinator.out.messages == []

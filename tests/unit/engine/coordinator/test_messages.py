@@ -29,7 +29,7 @@ ALL = [
     messages.Discarded(4),
     messages.AskMissing(4, 5),
     messages.Missing(5, [0, 2]),
-    messages.ForwardedStatus(b"\0figures"),
+    messages.SideMessage(b"\0figures"),
     messages.AskTime(12.5),
     messages.Time(12.5, 99.0),
     messages.DeviceTime(7, 12.5, 0.25),

@@ -46,10 +46,10 @@ class StatusGroup:
         self.bodies: list[bytes] = []
         self.hear: Callable[[bytes], None] | None = None
 
-    def send_status(self, body: bytes) -> None:
+    def send_to_first(self, body: bytes) -> None:
         self.bodies.append(body)
 
-    def on_status(self, hear: Callable[[bytes], None]) -> None:
+    def on_side_message(self, hear: Callable[[bytes], None]) -> None:
         self.hear = hear
 
 
