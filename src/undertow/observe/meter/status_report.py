@@ -57,4 +57,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 encode: Callable[[StatusReport], bytes] = msgspec.msgpack.Encoder().encode
-decode: Callable[[bytes], StatusReport] = Decoder(StatusReport, "a status report").decode
+_decoder: Decoder[StatusReport] = Decoder(StatusReport, "a status report")
+
+
+def decode(data: bytes) -> StatusReport:
+    """Decode a report; raise `Garbled` on anything else."""
+    return _decoder.decode(data)
