@@ -1,8 +1,9 @@
 """The interface between frontends and the engine: everything a frontend can do with the group of workers.
 
-A frontend (torch, Horovod's names, the key-value store, sync) is written against these protocols and constructs no
-object of the engine.  They are implemented by the group over sockets, by the fault driver's group and by the tests'
-fake; the simulator's engine implements `Rounds`.  tests/contract/test_group.py checks every implementation.
+A frontend (torch, Horovod's names, the key-value store, sync) is written against these protocols and makes only values
+of the engine, such as `Contribution` and `Ticket`.  The protocols are implemented by the group over sockets, by the
+fault driver's group and by the tests' fake; the simulator's engine implements `Rounds`.  tests/contract/test_group.py
+checks every implementation.
 
 Threads: the methods can be called from any thread but the engine thread.  Callbacks run in the engine thread unless
 documented otherwise; they must be short and must not wait.  Only the methods under "Waiting" and "All ranks together",
