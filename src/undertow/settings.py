@@ -283,34 +283,34 @@ class Origin(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Source:
+class ResolvedSetting:
     """Value of one setting as text, with its origin."""
 
     name: str
     variable: str
     value: str
     origin: Origin
-    complaint: str = ""  # what is wrong with the value
+    error: str = ""  # why the value is refused
 
 
-def list_sources(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[Source]:
+def resolve_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> list[ResolvedSetting]:
     """Return every setting as `read_settings` would find it, including values that it would refuse."""
     environ = read_environment() if environ is None else environ
-    return [_find_source(item, environ, arguments.get(item.name)) for item in fields(Settings)]
+    return [_resolve(item, environ, arguments.get(item.name)) for item in fields(Settings)]
 
 
-def _find_source(item: Field[Any], environ: Mapping[str, str], argument: Any) -> Source:
+def _resolve(item: Field[Any], environ: Mapping[str, str], argument: Any) -> ResolvedSetting:
     variable = item.metadata["env"]
     if argument is not None:
-        return Source(item.name, variable, _show(argument), Origin.ARGUMENT)
+        return ResolvedSetting(item.name, variable, _show(argument), Origin.ARGUMENT)
     text = environ.get(variable, "")
     if text == "":
-        return Source(item.name, variable, _show(item.default), Origin.DEFAULT)
+        return ResolvedSetting(item.name, variable, _show(item.default), Origin.DEFAULT)
     try:
         value = _show(_parse(item, variable, text))
     except ConfigError as error:
-        return Source(item.name, variable, text, Origin.VARIABLE, str(error))
-    return Source(item.name, variable, value, Origin.VARIABLE)
+        return ResolvedSetting(item.name, variable, text, Origin.VARIABLE, str(error))
+    return ResolvedSetting(item.name, variable, value, Origin.VARIABLE)
 
 
 _WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}

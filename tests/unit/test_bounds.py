@@ -19,7 +19,7 @@ from undertow.bounds import Bounds
 from undertow.cli import COMMANDS, main
 from undertow.cli.options import NumberParser
 from undertow.errors import ConfigError
-from undertow.settings import BOUNDS, Settings, list_sources, read_settings
+from undertow.settings import BOUNDS, Settings, read_settings, resolve_settings
 
 NONSENSE = ("nan", "inf", "-inf", "1e400", "-1e18", "1e18", "9" * 30, "9" * 5000, "many", " ", "0x10", "\x1b[31m5")
 
@@ -122,8 +122,8 @@ def test_a_variable_is_refused_with_its_value_and_range(item: Any) -> None:
         with pytest.raises(ConfigError) as refused:
             read_settings({variable: text})
         _check_words(str(refused.value), variable, BOUNDS[item.name])
-        (complaint,) = [source.complaint for source in list_sources({variable: text}) if source.complaint]
-        assert complaint == str(refused.value)
+        (error,) = [source.error for source in resolve_settings({variable: text}) if source.error]
+        assert error == str(refused.value)
 
 
 @pytest.mark.parametrize("name", BOUNDS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from undertow.errors import ConfigError
-from undertow.settings import Checksum, Horovod, Origin, Priority, Settings, list_sources, read_settings, table
+from undertow.settings import Checksum, Horovod, Origin, Priority, Settings, read_settings, resolve_settings, table
 
 
 def test_defaults_hold_without_arguments_and_variables() -> None:
@@ -135,7 +135,7 @@ def test_table_has_every_setting_once() -> None:
 
 def test_every_setting_has_the_origin_of_its_value() -> None:
     environ = {"UNDERTOW_PRIORITY": "Push", "UNDERTOW_TRACE": "", "RANK": "nonsense"}
-    found = {source.name: source for source in list_sources(environ, rank=3, token=None)}
+    found = {source.name: source for source in resolve_settings(environ, rank=3, token=None)}
     assert list(found) == [item.name for item in dataclasses.fields(Settings)]
     assert (found["rank"].value, found["rank"].origin) == ("3", Origin.ARGUMENT)
     assert (found["priority"].value, found["priority"].origin) == ("push", Origin.VARIABLE)
@@ -144,7 +144,7 @@ def test_every_setting_has_the_origin_of_its_value() -> None:
 
 
 def test_a_value_that_would_be_refused_is_listed_with_the_reason() -> None:
-    (bad,) = [source for source in list_sources({"UNDERTOW_SLICE": "big"}) if source.complaint]
+    (bad,) = [source for source in resolve_settings({"UNDERTOW_SLICE": "big"}) if source.error]
     assert (bad.name, bad.value, bad.origin) == ("slice_bytes", "big", Origin.VARIABLE)
-    with pytest.raises(ConfigError, match=bad.complaint):
+    with pytest.raises(ConfigError, match=bad.error):
         read_settings({"UNDERTOW_SLICE": "big"})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from undertow import bounds
 from undertow.errors import ConfigError
 from undertow.launch.job import DEFAULT_MASTER_PORT
-from undertow.settings import Origin, Source, list_sources
+from undertow.settings import Origin, ResolvedSetting, resolve_settings
 from undertow.tools.doctor.collect import JobContext, resolve
 from undertow.tools.doctor.examination import Examination, examine_host, examine_hosts
 from undertow.tools.doctor.facts import Host, Network, Scope
@@ -58,7 +58,7 @@ class DoctorRequest:
 
 
 def examine(request: DoctorRequest, environ: Mapping[str, str], progress: Progress) -> Report:
-    sources = {source.name: source for source in list_sources(environ)}
+    sources = {source.name: source for source in resolve_settings(environ)}
     if request.hosts is None:
         return examine_host(_prepare_alone(request, environ, sources), progress)
     names = split_hosts(request.hosts)
@@ -68,7 +68,9 @@ def examine(request: DoctorRequest, environ: Mapping[str, str], progress: Progre
     return examine_host(examination, progress) if len(names) == 1 else _examine(examination, rendezvous, progress)
 
 
-def _prepare_alone(request: DoctorRequest, environ: Mapping[str, str], sources: Mapping[str, Source]) -> Examination:
+def _prepare_alone(
+    request: DoctorRequest, environ: Mapping[str, str], sources: Mapping[str, ResolvedSetting]
+) -> Examination:
     """Return the options for one host; if MASTER_ADDR is set, the route to it determines the interface."""
     addr, port = sources["master_addr"], _read_port(sources)
     target = addr.value if addr.origin is Origin.VARIABLE else ""
@@ -84,7 +86,9 @@ def _prepare_alone(request: DoctorRequest, environ: Mapping[str, str], sources: 
     return Examination(name=socket.gethostname(), scope=Scope(1, request.nproc), context=context)
 
 
-def _make_rendezvous(request: DoctorRequest, names: Sequence[str], sources: Mapping[str, Source]) -> DoctorRendezvous:
+def _make_rendezvous(
+    request: DoctorRequest, names: Sequence[str], sources: Mapping[str, ResolvedSetting]
+) -> DoctorRendezvous:
     resolved = resolve(names)
     if request.node_rank is None:
         check_apart(names, resolved)
@@ -106,7 +110,10 @@ def _make_rendezvous(request: DoctorRequest, names: Sequence[str], sources: Mapp
 
 
 def _prepare_together(
-    request: DoctorRequest, environ: Mapping[str, str], sources: Mapping[str, Source], rendezvous: DoctorRendezvous
+    request: DoctorRequest,
+    environ: Mapping[str, str],
+    sources: Mapping[str, ResolvedSetting],
+    rendezvous: DoctorRendezvous,
 ) -> Examination:
     first, rank = rendezvous.names[0], rendezvous.rank
     context = JobContext(
@@ -150,10 +157,10 @@ def cannot_join(network: Network, rendezvous: DoctorRendezvous) -> bool:
     return bool(network.use.error or network.master_error) or is_hidden
 
 
-def _read_port(sources: Mapping[str, Source]) -> int:
+def _read_port(sources: Mapping[str, ResolvedSetting]) -> int:
     """Return the port that is set; 0 if it is invalid."""
     port = sources["master_port"]
-    return 0 if port.complaint else int(port.value)
+    return 0 if port.error else int(port.value)
 
 
 def _own_addresses() -> list[str]:

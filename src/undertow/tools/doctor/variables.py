@@ -11,7 +11,7 @@ from typing import Any
 
 from undertow.errors import ConfigError
 from undertow.launch.job import read_job_settings
-from undertow.settings import Origin, Source, list_sources, read_settings, table
+from undertow.settings import Origin, ResolvedSetting, read_settings, resolve_settings, table
 from undertow.tools.doctor.facts import Setting, Variables
 from undertow.tools.doctor.findings import Finding, fail, ok, warn
 from undertow.units import format_quantity
@@ -32,10 +32,10 @@ _OF_A_HOST = {
 
 def collect_variables(environ: Mapping[str, str], *, outer: Mapping[str, str], **arguments: Any) -> Variables:
     """Collect all settings; `outer` is the environment before options of the command were added to it."""
-    sources = list_sources(environ, **arguments)
+    sources = resolve_settings(environ, **arguments)
     known = {source.variable for source in sources}
     complaint = worker_complaint = ""
-    if not any(source.complaint for source in sources):
+    if not any(source.error for source in sources):
         complaint = _try(lambda: read_job_settings(environ))
         worker_complaint = "" if complaint else _try(lambda: read_settings(environ))
     return Variables(
@@ -54,13 +54,13 @@ def _try(read: Any) -> str:
     return ""
 
 
-def _describe(source: Source, environ: Mapping[str, str], outer: Mapping[str, str]) -> Setting:
+def _describe(source: ResolvedSetting, environ: Mapping[str, str], outer: Mapping[str, str]) -> Setting:
     origin, value = source.origin, source.value
     if origin is Origin.VARIABLE and environ[source.variable] != outer.get(source.variable):
         origin = Origin.ARGUMENT
     if source.name in _SECRETS and value:
         value = f"set, {format_quantity(len(value), 'character')}"
-    return Setting(source.name, source.variable, value, origin.value, source.complaint)
+    return Setting(source.name, source.variable, value, origin.value, source.error)
 
 
 def judge_variables(facts: Variables) -> list[Finding]:
