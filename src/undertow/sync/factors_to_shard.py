@@ -9,27 +9,18 @@ Rows of a whole gradient are sent along with the factors, so nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from undertow.engine.client.waiting import Ticket
 from undertow.engine.core.flow import Contribution
-from undertow.engine.core.rounds import Array, Op
-from undertow.engine.core.slicing import Slice, split_rows
+from undertow.engine.core.rounds import Array
+from undertow.engine.core.slicing import ShardRows, Slice, find_shards
 from undertow.engine.interface import Group
 from undertow.sync.broadcast import release_gathered
 from undertow.sync.factors import FactoredSyncer, read
 from undertow.sync.payload import split
 from undertow.sync.slot import FactorSlot, Field, Payload
 from undertow.sync.syncers import all_ready
-
-
-class _ShardRows(NamedTuple):
-    """The keys that carry factors to one shard, and the slices of the rows that it computes."""
-
-    rank: int
-    rows: range
-    keys: list[int]  # first those of the activations' chunks, which all shards get; last that of its deltas' columns
-    slices: list[Slice]  # that carry its rows of the result
 
 
 class FactorsToShardSyncer(FactoredSyncer):
@@ -40,7 +31,7 @@ class FactorsToShardSyncer(FactoredSyncer):
         group.start_helper()
         self._height, self._depth = slot.shape
         # Each worker starts with a different shard, so that no shard is the target of all at once.
-        shards = _find_shards(slices, self._height, group.shape.owners)
+        shards = find_shards(slices, self._height, group.shape.owners)
         self._shards = sorted(shards, key=lambda shard: group.shape.distance(shard.rank))
         self.answers = sum(len(shard.slices) for shard in self._shards)
         self._result: Any = None  # flat, on the host
@@ -67,7 +58,7 @@ class FactorsToShardSyncer(FactoredSyncer):
             self._slot.replace_from(self._result)
         self._result = None
 
-    def _send_factors(self, shard: _ShardRows, activations: Payload, columns: Payload) -> None:
+    def _send_factors(self, shard: ShardRows, activations: Payload, columns: Payload) -> None:
         contributions: list[Contribution] = []
         answer = _ignore
         if shard.rank == self._group.rank:
@@ -80,7 +71,7 @@ class FactorsToShardSyncer(FactoredSyncer):
         ]
         self._group.contribute(contributions, all_ready([activations.is_ready, columns.is_ready]))
 
-    def _await_rows(self, shard: _ShardRows, computed: Array | None = None) -> None:
+    def _await_rows(self, shard: ShardRows, computed: Array | None = None) -> None:
         """Join the rounds of a shard's rows, contributing `computed` if the shard is this rank's own."""
         target = self._slot.as_array(self._result)
         contributions = []
@@ -95,14 +86,14 @@ class FactorsToShardSyncer(FactoredSyncer):
         self._rows += contributions
         self._group.contribute(contributions)
 
-    def _compute_beside(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+    def _compute_beside(self, shard: ShardRows, contributions: Sequence[Contribution]) -> None:
         """Let the helper thread compute the rows of this rank's shard, all of whose factors have arrived.
 
         Called in the engine thread.
         """
         self._group.aside(lambda: self._compute_rows(shard, contributions))
 
-    def _compute_rows(self, shard: _ShardRows, contributions: Sequence[Contribution]) -> None:
+    def _compute_rows(self, shard: ShardRows, contributions: Sequence[Contribution]) -> None:
         shape, dtype, workers = (len(shard.rows), self._depth), self._slot.dtype, range(self._group.size)
         first, others = [Field(self._depth)], [Field(len(shard.rows))]
         activations = [read(contributions[:-1], rank, first, shape, dtype) for rank in workers]
@@ -111,16 +102,6 @@ class FactorsToShardSyncer(FactoredSyncer):
         rows = self._slot.multiply(activations, deltas, shard.rows) if has_gradient else None
         release_gathered(self._group, contributions)
         self._await_rows(shard, rows)
-
-
-def _find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) -> list[_ShardRows]:
-    found = []
-    for rank, rows in zip(owners, split_rows(height, len(owners)), strict=True):
-        own = [item for item in slices if item.spec.owner == rank]
-        keys = [item.spec.key for item in own if item.spec.op is Op.GATHER]
-        if rows:
-            found.append(_ShardRows(rank, rows, keys, [item for item in own if item.spec.op is not Op.GATHER]))
-    return found
 
 
 def _ignore(contribution: Contribution) -> None:

@@ -156,6 +156,28 @@ def split_rows(rows: int, shards: int) -> list[range]:
     return [range(rows * shard // shards, rows * (shard + 1) // shards) for shard in range(shards)]
 
 
+class ShardRows(NamedTuple):
+    """Keys that carry a tensor's factors to one shard, and slices of the rows that it computes."""
+
+    rank: int  # of the shard's process
+    rows: range
+    keys: list[int]  # first those of the activations' chunks, which all shards get; last that of its deltas' columns
+    slices: list[Slice]
+
+
+def find_shards(slices: Sequence[Slice], height: int, owners: Sequence[int]) -> list[ShardRows]:
+    """Return the shards that compute rows of a tensor of this height, which has these slices."""
+    shards = zip(owners, split_rows(height, len(owners)), strict=True)
+    found = {rank: ShardRows(rank, rows, [], []) for rank, rows in shards if rows}
+    for item in slices:
+        shard = found[item.spec.owner]
+        if item.spec.op is Op.GATHER:
+            shard.keys.append(item.spec.key)
+        else:
+            shard.slices.append(item)
+    return list(found.values())
+
+
 class _Draft(NamedTuple):
     """Slice that has no key yet.  It has an owner only if it belongs to a shard's rows of a tensor."""
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from undertow.engine.core.flow import Contribution
 from undertow.engine.core.rounds import EVERYONE, Op
-from undertow.engine.core.slicing import Slice, split_rows
+from undertow.engine.core.slicing import ShardRows, Slice, find_shards
 from undertow.plan.cluster import Cluster
 from undertow.plan.profile import TensorProfile
 from undertow.plan.scheme import count_server_flops
@@ -54,16 +53,6 @@ class VirtualExchange(VirtualSyncer):
         )
 
 
-@dataclass
-class _ShardRows:
-    """Factors that go to one shard, and the rows that it computes from them."""
-
-    rank: int
-    rows: range
-    keys: list[int] = field(default_factory=list)  # of the activations, in chunks; then of its columns of the deltas
-    slices: list[Slice] = field(default_factory=list)
-
-
 class VirtualFactorsToShard(VirtualSyncer):
     """Syncer that sends factors to the shards, which multiply them and send their rows to all workers."""
 
@@ -73,21 +62,14 @@ class VirtualFactorsToShard(VirtualSyncer):
         self.members = (index,)
         height, self._depth = tensor.shape
         self._rows_bytes = tensor.rows * tensor.row_itemsize  # of one column
-        rows = zip(owners, split_rows(height, len(owners)), strict=True)
-        self._shards = {owner: _ShardRows(owner, own) for owner, own in rows if own}
-        for item in slices:
-            shard = self._shards[item.spec.owner]
-            if item.spec.op is Op.GATHER:
-                shard.keys.append(item.spec.key)
-            else:
-                shard.slices.append(item)
-        self.answers = sum(len(shard.slices) for shard in self._shards.values())
+        self._shards = find_shards(slices, height, owners)
+        self.answers = sum(len(shard.slices) for shard in self._shards)
         self._workers = cluster.workers
         flops = count_server_flops(tensor, workers=cluster.workers, servers=cluster.servers)
         self._product_s = flops / cluster.shard_flops_per_s
 
     def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
-        order = sorted(self._shards.values(), key=lambda shard: (shard.rank - sender.rank) % self._workers)
+        order = sorted(self._shards, key=lambda shard: (shard.rank - sender.rank) % self._workers)
         for shard in order:
             if shard.rank != sender.rank:  # it sends its rows without a request
                 sender.contribute(
@@ -100,7 +82,7 @@ class VirtualFactorsToShard(VirtualSyncer):
             self._send_factors(sender, shard, priority, on_result)
 
     def _send_factors(
-        self, sender: EngineDelivery, shard: _ShardRows, priority: int, on_result: Callable[[Contribution], None]
+        self, sender: EngineDelivery, shard: ShardRows, priority: int, on_result: Callable[[Contribution], None]
     ) -> None:
         chunks = len(shard.keys) - 1
         activations = make_bulk(max(1, round(self._rows_bytes * self._depth / chunks)))

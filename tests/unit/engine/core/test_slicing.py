@@ -8,7 +8,17 @@ import pytest
 
 from undertow.engine.core.dtypes import DType
 from undertow.engine.core.rounds import Op
-from undertow.engine.core.slicing import FUSED_SHARE, MAX_FUSED_TENSORS, Cut, Placement, Slice, TensorSpec, cut
+from undertow.engine.core.slicing import (
+    FUSED_SHARE,
+    MAX_FUSED_TENSORS,
+    Chunking,
+    Cut,
+    Placement,
+    Slice,
+    TensorSpec,
+    cut,
+    find_shards,
+)
 
 SLICE_BYTES = 1024
 FUSE_BYTES = SLICE_BYTES // FUSED_SHARE
@@ -124,6 +134,18 @@ def test_no_slice_is_larger_than_wanted_whatever_the_type(dtype: DType) -> None:
 def test_all_ranks_cut_alike() -> None:
     tensors = [tensor(elements) for elements in (3, 700, 12, 12, 5, 4000)]
     assert slices_of(tensors) == slices_of(tensors)
+
+
+def test_shards_are_found_with_their_factors_and_the_slices_of_their_rows() -> None:
+    height, depth, owners = 3, 1024, [4, 5, 6, 7]  # more shards than rows: the first computes none
+    weight = TensorSpec("w", (height, depth), DType.FLOAT32, height * depth)
+    chunkings = {0: Chunking(2, to_shards=True)}
+    slices = cut([weight], Cut(10, 4096), op=Op.MEAN, placement=Placement(owners), chunkings=chunkings)
+    shards = find_shards(slices, height, owners)
+    assert [(shard.rank, shard.rows) for shard in shards] == [(5, range(1)), (6, range(1, 2)), (7, range(2, 3))]
+    # Two chunks of the activations and one of the deltas for each shard; then the rows.
+    assert [shard.keys for shard in shards] == [[10, 11, 12], [13, 14, 15], [16, 17, 18]]
+    assert [[item.ranges[0].offset for item in shard.slices] for shard in shards] == [[0], [1024], [2048]]
 
 
 def test_a_tensor_is_named_with_shape_and_type() -> None:
