@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from tests.cli.test_help import find_imports
-from tests.cli.test_run_nodes import free_port
-from tests.support.command import Cli, wait_until
+from tests.support.command import Cli, find_imports, wait_until
 from tests.support.doctors import lines_of, spare_torch
+from tests.support.ports import free_port
 
 BROKEN_TORCH = """
 import sys

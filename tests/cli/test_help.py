@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import typer
 import typer.main
 
-from tests.support.command import Cli
+from tests.support.command import Cli, find_imports
 from undertow.cli import COMMANDS, make_app
 from undertow.settings import table
 
@@ -79,12 +77,6 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     result = cli.run()
     assert result.returncode == 2
     assert "Usage: undertow" in result.stdout
-
-
-def find_imports(code: str) -> list[str]:
-    """Return the modules of a fresh interpreter after this code."""
-    code = f"import sys; {code}; print(*sys.modules)"
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
 
 
 def test_no_command_imports_torch() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command import HANG_S, Cli, wait_until
 from tests.support.live_jobs import FAIL, LATE, TRAIN, UNTIL_TOLD, fetch, find_page, wait_for_state
-from tests.unit.observe.live.test_views import read_metrics
+from tests.support.live_samples import read_metrics
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 
 from tests.support.command import Cli
+from tests.support.node_launchers import start_nodes
+from tests.support.ports import free_port
 
 SCRIPT = """
     import json, socket
@@ -17,22 +17,8 @@ SCRIPT = """
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def start_nodes(cli: Cli, *nprocs: int, script: str = SCRIPT) -> list[subprocess.Popen[str]]:
-    """Start one launcher per number of workers, the last one first, because the order must not matter."""
-    path, port = cli.write(script), free_port()
-    master = ["--master-addr", "127.0.0.1", "--master-port", port, "--nnodes", len(nprocs)]
-    ranks = reversed(range(len(nprocs)))
-    started = {rank: cli.start("run", "-n", nprocs[rank], *master, "--node-rank", rank, path) for rank in ranks}
-    return [started[rank] for rank in range(len(nprocs))]
-
-
 def test_hosts_with_different_numbers_of_workers_make_one_job(cli: Cli) -> None:
-    results = [cli.finish(process) for process in start_nodes(cli, 2, 1, 3)]
+    results = [cli.finish(process) for process in start_nodes(cli, SCRIPT, 2, 1, 3)]
     assert [result.returncode for result in results] == [0, 0, 0]
     environments = [json.loads((cli.folder / f"env{rank}.json").read_text()) for rank in range(6)]
     assert [environment["GROUP_RANK"] for environment in environments] == list("001222")
@@ -44,13 +30,13 @@ def test_hosts_with_different_numbers_of_workers_make_one_job(cli: Cli) -> None:
 
 
 def test_a_token_sent_without_a_secret_is_reported_by_the_first_host(cli: Cli) -> None:
-    results = [cli.finish(process) for process in start_nodes(cli, 1, 1)]
+    results = [cli.finish(process) for process in start_nodes(cli, SCRIPT, 1, 1)]
     assert ["set the same UNDERTOW_TOKEN on every host" in result.stderr for result in results] == [True, False]
 
 
 def test_a_shared_secret_guards_the_meeting_of_the_hosts(cli: Cli) -> None:
     cli.environment["UNDERTOW_TOKEN"] = "shared"
-    results = [cli.finish(process) for process in start_nodes(cli, 1, 1)]
+    results = [cli.finish(process) for process in start_nodes(cli, SCRIPT, 1, 1)]
     assert [(result.returncode, result.stderr) for result in results] == [(0, ""), (0, "")]
     assert json.loads((cli.folder / "env1.json").read_text())["UNDERTOW_TOKEN"] == "shared"
 
@@ -101,7 +87,7 @@ def test_a_failure_is_named_with_its_global_rank(cli: Cli) -> None:
             wait_for("others-have-ended")
             sys.exit(4)
     """
-    first, second = start_nodes(cli, 2, 1, script=script)
+    first, second = start_nodes(cli, script, 2, 1)
     assert cli.finish(first).returncode == 0
     (cli.folder / "others-have-ended").touch()
     result = cli.finish(second)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run_nodes import start_nodes
 from tests.support.command import Cli, is_alive, wait_until
+from tests.support.node_launchers import start_nodes
 
 # Rank 0 waits for the others at the workers' rendezvous; the last rank never joins it.
 SCRIPT = """
@@ -26,7 +26,7 @@ SCRIPT = """
 
 def start_pair(cli: Cli) -> tuple[list[subprocess.Popen[str]], int]:
     """Return both launchers and the pid of the worker on the second host, once rank 0 is about to wait for it."""
-    nodes = start_nodes(cli, 1, 1, script=SCRIPT)
+    nodes = start_nodes(cli, SCRIPT, 1, 1)
     cli.wait_for_files("joining", 1)
     [path] = cli.wait_for_files("pid1", 1)
     return nodes, int(path.read_text())
@@ -87,7 +87,7 @@ def test_stopped_processes_are_named_on_both_hosts(cli: Cli) -> None:
     A worker and a launcher of a third job, whose workers wait for no one, are not.
     """
     other, loner = make_sibling(cli, "other"), make_sibling(cli, "loner")
-    loners = start_nodes(loner, 1, 1, script=LONER)
+    loners = start_nodes(loner, LONER, 1, 1)
     alone = [int(path.read_text()) for path in loner.wait_for_files("pid*", 2)]
     (first, second), pid = start_pair(cli)
     (other_first, other_second), _ = start_pair(other)
@@ -118,7 +118,7 @@ def test_a_worker_that_ends_in_order_is_named_where_others_wait_for_it(cli: Cli,
             import undertow
             undertow.init()
     """
-    results = [cli.finish(process) for process in start_nodes(cli, *nprocs, script=script)]
+    results = [cli.finish(process) for process in start_nodes(cli, script, *nprocs)]
     check_named(
         results[0],
         f"rank 1 on host {socket.gethostname()} ended with exit code 0 before the workers had met, "
@@ -137,7 +137,7 @@ def test_after_the_workers_have_met_their_own_error_decides(cli: Cli) -> None:
         except undertow.PeerLost as error:
             print("noticed", error)
     """
-    first, second = start_nodes(cli, 1, 1, script=script)
+    first, second = start_nodes(cli, script, 1, 1)
     paths: list[Path] = cli.wait_for_files("met*", 2)
     os.kill(int(paths[1].read_text()), signal.SIGKILL)
     result = cli.finish(first)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import undertow
-from tests.cluster.test_single_process_loaders import LOADERS, NUMBERS, Counter
+from tests.support.data_loaders import LOADERS, NUMBERS, Counter
 from tests.support.workers import outcomes_of, run_workers
 from undertow.script.preparation import prepare
 from undertow.torch import DistributedDataParallel, distribute, parallelize

@@ -6,36 +6,16 @@ import os
 import signal
 import threading
 import warnings
-from typing import Any
 
 import torch
 from torch import nn
 
 import undertow
+from tests.support.overlapped_training import SLOW, make_net, sgd, train
 from tests.support.workers import on_workers, outcomes_of, run_workers
 from undertow.errors import UndertowError
 from undertow.torch import DistributedDataParallel, flush, parallelize, verify_replicas
 from undertow.torch.pending.pending_tensors import find_gate
-
-# Many slices, few of them in flight: gates stay closed for a while.
-SLOW = {"UNDERTOW_SLICE": "1024", "UNDERTOW_CREDIT": "4096"}
-
-
-def make_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
-
-
-def sgd(net: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-
-
-def train(model: Any, optimizer: torch.optim.Optimizer, rank: int, *, steps: int = 6) -> None:
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64, generator=generator)).square().mean().backward()
-        optimizer.step()
 
 
 def train_plain(rank: int) -> list[torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import undertow
 import undertow.torch
+from tests.support.ports import free_port
 from tests.support.workers import run_workers
 from undertow.torch import DistributedDataParallel
 
@@ -37,12 +37,6 @@ def mean_of(value: float, **options: object) -> float:
     model = DistributedDataParallel(Scale(), **options)
     model(value).backward()
     return float(model.module.weight.grad[0])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def train_in_group(rank: int, init_method: str, size: int) -> tuple[float, bool]:

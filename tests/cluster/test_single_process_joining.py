@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.support.forked_scripts import run_script
-from tests.support.script_runs import free_port
+from tests.support.ports import free_port
 from tests.support.single_process import flat, run
 
 STEPS = 6

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import undertow
-from tests.cluster.test_single_process_modules import look_backwards
-from tests.cluster.test_wait_free import WIDTH, Stack, first_key, happened
 from tests.support.planned_training import LIMITS, USED
-from tests.support.single_process import flat, run
+from tests.support.single_process import flat, look_backwards, run
+from tests.support.wait_free import WIDTH, Stack, first_key, happened
 from undertow.plan.scheme import Scheme
 from undertow.tracing.recorder import process_recorder
 

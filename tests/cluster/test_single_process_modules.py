@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.single_process import flat, run
+from tests.support.single_process import flat, look_backwards, run
 
 
 class Headed(nn.Module):
@@ -18,13 +18,6 @@ class Headed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.trunk(x))
-
-
-def look_backwards(rank: int) -> None:
-    """Use a different order of objects on rank 1: the order depends on when garbage was collected."""
-    look = gc.get_objects
-    if rank == 1:
-        gc.get_objects = lambda: look()[::-1]
 
 
 def train_a_trunk_with_two_heads(rank: int) -> list[float]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import undertow
-from tests.cluster.test_overlap import SLOW, make_net, sgd, train
+from tests.support.overlapped_training import SLOW, make_net, sgd, train
 from tests.support.perfetto import Event, find_faults, read_events
 from tests.support.workers import on_workers, outcomes_of, run_workers
 from undertow.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.test_breakages import Break, Patch, find_broken, wrap
+from tests.support.breakages import Break, Patch, find_broken, wrap
 from undertow.launch import host_watch, supervisor
 from undertow.launch.host_watch import EndWorkers, HostWatch, Lost
 from undertow.runtime.launcher_notes import Mark

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.test_breakages import Break, Patch, find_broken, wrap
+from tests.support.breakages import Break, Patch, find_broken, wrap
 from undertow.crossover import turn_state
 from undertow.crossover.messages import Grant, NowAlone, Recall
 from undertow.crossover.turn_state import TurnState
 from undertow.crossover.turns import Account, Turns
 
-# Order
+# Who goes first
 
 
 def place_by_the_latest_count(patch: Patch) -> None:
@@ -117,7 +117,7 @@ def believe_old_words(patch: Patch) -> None:
     wrap(patch, Turns, "ask", lambda real: lambda self, *rest: self._unsettled.clear() or real(self, *rest))
 
 
-# No worker is forgotten
+# Nobody is forgotten
 
 
 def have_no_lease(patch: Patch) -> None:

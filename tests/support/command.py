@@ -85,3 +85,9 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
         return False
     return state != "Z"
+
+
+def find_imports(code: str) -> list[str]:
+    """Return the modules of a fresh interpreter after this code."""
+    code = f"import sys; {code}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()

@@ -1,7 +1,8 @@
-"""Pulses and job states for tests of the live view."""
+"""Reports and job states for tests of the live view, and a reader of its metrics."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from undertow.observe.live.job_state import JobSnapshot, JobState
@@ -41,3 +42,23 @@ def make_job_state(ranks: int = 2, **figures: Any) -> JobState:
 
 def make_snapshot(ranks: int = 2, **figures: Any) -> JobSnapshot:
     return make_job_state(ranks, **figures).take_snapshot(101.0)
+
+
+# The grammar of the text format, version 0.0.4
+_SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Every sample by its name and labels, if the text keeps to the grammar."""
+    samples = {}
+    helped: set[str] = set()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            helped.add(line.split()[2])
+        elif not line.startswith("# TYPE "):
+            match = _SAMPLE.fullmatch(line)
+            assert match, line
+            assert match[1] in helped
+            samples[f"{match[1]}{{{match[2]}}}"] = float(match[3])
+    return samples

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from tests.support.command import Cli
 from tests.support.forked_scripts import SCRIPTS, run_alone, run_script
+from tests.support.ports import free_port
 
 SUPPORT = Path(__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -112,8 +112,3 @@ class Runs:
 def _read_traces(folder: Path) -> list[list[dict[str, Any]]]:
     files = sorted((folder / "trace").glob("rank-*.json"))
     return [json.loads(file.read_text()) for file in files]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from typing import Any
 
@@ -27,3 +28,10 @@ def run(size: int, body: Any, *args: Any, **environment: str) -> list[Any]:
 
 def flat(module: nn.Module) -> list[float]:
     return torch.cat([p.detach().flatten() for p in module.parameters()]).tolist()
+
+
+def look_backwards(rank: int) -> None:
+    """Use a different order of objects on rank 1: the order depends on when garbage was collected."""
+    look = gc.get_objects
+    if rank == 1:
+        gc.get_objects = lambda: look()[::-1]

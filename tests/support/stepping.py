@@ -1,8 +1,9 @@
-"""A model whose optimizer defers steps, and a plain one; functions to train and compare both."""
+"""A model whose optimizer defers steps, and a plain one; functions to train, save and compare both."""
 
 from __future__ import annotations
 
 import functools
+import io
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn, optim
 
 from tests.support.slow_group import SlowGroup, Twin
 from undertow.torch import flush
+from undertow.torch.pending.pending_tensors import find_gate
 
 BATCH = torch.arange(12.0).reshape(3, 4) / 12
 
@@ -82,3 +84,22 @@ def train(twin: Twin, group: SlowGroup, *inputs: Any, steps: int = 5, after: Cal
         assert group.waits == waits
         some_come(group, chance)
         after()
+
+
+def is_deferred(parameter: torch.Tensor) -> bool:
+    """Whether an update of this parameter is still to be made."""
+    gate = find_gate(parameter)
+    return gate is not None and gate.is_deferred
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether these are the same tensors, one after the other."""
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def saved(value: Any) -> Any:
+    """What torch loads of what it has saved of this."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

@@ -23,9 +23,9 @@ def group() -> Iterator[SlowGroup]:
 def twin(group: SlowGroup) -> Twin:
     """After a step; nothing of it has come yet."""
     from tests.support.slow_group import Twin
-    from tests.unit.torch.gates.test_gates import BATCH, make_net, sgd
+    from tests.support.stepping import BATCH, make_net, momentum
 
-    made = Twin(make_net(), sgd)
+    made = Twin(make_net(), momentum)
     group.deliver_all()
     made.train(BATCH)
     return made

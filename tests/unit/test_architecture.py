@@ -11,68 +11,11 @@ from pathlib import Path
 import pytest
 
 import undertow
+from tests.support.tiers import TIERS
 
 SOURCE = Path(undertow.__file__).parent
 ROOT = SOURCE.parents[1]
 
-# From the lowest to the highest; inside a tier, too, a package imports only those before it.
-TIERS = {
-    "ground": (
-        "plain_text",
-        "errors",
-        "release",
-        "hidden",
-        "progress",
-        "bounds",
-        "decoding",
-        "files",
-        "error_transfer",
-        "units",
-        "sizing",
-    ),
-    "settings": ("tracing", "settings"),
-    "engine": (
-        "engine.core",
-        "engine.wire",
-        "engine.coordinator",
-        "engine.server",
-        "engine.client",
-        "engine.interface",
-    ),
-    "plan": ("plan",),
-    "crossover": ("crossover",),
-    "process": ("observe.trace", "observe.meter", "runtime"),
-    "sync": ("sync.batches", "sync"),
-    "launch and observe": ("launch", "observe.timeline", "observe.report", "observe.live"),
-    "frontends": (
-        *(f"torch.{part}" for part in ("modules", "claims", "pending", "slots", "factors", "gradient", "gates")),
-        *(f"torch.{part}" for part in ("planning", "passes", "ranks", "data", "ddp")),
-        "torch",
-        "torch_groups",
-        "kvstore",
-        *(f"horovod.{module}" for module in ("aliases", "errors", "ops", "compatibility", "worker_numbers")),
-        "horovod.torch",
-        "horovod.common",
-        "horovod.runner.util",
-        "horovod.runner",
-        "horovod",
-        "script",
-    ),
-    "facade": ("", "autoload"),
-    "tools": (
-        "tools.zoo",
-        "tools.virtual",
-        "tools.sim",
-        "tools.faults",
-        "tools.faults.scenarios",
-        *(f"tools.lab.{part}" for part in ("real", "replay", "systems")),
-        "tools.lab",
-        "tools.lab.bench",
-        "tools.lab.sharing",
-        "tools.doctor",
-    ),
-    "commands": ("cli", "__main__"),
-}
 ORDER = [package for tier in TIERS.values() for package in tier]
 HEIGHT = {package: height for height, package in enumerate(ORDER)}
 

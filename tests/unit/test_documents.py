@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import undertow
-from tests.unit.test_architecture import TIERS
+from tests.support.tiers import TIERS
 
 SOURCE = Path(undertow.__file__).parent
 ROOT = SOURCE.parents[1]

@@ -1,15 +1,14 @@
-"""The planner's choices and their reasons, and the plan as a file."""
+"""The planner's choices and their reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from undertow.errors import ConfigError, PlanError
+from undertow.errors import PlanError
 from undertow.plan.cluster import Cluster
-from undertow.plan.plan import Plan, check_fits, read_plan
+from undertow.plan.plan import Plan
 from undertow.plan.planner import MOST_MOVED, POLICIES, make_plan
 from undertow.plan.profile import LayerKind, LayerProfile, Profile, TensorProfile
 from undertow.plan.scheme import Scheme
@@ -129,56 +128,8 @@ def test_more_matrices_than_are_tried_one_by_one_still_take_the_fewest_bytes() -
     assert counts[Scheme.DENSE] == 0
 
 
-def test_a_plan_is_written_and_read_again(tmp_path: Path) -> None:
-    plan = plan_model("vgg19", make_cluster())
-    plan.write(tmp_path / "plan.json")
-    assert read_plan(tmp_path / "plan.json") == plan
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b"{}", "is not a plan of undertow"),
-        (b"nonsense", "is not a plan of undertow"),
-        (b'{"policy": "\xff"}', "is not a plan of undertow: it is not text in UTF-8"),
-        (b'{"?": ' + b"[" * 100_000, "is not a plan of undertow: it is nested too deeply"),
-        (None, "cannot read the plan"),
-    ],
-    ids=["empty", "nonsense", "not UTF-8", "nested", "absent"],
-)
-def test_a_file_that_is_no_plan_is_refused_in_words(tmp_path: Path, text: bytes | None, words: str) -> None:
-    path = tmp_path / "plan.json"
-    if text is not None:
-        path.write_bytes(text)
-    with pytest.raises(PlanError, match=words):
-        read_plan(path)
-
-
-def test_a_plan_of_another_format_is_refused(tmp_path: Path) -> None:
-    plan = plan_model("vgg19", make_cluster())
-    (tmp_path / "plan.json").write_bytes(plan.to_json().replace(b'"format": 1', b'"format": 2'))
-    with pytest.raises(PlanError, match="has format 2, not 1"):
-        read_plan(tmp_path / "plan.json")
-
-
-def test_a_plan_for_another_model_is_refused_with_the_tensor() -> None:
-    plan = plan_model("vgg19", make_cluster())
-    shapes = {choice.tensor: choice.shape for choice in plan.choices}
-    check_fits(plan, shapes)
-    with pytest.raises(PlanError, match=r"of shape \[1000, 4096\], but the model has it of shape \[10, 4096\]"):
-        check_fits(plan, {**shapes, "fc8.weight": (10, 4096)})
-    with pytest.raises(PlanError, match=r"no tensor 'fc9\.weight'"):
-        check_fits(plan, {**shapes, "fc9.weight": (1,)})
-
-
 def test_unknown_and_impossible_policies_are_refused() -> None:
     with pytest.raises(PlanError, match=f"no plan 'best': use one of {', '.join(POLICIES)}"):
         plan_model("vgg19", make_cluster(), policy="best")
     with pytest.raises(PlanError, match="needs torch's process group"):
         plan_model("vgg19", make_cluster(), policy="allreduce")
-
-
-@pytest.mark.parametrize(("workers", "gbit"), [(0, 1), (4, 0)])
-def test_impossible_clusters_are_refused(workers: int, gbit: float) -> None:
-    with pytest.raises(ConfigError, match="is not possible"):
-        make_cluster(workers, gbit)

@@ -11,11 +11,10 @@ from undertow.engine.coordinator import calls as coordinator_calls
 from undertow.engine.coordinator.agreement import Keys
 from undertow.engine.coordinator.calls import KeySets, NamedCallCoordinator
 from undertow.engine.coordinator.messages import AllOut, Begin, Call, Decline, Drop, Message, Prepare
-from undertow.engine.coordinator.terms import Disagreement, Route, Terms, find_difference, lay_out
+from undertow.engine.coordinator.terms import Disagreement, Route, Terms, lay_out
 from undertow.engine.core.dtypes import DType
-from undertow.engine.core.rounds import EVERYONE, Op
-from undertow.engine.core.slicing import Cut, TensorSpec
-from undertow.errors import Garbled
+from undertow.engine.core.rounds import Op
+from undertow.engine.core.slicing import TensorSpec
 from undertow.sizing import Sizes
 
 
@@ -101,27 +100,6 @@ def test_a_difference_ends_that_call_on_all_ranks_and_no_other() -> None:
     assert make(made, "x", summed(), 0, 1) != []  # and the name is free again
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (GATHER, "ranks do different things in 'x': rank 0 calls allreduce, rank 1 allgather"),
-        (summed(details="root 1"), "ranks 0 and 1 differ in allreduce 'x': root 0 against root 1"),
-        (
-            Terms("allreduce", Route.SLICES, Op.SUM, [], "root 0"),
-            "ranks 0 and 1 differ in allreduce 'x': 1 tensors against 0",
-        ),
-        (
-            Terms("allreduce", Route.SLICES, Op.MEAN, summed().tensors, "root 0"),
-            "ranks 0 and 1 differ in allreduce 'x': SLICES SUM against SLICES MEAN",
-        ),
-    ],
-)
-def test_the_difference_is_named(other: Terms, words: str) -> None:
-    found = find_difference("x", {0: summed(details="root 0"), 1: other})
-    assert found == Disagreement(words, "x", ranks=(0, 1))
-    assert find_difference("x", {0: other, 1: other}) is None
-
-
 def test_a_rank_makes_a_call_once() -> None:
     made = calls()
     assert made.expects(0, "x")
@@ -204,17 +182,6 @@ def test_keys_are_never_given_away_twice() -> None:
         used |= ours | {keys.take(1)}
 
 
-def test_each_route_has_its_slices() -> None:
-    assert lay_out(Terms("barrier", Route.NOWHERE), Cut(7, 1040), make_shape(3)) == []
-    [everyone] = lay_out(GATHER, Cut(7, 1040), make_shape(3))
-    assert (everyone.spec.key, everyone.spec.owner, everyone.spec.op) == (7, EVERYONE, Op.GATHER)
-    each = lay_out(Terms("alltoall", Route.EACH), Cut(7, 1040), make_shape(3))
-    assert [(item.spec.key, item.spec.owner) for item in each] == [(7, 0), (8, 1), (9, 2)]
-    cut = lay_out(summed(5000), Cut(7, 1040), make_shape(3))
-    assert sum(item.spec.elements for item in cut) == 5000
-    assert {item.spec.owner for item in cut} == {0, 1, 2}
-
-
 def test_the_keys_of_the_oldest_calls_are_dropped_when_too_many_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_calls, "MOST_FREE_KEYS", 2)
     made = calls()
@@ -276,11 +243,6 @@ def test_a_call_with_more_slices_than_any_has_is_declined_and_the_next_one_begin
     assert isinstance(told, Decline)
     assert "bytes of tensors in" in told.mismatch.message
     assert first_begun(made, "y", summed()) == 0
-
-
-def test_keys_beyond_what_a_frame_holds_are_refused() -> None:
-    with pytest.raises(Garbled, match="is not possible"):
-        lay_out(summed(elements=10**6), Cut((1 << 32) - 2, 1024), make_shape(2))
 
 
 def test_no_call_waits_for_a_server() -> None:

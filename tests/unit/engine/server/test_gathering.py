@@ -10,11 +10,12 @@ from undertow.engine.core.rounds import EVERYONE, KeySpec, Op
 from undertow.engine.server.gathering import Gathering, RankBytes
 
 KEY = 5
+SPEC = KeySpec(KEY, 0, DType.BYTES, Op.GATHER, EVERYONE)
 
 
 def make_gathering(size: int = 3) -> Gathering:
     gathering = Gathering(size)
-    gathering.own([KeySpec(KEY, 0, DType.BYTES, Op.GATHER, EVERYONE)])
+    gathering.own([SPEC])
     return gathering
 
 
@@ -66,6 +67,22 @@ def test_who_is_missing_and_who_blocks_is_known() -> None:
 def test_other_keys_are_not_known() -> None:
     assert KEY in make_gathering().keys
     assert KEY + 1 not in make_gathering().keys
+
+
+def test_a_key_that_is_disowned_is_not_known_and_begins_anew_when_owned_again() -> None:
+    gathering = make_gathering(2)
+    for step in (1, 2, 3):
+        gathering.contribute(0, KEY, step, piece(0))
+        gathering.contribute(1, KEY, step, piece(0))
+    gathering.disown([KEY, KEY + 1])
+    assert KEY not in gathering.keys
+    assert gathering.missing(KEY, 4) == []
+    assert gathering.blocked_by([0, 1]) is None
+    gathering.own([SPEC])
+    with pytest.raises(Unexpected):
+        gathering.expects(1, KEY, 4)
+    gathering.contribute(0, KEY, 1, piece(5))
+    assert gathering.contribute(1, KEY, 1, piece(6)) == [piece(5), piece(6)]
 
 
 def test_a_server_is_no_worker() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.html_reader import NASTY, Reader
 from tests.support.timeline_samples import Job, make_trace, spans, write_trace
-from tests.unit.observe.report.test_page import NASTY, Reader
 from undertow.observe.report.step_page import make_step_page
 from undertow.observe.timeline.analysis import Study, study
 from undertow.observe.timeline.trace_reader import read_trace

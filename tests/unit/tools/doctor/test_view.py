@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tests.unit.tools.doctor.test_one_host import HEALTHY
-from tests.unit.tools.doctor.test_several_hosts import A, B, C, among, three
+from tests.support.doctor_facts import HEALTHY, A, B, C, among, three
 from undertow.tools.doctor.facts import Host, Setting, Variables
 from undertow.tools.doctor.findings import Finding, conclude, exit_code, fail, note, ok, warn
 from undertow.tools.doctor.view import Report, show, to_json

@@ -1,4 +1,4 @@
-"""The virtual clock and the virtual links: times that can be computed by hand."""
+"""Virtual links: times that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -42,30 +42,6 @@ class Net:
 def make_net(hosts: int, **options: Any) -> Net:
     """Equal hosts at one switch."""
     return Net(*[Host(bandwidth_bits_per_s=RATE_BITS)] * hosts, **options)
-
-
-# The clock
-
-
-def test_the_earliest_call_comes_first_and_ties_come_in_their_order() -> None:
-    clock, heard = Clock(), []
-    for time_s, name in ((2.0, "d"), (1.0, "b"), (2.0, "e"), (0.0, "a"), (1.0, "c")):
-        clock.at(time_s, lambda name: heard.append((clock.now_s, name)), name)
-    clock.run()
-    assert heard == [(0.0, "a"), (1.0, "b"), (1.0, "c"), (2.0, "d"), (2.0, "e")]
-
-
-def test_a_call_may_ask_for_further_calls_now_and_later() -> None:
-    clock, heard = Clock(), []
-
-    def call(left: int) -> None:
-        heard.append((clock.now_s, left))
-        if left:
-            clock.at(clock.now_s + (left % 2), call, left - 1)
-
-    clock.at(1.5, call, 3)
-    clock.run()
-    assert heard == [(1.5, 3), (2.5, 2), (2.5, 1), (3.5, 0)]
 
 
 # One message, one stream

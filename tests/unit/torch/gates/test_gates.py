@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,30 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tests.support.slow_group import SlowGroup, Twin
+from tests.support.stepping import BATCH, is_deferred, make_net, momentum, same, saved
 from undertow.errors import PeerLost
 from undertow.plan.slice_plan import PLACES
 from undertow.torch import flush
 from undertow.torch.pending.pending_tensors import find_gate
-
-BATCH = torch.arange(12.0).reshape(3, 4) / 12
-
-
-def make_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-def sgd(parameters: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
-def is_deferred(parameter: torch.Tensor) -> bool:
-    gate = find_gate(parameter)
-    return gate is not None and gate.is_deferred
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_backward_and_step_return_before_any_result_arrives(group: SlowGroup, twin: Twin) -> None:
@@ -116,13 +96,6 @@ class Opaque(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *deltas: torch.Tensor) -> torch.Tensor:
         return deltas[0] * 2
-
-
-def saved(value: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def hooked(net: nn.Module) -> torch.Tensor:
@@ -211,7 +184,7 @@ def test_arrived_gradients_are_stepped_when_another_thread_waits(twin: Twin, gro
 
 
 def test_between_backward_and_step_only_the_gradient_waits(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     weight = twin.module[2].weight
@@ -236,7 +209,7 @@ def test_between_backward_and_step_only_the_gradient_waits(group: SlowGroup) -> 
     ],
 )
 def test_gradients_are_changed_between_backward_and_step(group: SlowGroup, clip: Callable[[nn.Module], Any]) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     for _ in range(3):
         twin.optimizer.zero_grad()
@@ -250,7 +223,7 @@ def test_gradients_are_changed_between_backward_and_step(group: SlowGroup, clip:
 
 
 def test_a_second_backward_adds_to_the_mean_of_the_first(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     twin.model(BATCH * 2).sum().backward()
@@ -265,7 +238,7 @@ def test_a_second_backward_adds_to_the_mean_of_the_first(group: SlowGroup) -> No
 
 
 def test_a_backward_that_is_not_synchronised_waits_for_the_gradient_it_adds_to(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     with twin.model.no_sync():
@@ -309,7 +282,7 @@ def test_gradients_filled_with_zeros_stay_so_after_the_update(twin: Twin) -> Non
 
 
 def test_a_graph_from_before_the_step_cannot_be_used_after_it(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     late = twin.model(BATCH).sum()
     twin.train(BATCH)
@@ -328,7 +301,7 @@ def test_an_unused_parameter_is_updated_before_its_next_gradient(group: SlowGrou
             chosen: torch.Tensor = (self.left if is_left else self.right)(inputs)
             return chosen
 
-    twin = Twin(Choice(), sgd)
+    twin = Twin(Choice(), momentum)
     group.deliver_all()
     for is_left in (True, False, True, True, False, False):
         twin.train(BATCH, is_left)
@@ -375,7 +348,7 @@ def test_the_users_parameter_class_is_kept(group: SlowGroup) -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return inputs * self.weight * self.weight.scale
 
-    twin = Twin(Net(), sgd)
+    twin = Twin(Net(), momentum)
     group.deliver_all()
     twin.train(BATCH)
     assert isinstance(twin.module.weight, Scaled)

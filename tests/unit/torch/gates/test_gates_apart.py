@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from tests.support.slow_group import SlowGroup, Twin
-from tests.unit.torch.gates.test_gates import BATCH, is_deferred, make_net, same, sgd
+from tests.support.stepping import BATCH, is_deferred, make_net, momentum, same
 from undertow.errors import UndertowError
 from undertow.plan.slice_plan import PLACES
 from undertow.torch import flush, parallelize
@@ -172,7 +172,7 @@ def test_selective_checkpointing_does_not_see_the_update(twin: Twin) -> None:
 
 
 def test_gradients_in_the_users_memory_arrive_before_backward_ends(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     flats = []
     for net in (twin.module, twin.plain):
@@ -193,7 +193,7 @@ def test_gradients_in_the_users_memory_arrive_before_backward_ends(group: SlowGr
 
 
 def test_a_gradient_kept_by_the_user_is_the_mean_after_backward(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.train(BATCH)
     kept = [[parameter.grad for parameter in net.parameters()] for net in (twin.module, twin.plain)]
@@ -208,7 +208,7 @@ def test_a_gradient_kept_by_the_user_is_the_mean_after_backward(group: SlowGroup
 
 
 def test_a_value_the_user_refers_to_is_stepped_immediately(group: SlowGroup, caplog: pytest.LogCaptureFixture) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     states = [net.state_dict() for net in (twin.module, twin.plain)]
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_unguarded_native_code_finds_no_old_value(
 
 def test_a_deleted_model_takes_its_gates_with_it(group: SlowGroup) -> None:
     net = make_net()
-    model, optimizer = parallelize(net, sgd(net.parameters()))
+    model, optimizer = parallelize(net, momentum(net.parameters()))
     group.deliver_all()
     model(BATCH).sum().backward()
     optimizer.step()
@@ -261,7 +261,7 @@ def test_a_deleted_model_takes_its_gates_with_it(group: SlowGroup) -> None:
 
 
 def test_results_that_arrive_in_time_are_not_kept(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     for _ in range(5):
         group.deliver_all()
         twin.train(BATCH)
@@ -313,7 +313,7 @@ def test_a_parameter_with_its_own_torch_function_is_never_a_gate(group: SlowGrou
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return inputs * self.weight
 
-    twin = Twin(Net(), sgd)
+    twin = Twin(Net(), momentum)
     group.deliver_all()
     twin.train(BATCH)
     assert find_gate(twin.module.weight) is None
@@ -323,7 +323,7 @@ def test_a_parameter_with_its_own_torch_function_is_never_a_gate(group: SlowGrou
 def test_a_gate_that_a_thread_opens_during_a_step_is_not_closed_again(
     group: SlowGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     weight, defer = twin.module[2].weight, Gate.defer

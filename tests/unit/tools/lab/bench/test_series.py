@@ -14,7 +14,6 @@ from tests.support.bench_fakes import COMPUTE_S, ENVIRON, HOSTS, WARM_UP_STEPS, 
 from undertow.errors import ConfigError, LabError
 from undertow.observe.report.points import NOISE
 from undertow.tools.lab import link_check
-from undertow.tools.lab.bench.bench import find_preset
 from undertow.tools.lab.bench.messages import Assignment, Lap, Ready
 from undertow.tools.lab.bench.series import MAX_ROUNDS_FACTOR, measure
 from undertow.tools.lab.bench.worker_group import WorkerGroup
@@ -298,31 +297,6 @@ def test_a_series_describes_itself() -> None:
     assert make_series().describe(10.0) == "resnet50, 4 hosts, 10 Gbit/s"
     assert make_series().describe(0.4) == "resnet50, 4 hosts, 400 Mbit/s"
     assert make_series().describe(None) == "resnet50, 4 hosts, unshaped"
-
-
-# Presets
-
-
-@pytest.mark.parametrize("name", ["quick", "papers"])
-def test_presets_are_well_formed(name: str) -> None:
-    plan = find_preset(name)
-    assert plan
-    for series in plan:
-        assert {"ddp", "undertow"} <= set(series.systems)
-        assert 2 <= series.hosts <= MAX_HOSTS
-        assert series.bandwidths_gbit
-        for bandwidth_gbit in series.bandwidths_gbit:
-            assert bandwidth_gbit is not None
-            # Slow enough for one machine to carry the traffic of all hosts, and fast enough to be checked.
-            assert 0.05 <= bandwidth_gbit / series.scale <= 4.0
-    points = Counter((s.model, s.hosts, b, name) for s in plan for b in s.bandwidths_gbit for name in s.systems)
-    assert set(points.values()) == {1}
-
-
-def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError) as error:
-        find_preset("slow")
-    assert str(error.value) == "unknown preset 'slow'; known: quick, papers"
 
 
 def test_every_real_task_can_be_planned() -> None:

@@ -1,7 +1,8 @@
-"""Several series in a row, and what is kept when they are aborted."""
+"""Several series in a row, what is kept when they are aborted, and presets."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.bench_fakes import ENVIRON, Script, make_series, start_script
-from undertow.errors import LabError
+from undertow.errors import ConfigError, LabError
 from undertow.observe.report.points import Results
 from undertow.tools.lab import link_check
-from undertow.tools.lab.bench.bench import BenchAborted, run_bench
+from undertow.tools.lab.bench.bench import BenchAborted, find_preset, run_bench
 from undertow.tools.lab.bench.series import Series
+from undertow.tools.lab.iproute import MAX_HOSTS
 
 
 @pytest.fixture
@@ -95,3 +97,25 @@ def test_a_bandwidth_whose_links_are_off_is_left_out_and_the_rest_goes_on(
     assert [point.bandwidth_gbit for point in results.points] == [10.0, 10.0, 4.0, 4.0]
     assert results.notes == ["resnet50, 4 hosts, 2 Gbit/s is left out: a link carries 70 %"]
     assert script.progress.expected == script.progress.done  # progress does not wait for what is left out
+
+
+@pytest.mark.parametrize("name", ["quick", "papers"])
+def test_presets_are_well_formed(name: str) -> None:
+    plan = find_preset(name)
+    assert plan
+    for series in plan:
+        assert {"ddp", "undertow"} <= set(series.systems)
+        assert 2 <= series.hosts <= MAX_HOSTS
+        assert series.bandwidths_gbit
+        for bandwidth_gbit in series.bandwidths_gbit:
+            assert bandwidth_gbit is not None
+            # Slow enough for one machine to carry the traffic of all hosts, and fast enough to be checked.
+            assert 0.05 <= bandwidth_gbit / series.scale <= 4.0
+    points = Counter((s.model, s.hosts, b, name) for s in plan for b in s.bandwidths_gbit for name in s.systems)
+    assert set(points.values()) == {1}
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        find_preset("slow")
+    assert str(error.value) == "unknown preset 'slow'; known: quick, papers"

@@ -1,4 +1,4 @@
-"""Gradients that the next forward pass needs first are sent first."""
+"""Gradients that the next forward pass of a model needs first are sent first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.support.slow_group import SlowGroup, slow_group
 from undertow.plan.slice_plan import PLACES
 from undertow.settings import Priority
-from undertow.sync.order import UseOrder
 from undertow.torch import parallelize
 
 BATCH = torch.ones(2, 4)
@@ -140,8 +139,3 @@ def test_the_rest_of_a_pass_is_sent_before_the_next_pass(group: SlowGroup) -> No
         assert min(urgencies) > latest
         latest = max(urgencies)
         group.deliver_all()
-
-
-def test_parameters_that_were_never_seen_come_last() -> None:
-    known, unknown = torch.zeros(1), torch.zeros(1)
-    assert UseOrder([known]).positions([unknown, known]) == [1, 0]

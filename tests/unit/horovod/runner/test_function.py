@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from undertow import hidden
 from undertow.errors import ConfigError, PeerLost
 from undertow.horovod.errors import RunFailed
-from undertow.horovod.runner import exchange_folder, function, run
+from undertow.horovod.runner import function, run
 from undertow.horovod.runner.exchange_folder import ExchangeFolder
 from undertow.horovod.runner.function import count_workers
 from undertow.launch.cleanup_guard import CleanupGuard
@@ -149,27 +148,6 @@ def test_many_workers_without_a_result_are_counted(tmp_path: Path) -> None:
         function._collect(exchange, 4096, 1)
 
 
-def test_objects_that_cannot_be_pickled_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = ExchangeFolder(tmp_path)
-    with pytest.raises(ConfigError, match="the result of rank 3, a generator, cannot be pickled"):
-        exchange.put_result(3, (n for n in range(3)))
-    with pytest.raises(ConfigError, match="the function or its arguments cannot be pickled"):
-        exchange.put_task(print, [(n for n in range(3))], {})
-    monkeypatch.setattr(exchange_folder, "_pickler", lambda: pickle)
-    with pytest.raises(ConfigError, match="Install cloudpickle"):
-        exchange.put_task(lambda: 3, [], {})
-    with pytest.raises(ConfigError, match="is defined in the script itself"):
-        exchange.put_task(_of_the_script(), [], {})
-    assert not list(tmp_path.iterdir())
-
-
-def _of_the_script() -> Any:
-    def func() -> None: ...
-
-    func.__module__ = "__main__"
-    return func
-
-
 def test_an_interrupted_call_waits_until_the_launcher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Launcher()
     with closing(CleanupGuard()) as guard:
@@ -200,9 +178,3 @@ class Launcher:
 
     def terminate(self) -> None:
         self.story.append("terminate")
-
-
-def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
-    exchange = ExchangeFolder(tmp_path)
-    exchange.put_task(divmod, (7,), {"b": 2})
-    assert exchange.get_task() == (divmod, (7,), {"b": 2})

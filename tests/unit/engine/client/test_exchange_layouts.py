@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from undertow.engine.client.exchange import Exchange
 from undertow.engine.core.dtypes import DType
 from undertow.engine.core.flow import Contribution
-from undertow.engine.core.frames import Kind, Unexpected
+from undertow.engine.core.frames import Kind
 from undertow.engine.core.rounds import EVERYONE, KeySpec, Op
 from undertow.engine.core.shape import Shape
 from undertow.engine.core.slicing import Slice, TensorRange
-from undertow.engine.server.gathering import Gathering, RankBytes
 from undertow.engine.wire.memory import MemoryNetwork
 from undertow.sizing import Sizes
 
@@ -22,23 +20,6 @@ SIZES = Sizes(smallest=1024, largest=16384)
 KEY = 7
 GATHERED = Slice(KeySpec(KEY, 0, DType.BYTES, Op.GATHER, EVERYONE), (TensorRange(0, 0, 0, 0),))
 SUMMED = Slice(KeySpec(KEY, 4, DType.FLOAT32, Op.SUM, 1), (TensorRange(0, 0, 4, 0),))
-
-
-def test_a_key_that_is_disowned_is_not_known_and_begins_anew_when_owned_again() -> None:
-    gathering = Gathering(2)
-    gathering.own([GATHERED.spec])
-    for step in (1, 2, 3):
-        gathering.contribute(0, KEY, step, RankBytes(None, 0))
-        gathering.contribute(1, KEY, step, RankBytes(None, 0))
-    gathering.disown([KEY, KEY + 1])
-    assert KEY not in gathering.keys
-    assert gathering.missing(KEY, 4) == []
-    assert gathering.blocked_by([0, 1]) is None
-    gathering.own([GATHERED.spec])
-    with pytest.raises(Unexpected):
-        gathering.expects(1, KEY, 4)
-    gathering.contribute(0, KEY, 1, RankBytes(None, 5))
-    assert gathering.contribute(1, KEY, 1, RankBytes(None, 6)) == [RankBytes(None, 5), RankBytes(None, 6)]
 
 
 class Pair:

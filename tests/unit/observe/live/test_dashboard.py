@@ -1,4 +1,4 @@
-"""The views of a snapshot: a line, a frame, metrics."""
+"""A frame of the live view fits in any terminal and shows what matters most."""
 
 from __future__ import annotations
 
@@ -9,61 +9,8 @@ import pytest
 from rich.console import Console
 
 from tests.support.live_samples import make_job_state, make_report, make_snapshot
-from undertow.observe.live import displays
 from undertow.observe.live.dashboard import MOST_ROWS, draw
-from undertow.observe.live.displays import LogDisplay
 from undertow.observe.live.job_state import DONE, JobSnapshot, JobState
-from undertow.observe.live.metrics import write_metrics
-
-
-def test_a_line_has_all_figures() -> None:
-    assert displays.describe(make_snapshot(1)) == (
-        "step 1240, 8.3 steps/s, 9 % waiting (most for conv1.weight), out 93 MB/s, in 92 MB/s, slowest layer fc6 31 ms"
-    )
-    assert ", in 92 MB/s each, " in displays.describe(make_snapshot(2))
-
-
-def test_unknown_figures_are_left_out() -> None:
-    job = JobState("train.py", now_s=0.0)
-    job.expect({0: "a"}, 1)
-    assert displays.describe(job.take_snapshot(1.0)) == "no worker has reported yet"
-    job.add_report(make_report(0, steps=0, wait_share=0.0, layer=""), 1.0)
-    assert displays.describe(job.take_snapshot(1.0)) == "no step seen yet, 0 % waiting, out 93 MB/s, in 92 MB/s"
-
-
-def test_the_turn_of_another_job_is_named() -> None:
-    assert "40 % other job's turn" in displays.describe(make_snapshot(1, turn_share=0.4))
-
-
-def test_an_alarm_is_written_immediately_and_once() -> None:
-    said: list[str] = []
-    now = [100.0]
-    log = LogDisplay(said.append, lambda: now[0])
-    job = make_job_state(2)
-    log.start()
-    for now[0] in (101.0, 105.5, 106.0):
-        job.add_report(make_report(0, int(now[0])), now[0])
-        log.show(job.take_snapshot(now[0]))
-    assert said[0] == "rank 1 on host node1: silent for 6 s"
-    assert len(said) == 2  # and the line that was due after five seconds
-    job.add_report(make_report(1, 2), 107.0)
-    log.show(job.take_snapshot(107.0))
-    log.show(job.take_snapshot(112.1))
-    assert said[2:] == ["rank 0 on host node0: silent for 6 s", "rank 1 on host node1: silent for 5 s"]
-
-
-def test_a_failed_worker_is_no_alarm() -> None:
-    job = make_job_state(1)
-    job.end_rank(0, "exit code 1")
-    assert displays.find_alarms(job.take_snapshot(101.0), set()) == []
-
-
-def test_the_last_line_is_not_written_twice() -> None:
-    said: list[str] = []
-    log = LogDisplay(said.append, lambda: 105.0)
-    log.show(make_snapshot(1))
-    log.finish(make_snapshot(1))
-    assert len(said) == 1
 
 
 def render(snapshot: JobSnapshot, width: int, height: int = 24, notices: tuple[str, ...] = ()) -> list[str]:
@@ -150,55 +97,3 @@ def test_notices_and_markup_are_text() -> None:
     frame = render(job.take_snapshot(101.0), 100, notices=("undertow: rank 1 is [red]stopped\x1b[2J",))
     assert "undertow: rank 1 is [red]stopped" in [line.rstrip() for line in frame]
     assert frame[-1].rstrip() == "[bold]loss[/bold] :smile:"
-
-
-# The grammar of the text format, version 0.0.4
-_SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
-
-
-def read_metrics(text: str) -> dict[str, float]:
-    samples = {}
-    helped: set[str] = set()
-    assert text.endswith("\n")
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            helped.add(line.split()[2])
-        elif not line.startswith("# TYPE "):
-            match = _SAMPLE.fullmatch(line)
-            assert match, line
-            assert match[1] in helped
-            samples[f"{match[1]}{{{match[2]}}}"] = float(match[3])
-    return samples
-
-
-def test_metrics_have_every_rank_with_its_labels() -> None:
-    samples = read_metrics(write_metrics(make_snapshot(2)))
-    label = '{rank="1",host="node1"}'
-    assert samples[f"undertow_steps_total{label}"] == 1240
-    assert samples[f"undertow_step_rate{label}"] == 8.31
-    assert samples[f"undertow_wait_ratio{label}"] == 0.09
-    assert samples[f"undertow_wait_seconds_total{label}"] == 13.5
-    assert samples[f"undertow_bytes_out_total{label}"] == 14_000_000_000
-    assert samples[f"undertow_bytes_in_total{label}"] == 13_000_000_000
-    assert samples[f"undertow_link_bytes_per_second{label}"] == 118e6
-    assert samples[f"undertow_rank_up{label}"] == 1
-    assert samples['undertow_slowest_layer_seconds{rank="1",host="node1",layer="fc6"}'] == pytest.approx(0.0312)
-
-
-def test_metrics_of_a_rank_that_is_silent_or_has_not_reported() -> None:
-    job = make_job_state(1)
-    job.expect({0: "a", 1: "b"}, 2)
-    samples = read_metrics(write_metrics(job.take_snapshot(200.0)))
-    assert samples['undertow_rank_up{rank="0",host="a"}'] == 0
-    assert samples['undertow_rank_up{rank="1",host="b"}'] == 0
-    assert 'undertow_steps_total{rank="1",host="b"}' not in samples
-
-
-def test_labels_are_escaped() -> None:
-    job = JobState("train.py", now_s=0.0)
-    job.expect({0: 'a"b\\c'}, 1)
-    job.add_report(make_report(0, layer='x"y'), 0.0)
-    text = write_metrics(job.take_snapshot(0.0))
-    assert r'undertow_rank_up{rank="0",host="a\"b\\c"} 1' in text
-    assert r'layer="x\"y"' in text
-    read_metrics(text)

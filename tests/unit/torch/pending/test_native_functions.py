@@ -15,7 +15,7 @@ from torch.utils._device import _device_constructors
 
 import undertow
 from tests.support.slow_group import SlowGroup, Twin
-from tests.unit.torch.gates.test_gates import BATCH, make_net, sgd
+from tests.support.stepping import BATCH, make_net, momentum
 from undertow.torch import flush
 from undertow.torch.pending.native_functions import find_guarded, guard_native_functions, unguard_native_functions
 from undertow.torch.pending.pending_tensors import find_gate
@@ -85,7 +85,7 @@ def setting_data(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def held(group: SlowGroup) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a gradient whose mean has not arrived, and the mean."""
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     flush(twin.model)
@@ -143,7 +143,7 @@ def make_compiled(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 def test_compilers_recognise_guarded_functions(group: SlowGroup) -> None:
-    Twin(make_net(), sgd)
+    Twin(make_net(), momentum)
     one = torch.ones(1)
     assert torch.jit.script(make_scripted)(one) == 4
     assert torch.compile(make_compiled, backend="eager", fullgraph=True)(one) == 4

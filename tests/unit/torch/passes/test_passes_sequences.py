@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch.passes.test_passes import LOCAL, OF_A_PASS, Bench
+from tests.support.pass_bench import LOCAL, OF_A_PASS, Bench
 
 STEPS = st.one_of(
     st.tuples(st.just("forward"), st.booleans(), st.booleans()),

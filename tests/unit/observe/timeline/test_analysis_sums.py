@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.support.timeline_samples import Event, Job, make_trace, spans, write_trace
 from undertow.observe.timeline.analysis import Analysis, Study, study
-from undertow.observe.timeline.rank_rows import intersect, sample_rates, unite
 from undertow.observe.timeline.run_trace import RankTrace, Span, SpanKind, Step, Trace, Wire
 from undertow.observe.timeline.thread_time import ThreadTimeline, TimeUse
 from undertow.observe.timeline.trace_reader import read_trace
@@ -108,7 +107,7 @@ def test_a_row_has_the_figures_of_its_tensor(tmp_path: Path) -> None:
             assert row.wire_mean_ns == row.wire_longest_ns == 850_000
 
 
-# Arbitrary spans
+# Any spans at all
 
 lanes = st.lists(
     st.tuples(st.sampled_from(sorted(SPENT)), st.integers(0, 400), st.integers(0, 120)), min_size=0, max_size=25
@@ -153,7 +152,7 @@ def span(lane: SpanKind, begin_ns: int, end_ns: int, **more: Any) -> Span:
     return Span(cat=lane.value, name=lane.value, begin_ns=begin_ns, end_ns=end_ns, step=1, **more)
 
 
-# Division of waiting
+# Whom waiting belongs to
 
 
 def wait_for_all(arrivals: Sequence[tuple[int, str]], hooks: Sequence[str]) -> dict[str, int]:
@@ -178,24 +177,3 @@ def test_backward_waits_only_for_gradients() -> None:
 
 def test_waiting_in_which_nothing_arrives_keeps_its_reason() -> None:
     assert wait_for_all([], ["b"]) == {"the end of backward": 100}
-
-
-# Links
-
-
-def test_busy_time_is_counted_once() -> None:
-    assert unite([(0, 5), (3, 8), (8, 9), (20, 30)]) == [(0, 9), (20, 30)]
-    assert intersect([(0, 9), (20, 30)], [(5, 25), (28, 40)]) == [(5, 9), (20, 25), (28, 30)]
-    assert intersect([(0, 10), (10, 20)], [(5, 15)]) == [(5, 10), (10, 15)]
-
-
-def test_sampled_rates_have_all_bytes_of_a_link() -> None:
-    wires = [
-        Wire("push", 1, 1, 1, 100, 1, (), begin_ns=0, end_ns=250),
-        Wire("push", 1, 1, 1, 60, 1, (), begin_ns=990, end_ns=1010),  # half of it
-        Wire("push", 1, 1, 1, 7, 1, (), begin_ns=500, end_ns=500),
-        Wire("push", 1, 1, 1, 7, 1, (), begin_ns=2000, end_ns=2500),
-    ]
-    rates = sample_rates(wires, Step(1, 0, 1000), 10)
-    sizes = [rate * 100 / 1e9 for rate in rates]
-    assert sizes == pytest.approx([40, 40, 20, 0, 0, 7, 0, 0, 0, 30])

@@ -1,4 +1,4 @@
-"""Overlap and waiting in a frontend over `sync`, with a group whose results arrive when the test says so."""
+"""Overlap and waiting in a frontend with a table of gradients: results arrive when the test says so."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +12,15 @@ import torch
 from torch import nn
 
 from tests.support.slow_group import SlowGroup, Twin
-from tests.unit.torch.gates.test_gates import BATCH, make_net, same, saved, sgd
+from tests.support.stepping import BATCH, make_net, momentum, same, saved
 from undertow.torch import flush
-from undertow.torch.pending.memory_owners import is_gradient_alone, is_received_alone, is_value_alone
 from undertow.torch.pending.pending_tensors import find_gate
 
 
 @pytest.fixture
 def ready(group: SlowGroup) -> Twin:
     """Return a model after one backward whose results have arrived, so that gradients exist and are added to."""
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     twin.backward(BATCH)
     flush(twin.model)
@@ -96,7 +94,7 @@ def test_holding_gradients_does_not_make_backward_wait(ready: Twin, group: SlowG
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, many
 def test_holding_gradients_does_not_make_a_compiled_backward_wait(group: SlowGroup) -> None:
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     torch.compile(lambda: twin.model(BATCH).sum().backward(), backend="eager")()
     assert group.waits == 0
@@ -163,7 +161,7 @@ def test_a_gradient_kept_by_a_hook_is_the_mean_after_backward(
 ) -> None:
     from undertow.torch.passes.backward import find_accumulator
 
-    twin = Twin(make_net(), sgd)
+    twin = Twin(make_net(), momentum)
     group.deliver_all()
     kept: list[Any] = []
     node = find_accumulator(twin.module[0].bias)
@@ -171,31 +169,3 @@ def test_a_gradient_kept_by_a_hook_is_the_mean_after_backward(
     twin.backward(BATCH)
     assert not find_gate(twin.module[0].bias)
     assert torch.equal(torch.as_tensor(kept[0]).view(-1), twin.plain[0].bias.grad)
-
-
-def test_a_fresh_gradient_of_its_own_memory_is_received_there() -> None:
-    parameter = nn.Parameter(torch.zeros(2, 2))
-    seen: list[bool] = []
-    output = torch.ones(2, 2) @ parameter
-    node: Any = output.grad_fn.next_functions[1][0]  # type: ignore[union-attr]
-    node.register_hook(lambda inputs, outputs: seen.append(is_received_alone(parameter.grad, outputs[0])))  # type: ignore[arg-type]
-    output.sum().backward()
-    assert seen == [True]
-    assert parameter.grad is not None
-    assert is_gradient_alone(parameter.grad)
-
-
-def test_the_users_storage_object_is_distinguished_from_torchs() -> None:
-    parameter = nn.Parameter(torch.zeros(3))
-    assert is_value_alone(parameter)
-    copy.deepcopy(parameter)
-    torch.save(parameter, io.BytesIO())
-    assert is_value_alone(parameter)
-    storage = parameter.untyped_storage()
-    assert not is_value_alone(parameter)
-    del storage
-    assert is_value_alone(parameter)
-    view = parameter.detach()
-    assert not is_value_alone(parameter)
-    del view
-    assert torch.compile(is_value_alone, backend="eager")(parameter)
