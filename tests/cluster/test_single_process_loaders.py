@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from tests.support.data_loaders import LOADERS, NUMBERS, Counter, Dice
 from tests.support.single_process import as_a_script, run

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
 
 NUMBERS = torch.arange(22.0)
 

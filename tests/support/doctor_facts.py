@@ -15,10 +15,7 @@ from undertow.tools.doctor.facts import (
     Torch,
     Variables,
 )
-from undertow.tools.doctor.link_measurement import (
-    ConnectResult,
-    LinkMeasurement,
-)
+from undertow.tools.doctor.link_measurement import ConnectResult, LinkMeasurement
 from undertow.tools.doctor.pairs import Survey
 from undertow.tools.doctor.probe_protocol import Received
 from undertow.tools.doctor.rendezvous import HostCard

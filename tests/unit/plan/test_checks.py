@@ -29,7 +29,7 @@ def make_profile(layer: LayerProfile = LAYER, **fields: Any) -> Profile:
     return Profile(layers=(replace(layer, tensors=(replace(WEIGHT, **fields),)),))
 
 
-def test_what_a_model_can_be_like_is_accepted() -> None:
+def test_possible_profiles_are_accepted() -> None:
     check_profile(make_profile())
     check_profile(make_profile(shape=(), kind=LayerKind.OTHER, rows=0.0))
     check_plan(PLAN)
@@ -40,8 +40,8 @@ def test_what_a_model_can_be_like_is_accepted() -> None:
     [
         ({"shape": (4, -1)}, "a length of 'w' is -1, which is not possible"),
         ({"shape": (1 << 30, 1 << 30)}, "the number of elements of 'w' is .* not possible"),
-        ({"shape": (32,)}, r"'w' has rows, but is no matrix: its shape is \[32\]"),
-        ({"shape": (0, 8)}, r"'w' has rows, but is no matrix: its shape is \[0, 8\]"),
+        ({"shape": (32,)}, r"'w' has rows but is not a matrix: its shape is \[32\]"),
+        ({"shape": (0, 8)}, r"'w' has rows but is not a matrix: its shape is \[0, 8\]"),
         ({"rows": -1.0}, "rows of 'w' is -1, which is not possible"),
         ({"rows": float("nan")}, "rows of 'w' is nan, which is not possible"),
         ({"itemsize": 0}, "itemsize of 'w' is 0, which is not possible"),
@@ -49,13 +49,13 @@ def test_what_a_model_can_be_like_is_accepted() -> None:
         ({"product_s": -0.5}, r"product_s of 'w' is -0\.5, which is not possible"),
     ],
 )
-def test_a_tensor_that_cannot_be_is_named_with_its_field(fields: dict[str, Any], words: str) -> None:
+def test_an_impossible_tensor_is_named_with_its_field(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         check_profile(make_profile(**fields))
 
 
 @pytest.mark.parametrize("field", ["forward_s", "backward_s"])
-def test_a_layer_that_takes_less_than_no_time_is_named(field: str) -> None:
+def test_a_layer_with_a_negative_time_is_named(field: str) -> None:
     with pytest.raises(PlanError, match=f"{field} of 'fc' is -1, which is not possible"):
         check_profile(make_profile(replace(LAYER, **{field: -1.0})))
 
@@ -67,10 +67,10 @@ def test_two_tensors_of_one_name_are_refused() -> None:
         check_plan(replace(PLAN, choices=(CHOICE, CHOICE)))
 
 
-def test_more_tensors_than_any_model_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MOST_TENSORS", 1)
     check_plan(PLAN)
-    with pytest.raises(PlanError, match="it has 2 tensors, and at most 1 are possible"):
+    with pytest.raises(PlanError, match="it has 2 tensors, but at most 1 are possible"):
         check_plan(replace(PLAN, choices=(CHOICE, replace(CHOICE, tensor="b"))))
 
 
@@ -106,6 +106,6 @@ def test_a_script_whose_layers_take_no_time_was_not_measured() -> None:
         ({"choices": (replace(CHOICE, break_even=-1.0),)}, "break_even of 'w' is -1"),
     ],
 )
-def test_a_plan_that_no_planner_can_have_made_is_refused_with_its_field(fields: dict[str, Any], words: str) -> None:
+def test_an_impossible_plan_is_refused_with_its_field(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         check_plan(replace(PLAN, **fields))

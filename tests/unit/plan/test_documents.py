@@ -32,18 +32,18 @@ def write(folder: Path, recipe: Recipe) -> Path:
     return folder / "a.json"
 
 
-def test_what_is_written_is_read_again_and_ends_with_a_line(tmp_path: Path) -> None:
+def test_a_written_document_can_be_read_and_ends_with_a_newline(tmp_path: Path) -> None:
     path = write(tmp_path, Recipe("stir"))
     assert path.read_bytes().endswith(b"}\n")
     assert read_document(path, "recipe", DECODER, accept) == Recipe("stir")
 
 
-def test_what_a_check_finds_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"a\.json is no recipe of undertow: it has no salt$"):
+def test_a_failed_check_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"a\.json is not a recipe of undertow: it has no salt$"):
         read_document(write(tmp_path, Recipe("stir")), "recipe", DECODER, refuse)
 
 
-def test_a_document_of_another_format_is_not_checked_by_todays_rules(tmp_path: Path) -> None:
+def test_a_document_of_another_format_is_not_checked(tmp_path: Path) -> None:
     path = write(tmp_path, Recipe("stir", format=FORMAT + 1))
     with pytest.raises(PlanError, match=f"the recipe .*a.json has format {FORMAT + 1}, not {FORMAT}: make it again"):
         read_document(path, "recipe", DECODER, refuse)

@@ -26,7 +26,7 @@ def test_without_a_number_of_servers_there_are_as_many_as_workers() -> None:
     assert Plan(policy="auto", workers=4, servers=2, choices=(), step_s=1.0, compute_s=1.0, alone={}).servers == 2
 
 
-def test_what_is_dense_is_what_other_schemes_leave() -> None:
+def test_tensors_without_another_scheme_are_dense() -> None:
     assert PLAN.schemes == {"fc8.weight": Scheme.FACTORS, "fc8.bias": Scheme.DENSE}
     assert PLAN.other_schemes == {"fc8.weight": Scheme.FACTORS}
     assert PLAN.bytes_out == 42.0
@@ -62,9 +62,9 @@ def test_a_plan_of_another_format_is_refused(tmp_path: Path) -> None:
         read_plan(tmp_path / "plan.json")
 
 
-def test_a_plan_that_cannot_be_true_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_plan_in_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(PLAN.to_json().replace(b'"workers": 4', b'"workers": 0'))
-    with pytest.raises(PlanError, match="is no plan of undertow: workers is 0, which is not possible"):
+    with pytest.raises(PlanError, match="is not a plan of undertow: workers is 0, which is not possible"):
         read_plan(tmp_path / "plan.json")
 
 

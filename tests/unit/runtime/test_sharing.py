@@ -61,7 +61,7 @@ class SharingGroup(FakeGroup):
         super().__init__()
         self.rank = rank
         self.channel = FakeChannel()
-        terms = Sharing(name="vision", weight=2.0, is_urgent=True, socket="/tmp/s", is_spokesman=rank == 0)
+        terms = Sharing(name="vision", weight=2.0, is_urgent=True, socket="/tmp/s", is_verbose=rank == 0)
         self.configure(sharing=terms, identity="vision-7")
 
     @property
@@ -114,7 +114,7 @@ def test_a_turn_that_was_not_admitted_is_not_kept(monkeypatch: pytest.MonkeyPatc
     assert find_turn("cuda:0") is None
 
 
-def test_the_first_worker_takes_lifts_itself_and_passes_counts_on() -> None:
+def test_the_first_worker_handles_lifts_and_passes_counts_on() -> None:
     group = SharingGroup()
     turn = open_on(group)
     turn.relay(LIFT)
@@ -132,7 +132,7 @@ def test_all_other_workers_pass_everything_on() -> None:
     assert group.channel.sent == [LIFT, COUNT]
 
 
-def test_counts_are_believed_of_the_first_worker_and_lifts_by_it_only() -> None:
+def test_counts_are_accepted_only_from_the_first_worker_and_lifts_only_by_it() -> None:
     first, second = SharingGroup(rank=0), SharingGroup(rank=1)
     heard = {}
     for group in (first, second):

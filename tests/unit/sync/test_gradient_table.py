@@ -65,7 +65,7 @@ def test_every_slot_holds_the_mean_after_a_pass(bench: Bench) -> None:
         np.testing.assert_allclose(slot.gradient, MEAN * gradient)
 
 
-def test_a_gradient_leaves_when_it_is_sent_and_the_rest_at_the_end_of_backward(bench: Bench) -> None:
+def test_gradients_leave_when_sent_and_the_rest_at_the_end_of_backward(bench: Bench) -> None:
     bench.table.begin()
     bench.table.send(WEIGHT)
     sent = {one.key for one in bench.group.pending}
@@ -81,7 +81,7 @@ def test_the_urgency_of_a_slice_is_that_of_its_tensor(bench: Bench) -> None:
     assert {one.priority for one in bench.group.pending} == {4}
 
 
-def test_a_gradient_that_becomes_ready_twice_is_refused_with_its_name_and_what_to_do() -> None:
+def test_a_gradient_that_becomes_ready_twice_is_refused_with_its_name_and_advice() -> None:
     class Advising(NumpyGradients):
         REMEDY = "Use it once."
 
@@ -126,7 +126,7 @@ def test_one_result_can_be_waited_for_while_others_are_under_way(bench: Bench) -
     np.testing.assert_array_equal(bench.slots[WEIGHT].gradient, own)
 
 
-def test_gradients_in_one_slice_are_here_together() -> None:
+def test_gradients_in_one_slice_arrive_together() -> None:
     table = NumpyGradients(SlowGroup(1024), make_layers((2, 2, 2)))
     assert any(item.is_fused for item in table.table.first.slices)
     table.begin()
@@ -135,7 +135,7 @@ def test_gradients_in_one_slice_are_here_together() -> None:
     assert table.is_here(TOP_BIAS)
 
 
-def test_completions_are_told_to_who_asked(bench: Bench) -> None:
+def test_completions_are_appended_to_the_given_arrivals(bench: Bench) -> None:
     told: Arrivals = deque()
     bench.table.begin(told)
     bench.table.send_rest()
@@ -177,7 +177,7 @@ def test_a_layout_is_used_from_the_next_pass_on(bench: Bench) -> None:
     assert not bench.table.takes_factors(TOP_WEIGHT, now=True)
 
 
-def test_a_pass_as_at_first_uses_the_layout_that_all_ranks_know(bench: Bench) -> None:
+def test_a_pass_as_at_first_uses_the_first_layout(bench: Bench) -> None:
     bench.prefer_factors(WEIGHT)
     bench.slots[WEIGHT].detach()
     first = {item.spec.key for item in bench.table.table.first.slices}
@@ -188,7 +188,7 @@ def test_a_pass_as_at_first_uses_the_layout_that_all_ranks_know(bench: Bench) ->
     np.testing.assert_allclose(bench.slots[WEIGHT].gradient, MEAN * own)
 
 
-def test_gradients_that_came_another_way_than_as_factors_are_named(bench: Bench) -> None:
+def test_gradients_that_did_not_come_through_their_layer_are_named(bench: Bench) -> None:
     bench.prefer_factors(WEIGHT, TOP_WEIGHT)
     for _ in range(3):
         bench.pass_through()
@@ -199,7 +199,7 @@ def test_gradients_that_came_another_way_than_as_factors_are_named(bench: Bench)
     assert bench.table.find_wholes() == ["layer 0.weight"]
 
 
-def test_only_gradients_that_this_rank_has_computed_are_sampled_and_only_when_asked(bench: Bench) -> None:
+def test_only_gradients_computed_by_this_rank_are_sampled_and_only_on_request(bench: Bench) -> None:
     bench.prefer_factors(WEIGHT)
     bench.pass_through()
     assert bench.table.find_digests() == {}
@@ -208,7 +208,7 @@ def test_only_gradients_that_this_rank_has_computed_are_sampled_and_only_when_as
     assert list(bench.table.find_digests()) == ["layer 0.weight"]
 
 
-def test_without_choices_of_a_frontend_everything_is_dense() -> None:
+def test_without_choices_of_a_frontend_all_gradients_are_dense() -> None:
     slot = NumpySlot(make_layers((4, 4))[0], "weight")
     table = GradientTable(SlowGroup(), "dense", [slot], [slot.spec])
     assert table.find_factor_slot(0) is None

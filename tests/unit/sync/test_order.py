@@ -14,7 +14,7 @@ def test_until_they_are_used_tensors_are_in_the_order_of_the_model() -> None:
     assert order.positions("abc") == [0, 1, 0]
 
 
-def test_a_tensor_counts_from_its_first_use_in_a_forward_pass() -> None:
+def test_the_first_use_in_a_forward_pass_decides_the_position() -> None:
     order = UseOrder("abc")
     order.use("cb")
     order.use("ca")
@@ -29,7 +29,7 @@ def test_the_next_forward_pass_is_followed_from_its_beginning() -> None:
     assert order.positions("abc") == [2, 0, 1]  # `a` stays where it was
 
 
-def test_gradients_of_a_later_pass_are_less_urgent_whichever_model_they_are_of() -> None:
+def test_gradients_of_later_passes_are_less_urgent_across_models() -> None:
     first, second = UseOrder("abc"), UseOrder("xy")
     first.begin_backward()
     early = first.prioritise("abc")
@@ -49,7 +49,7 @@ def test_a_backward_pass_ends_the_forward_pass() -> None:
     assert order.positions("ab") == [0, 0]
 
 
-def test_what_a_forward_pass_waits_for_goes_before_all_gradients() -> None:
+def test_transfers_that_a_forward_pass_waits_for_precede_all_gradients() -> None:
     order = UseOrder("a")
     order.begin_backward()
     assert min(order.prioritise("a")) > URGENT

@@ -141,13 +141,13 @@ class Bench:
         return [name for index, name in enumerate(names) if self.gradients.takes_factors(index, now=False)]
 
 
-def test_without_a_process_group_it_cannot_be_the_plan() -> None:
+def test_the_plan_cannot_be_allreduce_without_a_process_group() -> None:
     with pytest.raises(PlanError, match="process group"):
         Bench("allreduce")
     Bench("allreduce", has_process_group=True)
 
 
-def test_where_nothing_can_be_chosen_nothing_is_measured_or_reported() -> None:
+def test_without_choices_nothing_is_measured_or_reported() -> None:
     bench = Bench("dense", sizes=Sizes(fixed=1024)).adopt()
     assert bench.train(3 * PASSES) == 0
     assert "measure" not in bench.probe.calls
@@ -230,7 +230,7 @@ def test_only_the_first_passes_are_early() -> None:
     assert not bench.planning.is_early
 
 
-def test_ranks_with_the_same_inputs_are_told_once_by_the_first_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_inputs_are_reported_once_and_by_the_first_rank(caplog: pytest.LogCaptureFixture) -> None:
     for rank in (0, 1):
         bench = Bench("auto", rank=rank).adopt()
         for number in range(2 * ENOUGH):
@@ -252,7 +252,7 @@ def test_a_reason_is_logged_once_for_all_its_gradients(caplog: pytest.LogCapture
     ]
 
 
-def test_slices_follow_a_link_only_if_its_rate_asks_for_quite_another_size() -> None:
+def test_slices_change_only_if_the_rate_asks_for_a_very_different_size() -> None:
     bench = Bench("dense").adopt()
     before = bench.planning._slice_bytes
     for seen, factor in ((0, 0.1), (1, 0.8), (2, 1.2)):  # at first nothing had to wait: the rate is an old one

@@ -122,7 +122,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_registered_table_is_cut_as_agreed_and_known_to_the_engine(bench: Bench) -> None:
+def test_a_registered_table_is_sliced_as_agreed_and_known_to_the_engine(bench: Bench) -> None:
     slices = bench.group.register("parameters", SPECS, op=Op.SUM)
     assert sum(item.spec.elements for item in slices) == 303
     target = np.zeros(slices[0].spec.elements, np.float32)
@@ -133,9 +133,9 @@ def test_a_registered_table_is_cut_as_agreed_and_known_to_the_engine(bench: Benc
     assert target.tolist() == source.tolist()
 
 
-def test_a_table_that_cannot_be_is_refused_before_any_rank_is_asked(bench: Bench) -> None:
+def test_an_impossible_table_is_refused_before_any_rank_is_asked(bench: Bench) -> None:
     whole = TensorSpec("count", (3,), DType.INT64, 3)
-    with pytest.raises(ConfigError, match="there is no exact mean of whole numbers"):
+    with pytest.raises(ConfigError, match="there is no exact mean of integers"):
         bench.group.register("parameters", [whole], op=Op.MEAN)
     assert bench.group.register("parameters", [whole], op=Op.SUM)[0].spec.elements == 3
 
@@ -161,7 +161,7 @@ def test_ranks_that_disagree_raise_what_differs() -> None:
         pending.take()
 
 
-def test_what_was_decided_counts_although_a_rank_is_lost_right_afterwards(
+def test_a_decision_is_valid_even_if_a_rank_is_lost_right_afterwards(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrive = bench.group._control.arrive
@@ -176,37 +176,37 @@ def test_what_was_decided_counts_although_a_rank_is_lost_right_afterwards(
         bench.group.barrier()
 
 
-def test_what_a_device_still_copies_is_owed_until_it_leaves(bench: Bench) -> None:
+def test_a_copy_from_a_device_is_open_work_until_it_is_sent(bench: Bench) -> None:
     [item] = bench.group.register("one", SPECS[1:], op=Op.SUM)
     array, ready = np.ones(item.spec.elements, np.float32), list[bool]()
     bench.group.contribute([Contribution(item.spec.key, array, array, 1, lambda done: None)], lambda: bool(ready))
-    assert not bench.group.owed.is_done
+    assert not bench.group.open_work.is_done
     ready.append(True)
     bench.loop.timers.pop()[1]()
-    assert bench.group.owed.is_done
+    assert bench.group.open_work.is_done
 
 
-def test_work_beside_the_engine_is_owed_until_it_is_done(bench: Bench) -> None:
+def test_work_of_the_helper_is_open_until_it_is_done(bench: Bench) -> None:
     done: list[bool] = []
-    bench.group.aside(lambda: done.append(bench.group.owed.is_done))
-    assert not bench.group.owed.is_done
+    bench.group.aside(lambda: done.append(bench.group.open_work.is_done))
+    assert not bench.group.open_work.is_done
     bench.helper.work.pop()()
     assert done == [False]
-    assert bench.group.owed.is_done
+    assert bench.group.open_work.is_done
 
 
-def test_work_beside_the_engine_that_fails_fails_the_group_and_is_owed_no_more(bench: Bench) -> None:
+def test_failed_work_of_the_helper_fails_the_group_and_is_not_open(bench: Bench) -> None:
     def fail() -> None:
         raise UndertowError("it does not fit")
 
     bench.group.aside(fail)
     bench.helper.work.pop()()
-    assert bench.group.owed.is_done
+    assert bench.group.open_work.is_done
     with pytest.raises(UndertowError, match="it does not fit"):
         bench.group.check()
 
 
-def test_a_suspicion_is_an_error_only_if_no_better_cause_is_found_meanwhile(bench: Bench) -> None:
+def test_a_suspicion_is_an_error_only_if_no_better_cause_is_found(bench: Bench) -> None:
     bench.group.suspect(UndertowError("the sums differ"))
     assert bench.group.error is None
     [(delay_s, fail)] = bench.loop.timers
@@ -216,19 +216,19 @@ def test_a_suspicion_is_an_error_only_if_no_better_cause_is_found_meanwhile(benc
     assert str(bench.group.error) == "rank 1 was lost"
 
 
-def test_status_reports_go_to_rank_0_and_that_sends_none() -> None:
+def test_side_messages_go_to_rank_0_and_it_sends_none() -> None:
     first, second = Bench(2), Bench(2, rank=1)
-    first.group.send_status(b"own")
-    second.group.send_status(b"report")
+    first.group.send_to_first(b"own")
+    second.group.send_to_first(b"report")
     assert first.out.messages == []
-    assert second.out.messages == [(0, messages.ForwardedStatus(b"report"))]
+    assert second.out.messages == [(0, messages.SideMessage(b"report"))]
     heard: list[bytes] = []
-    first.group.on_status(heard.append)
+    first.group.on_side_message(heard.append)
     first.group.receiver._control.handle_message(1, second.out.messages[0][1])
     assert heard == [b"report"]
 
 
-def test_the_end_lets_go_of_everything(bench: Bench) -> None:
+def test_close_releases_everything(bench: Bench) -> None:
     bench.recorder.lend()
     bench.group.close()
     assert bench.out.is_closed
@@ -247,7 +247,7 @@ def test_an_engine_that_has_failed_is_not_waited_for(bench: Bench) -> None:
     assert bench.group._closed.is_set()
 
 
-def test_a_forked_child_keeps_silent_and_cannot_wait(bench: Bench) -> None:
+def test_a_forked_child_sends_nothing_and_cannot_wait(bench: Bench) -> None:
     bench.group.abandon()
     assert bench.out.is_abandoned
     assert not bench.out.is_closed
@@ -255,5 +255,5 @@ def test_a_forked_child_keeps_silent_and_cannot_wait(bench: Bench) -> None:
         bench.group.wait_for(Ticket(1))
 
 
-def test_bytes_are_counted_where_they_leave(bench: Bench) -> None:
+def test_bytes_sent_are_those_of_the_transport(bench: Bench) -> None:
     assert bench.group.bytes_sent == 123

@@ -115,7 +115,7 @@ def frame(kind: Kind = Kind.RESULT, **fields: Any) -> Header:
 ITEM = Contribution(3, np.zeros(2), None, 1, lambda done: None)
 
 
-def test_all_are_connected_when_the_last_peer_is(bench: Bench) -> None:
+def test_all_are_connected_once_the_last_peer_is(bench: Bench) -> None:
     bench.receiver.connected(2)
     assert not bench.receiver.all_connected.is_set()
     assert bench.receiver.never_connected == [1]
@@ -135,7 +135,7 @@ def test_slices_go_to_the_exchange_and_messages_to_the_control(bench: Bench) -> 
     assert bench.control.told == [("alive", 1), "check", ("alive", 2), (2, messages.Farewell())]
 
 
-def test_a_heartbeat_is_a_sign_of_life_and_nothing_else(bench: Bench) -> None:
+def test_a_heartbeat_is_only_a_sign_of_life(bench: Bench) -> None:
     bench.receiver.arrived(1, Header(Kind.HEARTBEAT, rank=1, job=7), None)
     assert bench.control.told == [("alive", 1)]
     assert not bench.receiver.dropped
@@ -150,7 +150,7 @@ def test_a_heartbeat_is_a_sign_of_life_and_nothing_else(bench: Bench) -> None:
         (frame(Kind.CONTROL, length=MAX_CONTROL_BYTES + 1), "a CONTROL of 67108865 bytes"),
     ],
 )
-def test_there_is_no_memory_for_frames_that_make_no_sense(
+def test_invalid_frames_get_no_memory(
     bench: Bench, caplog: pytest.LogCaptureFixture, header: Header, words: str
 ) -> None:
     assert bench.receiver.sink(1, header) is None
@@ -166,7 +166,9 @@ def test_late_frames_of_another_job_change_nothing(bench: Bench) -> None:
     assert bench.receiver.dropped == {"RESULT": 1, "CONTROL": 1}
 
 
-def test_dropped_frames_are_named_once_and_then_counted(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_dropped_frame_is_logged_and_the_next_are_only_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.exchange.failure = Unexpected("a result that was not expected")
     for _ in range(3):
         bench.receiver.arrived(1, frame(), None)
@@ -179,13 +181,13 @@ def test_dropped_frames_are_named_once_and_then_counted(bench: Bench, caplog: py
     assert bench.waiters.error is None
 
 
-def test_memory_that_is_not_there_is_said_with_its_size(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_memory_is_logged_with_its_size(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.exchange.failure = MemoryError()
     assert bench.receiver.sink(1, frame(length=1 << 40)) is None
     assert "there is no memory for its 1099511627776 bytes" in caplog.text
 
 
-def test_a_contribution_leaves_when_its_copy_from_the_device_has_ended(bench: Bench) -> None:
+def test_a_contribution_is_sent_once_its_copy_from_the_device_has_ended(bench: Bench) -> None:
     ready: list[bool] = []
     bench.exchange.open_work.begin()
     bench.receiver.contribute([ITEM], lambda: bool(ready))
@@ -199,14 +201,14 @@ def test_a_contribution_leaves_when_its_copy_from_the_device_has_ended(bench: Be
     assert bench.control.told == ["check"]
 
 
-def test_a_contribution_that_is_ready_was_never_owed(bench: Bench) -> None:
+def test_a_contribution_that_is_ready_is_not_open_work(bench: Bench) -> None:
     bench.exchange.open_work.begin()  # of something else
     bench.receiver.contribute([ITEM], None)
     assert bench.exchange.contributed == [ITEM]
     assert not bench.exchange.open_work.is_done
 
 
-def test_a_group_that_has_failed_contributes_no_more(bench: Bench) -> None:
+def test_a_failed_group_contributes_nothing(bench: Bench) -> None:
     bench.receiver.contribute([ITEM], lambda: False)
     bench.waiters.fail(PeerLost("rank 5 was lost"))
     bench.loop.fire()

@@ -106,14 +106,14 @@ def test_a_contribution_goes_to_the_owner_of_its_key(bench: Bench) -> None:
     assert bench.sender.pumps == 1
 
 
-def test_without_memory_for_a_result_none_is_wanted(bench: Bench) -> None:
+def test_without_memory_for_a_result_none_is_requested(bench: Bench) -> None:
     bench.give(THEIRS, wants=False)
     assert bench.sender.queued[0][1].flags == 0
     with pytest.raises(Unexpected, match="a result of key 2 that was not wanted"):
         bench.side.sink_result(0, result())
 
 
-def test_what_this_process_owns_is_sent_to_nobody(bench: Bench) -> None:
+def test_contributions_to_the_local_shard_are_not_sent(bench: Bench) -> None:
     bench.give(OURS)
     assert bench.shard.contributed == [(OURS, 1)]
     assert bench.sender.queued == []
@@ -152,7 +152,7 @@ def test_a_pull_asks_for_a_value_and_takes_no_result(bench: Bench) -> None:
     ],
     ids=["another round", "no owner", "not pulled", "unknown key", "no bytes"],
 )
-def test_a_result_that_makes_no_sense_is_refused_and_answers_nothing(
+def test_an_invalid_result_is_refused_and_completes_nothing(
     bench: Bench, peer: int, header: Header, words: str
 ) -> None:
     bench.give(THEIRS)
@@ -162,7 +162,7 @@ def test_a_result_that_makes_no_sense_is_refused_and_answers_nothing(
     assert bench.answers == []
 
 
-def test_what_its_owner_publishes_is_awaited_without_asking(bench: Bench) -> None:
+def test_published_values_are_awaited_without_a_request(bench: Bench) -> None:
     bench.give(PUBLISHED)
     assert bench.sender.queued == []
     bench.side.take_result(0, result(PUBLISHED))
@@ -175,7 +175,7 @@ def test_an_owner_that_had_no_value_answers_without_bytes(bench: Bench) -> None:
     assert [one.present for one in bench.answers] == [0]
 
 
-def test_what_every_worker_gathers_goes_to_all_in_turn_and_is_complete_in_rank_order(bench: Bench) -> None:
+def test_gathered_contributions_go_to_all_workers_and_are_complete_in_rank_order(bench: Bench) -> None:
     bench.sender.largest_bytes = 0
     bench.give(GATHERED, 8.0)
     assert [peer for peer, *_ in bench.sender.sent] == [2, 0]
@@ -193,13 +193,13 @@ def test_what_every_worker_gathers_goes_to_all_in_turn_and_is_complete_in_rank_o
     assert [each.array.tolist()[:1] for each in answer.gathered] == [[0], [0], [2]]
 
 
-def test_what_is_gathered_for_one_worker_goes_to_it_alone(bench: Bench) -> None:
+def test_contributions_gathered_for_one_worker_go_only_to_it(bench: Bench) -> None:
     bench.give(FOR_ONE)
     assert bench.sender.sent == [(2, Kind.PUSH, FOR_ONE, 1)]
     assert bench.answers == []
 
 
-def test_memory_of_gathered_bytes_is_used_again_once_it_is_released(bench: Bench) -> None:
+def test_memory_of_gathered_bytes_is_reused_once_released(bench: Bench) -> None:
     memory = bench.side.sink_push(0, result(GATHERED, length=64))
     bench.side.release([RankBytes(memory, 1), RankBytes(None, 0)])
     assert np.shares_memory(bench.side.sink_push(0, result(GATHERED, length=64)), memory)
@@ -212,7 +212,7 @@ def test_an_answer_of_the_shard_in_this_process_is_copied_into_the_workers_memor
     assert bench.answers[0].absent
 
 
-def test_keys_that_are_learned_again_begin_with_their_first_round(bench: Bench) -> None:
+def test_keys_that_are_registered_again_begin_with_their_first_round(bench: Bench) -> None:
     bench.give(THEIRS)
     bench.side.take_result(0, result())
     bench.side.forget(range(GATHERED, GATHERED + 1))
@@ -223,7 +223,7 @@ def test_keys_that_are_learned_again_begin_with_their_first_round(bench: Bench) 
     assert GATHERED in bench.side.gathering.keys
 
 
-def test_pushes_and_answers_are_recorded_while_that_is_asked_for(bench: Bench) -> None:
+def test_pushes_and_answers_are_recorded_while_tracing(bench: Bench) -> None:
     bench.give(THEIRS)
     bench.recorder.start()
     bench.side.take_result(0, result())

@@ -42,7 +42,7 @@ def test_the_difference_is_named(other: Terms, words: str) -> None:
     assert find_difference("x", {0: other, 1: other}) is None
 
 
-def test_the_tensor_that_differs_is_named_before_anything_else() -> None:
+def test_a_differing_tensor_is_named_before_anything_else() -> None:
     found = find_difference("x", {4: summed(6, details="root 0"), 2: summed(7, details="root 1")})
     words = "ranks 2 and 4 differ in allreduce 'x': 'x' [7] float32 against 'x' [6] float32"
     assert found == Disagreement(words, "x", "x", (2, 4))
@@ -50,7 +50,7 @@ def test_the_tensor_that_differs_is_named_before_anything_else() -> None:
     assert (str(error), error.matter, error.tensor, error.ranks) == (words, "x", "x", (2, 4))
 
 
-def test_calls_of_equal_sizes_can_use_the_same_keys_whatever_their_tensors_are_called() -> None:
+def test_calls_of_equal_sizes_can_use_the_same_keys_whatever_the_names_of_their_tensors() -> None:
     renamed = Terms("sum", Route.SLICES, Op.SUM, [TensorSpec("y", (2, 3), DType.FLOAT32, 6)])
     assert summed().signature == renamed.signature
     assert summed().signature != summed(7).signature
@@ -59,7 +59,7 @@ def test_calls_of_equal_sizes_can_use_the_same_keys_whatever_their_tensors_are_c
     assert GATHER.signature != Terms("allgather", Route.EACH).signature
 
 
-def test_small_calls_one_after_the_other_go_to_one_shard_after_the_other() -> None:
+def test_successive_small_calls_go_to_different_shards() -> None:
     owners = [lay_out(summed(), Cut(key, 1040), make_shape(3))[0].spec.owner for key in (6, 7, 8, 9)]
     assert owners == [0, 1, 2, 0]
 
@@ -75,7 +75,7 @@ def test_each_route_has_its_slices() -> None:
     assert {item.spec.owner for item in cut} == {0, 1, 2}
 
 
-def test_a_call_of_more_slices_than_any_has_is_refused_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_too_many_slices_is_refused_before_it_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terms, "MOST_SLICES", 4)
     assert len(lay_out(summed(3 * 256), Cut(7, 1024), make_shape(2))) == 3
     with pytest.raises(Garbled, match=r"a call with 8192 bytes of tensors in \d slices is not possible"):

@@ -79,7 +79,7 @@ class Bench:
         return [(peer, header.received) for peer, header in self.out.frames if header.kind is Kind.RECEIVED]
 
 
-def test_what_the_credit_allows_leaves_and_the_rest_waits_in_its_order() -> None:
+def test_frames_leave_as_far_as_credit_allows_and_the_rest_wait_in_order() -> None:
     bench = Bench(2)
     for key, priority in ((1, 5), (2, 5), (3, 5), (4, 0)):
         bench.push(key, priority=priority)
@@ -90,16 +90,16 @@ def test_what_the_credit_allows_leaves_and_the_rest_waits_in_its_order() -> None
     assert bench.sender.is_empty
 
 
-def test_credit_that_was_never_given_away_is_refused() -> None:
+def test_credit_that_was_never_used_is_refused() -> None:
     bench = Bench()
     bench.push(1)
-    with pytest.raises(Unexpected, match="rank 1 says that it received 1025 bytes, which it cannot have"):
+    with pytest.raises(Unexpected, match="rank 1 reports 1025 bytes received, which is impossible"):
         bench.hear(received=SLICE_BYTES + 1)
-    with pytest.raises(Unexpected, match="rank 2 says that it received 1 bytes"):
+    with pytest.raises(Unexpected, match="rank 2 reports 1 bytes received"):
         bench.hear(2, received=1)
 
 
-def test_every_frame_says_how_much_has_been_received_from_its_peer() -> None:
+def test_every_frame_reports_the_bytes_received_from_its_peer() -> None:
     bench = Bench(8)
     bench.hear(1, length=100)
     bench.hear(1, length=20)
@@ -107,7 +107,7 @@ def test_every_frame_says_how_much_has_been_received_from_its_peer() -> None:
     assert [(peer, header.received) for peer, header in bench.out.frames] == [(1, 120), (2, 0)]
 
 
-def test_a_receipt_travels_alone_only_when_it_is_asked_for_and_no_frame_has_told_yet() -> None:
+def test_a_receipt_is_sent_alone_only_if_requested_and_not_yet_reported_by_a_frame() -> None:
     bench = Bench(8)
     bench.hear(1, length=100)
     assert bench.receipts == []
@@ -117,7 +117,7 @@ def test_a_receipt_travels_alone_only_when_it_is_asked_for_and_no_frame_has_told
     assert bench.receipts == [(1, 200)]
 
 
-def test_a_frame_that_leaves_anyway_takes_the_receipt_along() -> None:
+def test_a_frame_to_the_peer_carries_the_receipt() -> None:
     bench = Bench(1)
     bench.push(1, 1, 2)  # the second one waits for credit
     bench.hear(2, length=100)
@@ -130,7 +130,7 @@ def test_a_frame_that_leaves_anyway_takes_the_receipt_along() -> None:
     assert bench.receipts == []
 
 
-def test_short_of_credit_a_frame_asks_for_a_receipt() -> None:
+def test_a_frame_requests_a_receipt_when_credit_is_short() -> None:
     bench = Bench(2)
     bench.sender.expect_size(SLICE_BYTES)
     bench.push(1)
@@ -141,7 +141,7 @@ def test_short_of_credit_a_frame_asks_for_a_receipt() -> None:
     assert not rich.out.frames[0][1].flags & RECEIPT
 
 
-def test_bodies_are_checked_where_the_transport_says_so() -> None:
+def test_bodies_have_checksums_where_the_transport_wants_them() -> None:
     bench = Bench(8)
     bench.out.checked = {2}
     bench.push(1, 1, 2)
@@ -149,7 +149,7 @@ def test_bodies_are_checked_where_the_transport_says_so() -> None:
     assert bench.out.bodies == [bytes(SLICE_BYTES)] * 2
 
 
-def test_a_change_of_credit_asks_all_peers_for_receipts_if_something_is_in_flight() -> None:
+def test_a_change_of_credit_requests_receipts_from_all_peers_if_bytes_are_in_flight() -> None:
     bench = Bench(4)
     bench.sender.set_credit(8 * SLICE_BYTES)
     assert bench.out.frames == []
@@ -159,7 +159,7 @@ def test_a_change_of_credit_asks_all_peers_for_receipts_if_something_is_in_fligh
     assert asked == [(1, Kind.RECEIVED), (2, Kind.RECEIVED)]
 
 
-def test_credit_follows_the_size_of_slices_unless_its_bytes_were_given() -> None:
+def test_credit_follows_the_slice_size_unless_it_was_set() -> None:
     bench = Bench(credit_bytes=0)
     slices = make_shape(3).credit_slices
     assert bench.sender.outbox.credit_bytes == slices * SLICE_BYTES
@@ -181,7 +181,7 @@ def test_two_of_the_largest_slices_fit_into_the_credit_however_small_slices_beco
     assert bench.sender.outbox.credit_bytes == 2 * large
 
 
-def test_more_credit_lets_what_waits_leave() -> None:
+def test_more_credit_releases_waiting_frames() -> None:
     bench = Bench(credit_bytes=0)
     count = 2 * make_shape(3).credit_slices
     for key in range(count):
@@ -191,7 +191,7 @@ def test_more_credit_lets_what_waits_leave() -> None:
     assert bench.keys == list(range(count))
 
 
-def test_the_rate_is_that_of_bytes_which_peers_have_received_while_others_wait() -> None:
+def test_the_rate_counts_received_bytes_while_others_wait() -> None:
     bench = Bench(1)
     for key in range(1, 60):
         bench.push(key)
@@ -201,7 +201,7 @@ def test_the_rate_is_that_of_bytes_which_peers_have_received_while_others_wait()
     assert bench.sender.rate.bytes_per_s == pytest.approx(2 * SLICE_BYTES)
 
 
-def test_what_leaves_and_arrives_is_recorded_while_that_is_asked_for() -> None:
+def test_frames_sent_and_received_are_recorded_while_tracing() -> None:
     bench = Bench(1)
     bench.push(1)
     bench.recorder.start()

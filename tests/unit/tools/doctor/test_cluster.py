@@ -7,9 +7,7 @@ import pytest
 from tests.support.doctor_facts import NO, VERSIONS, A, B, C, among, card, carried, link
 from undertow.tools.doctor.cluster import judge_cluster
 from undertow.tools.doctor.findings import Finding, Level
-from undertow.tools.doctor.link_measurement import (
-    ConnectResult,
-)
+from undertow.tools.doctor.link_measurement import ConnectResult
 from undertow.tools.doctor.pairs import Survey
 from undertow.tools.doctor.rendezvous import HostCard
 

@@ -9,13 +9,7 @@ import pytest
 
 from tests.support.doctor_facts import ETH0, HEALTHY, LO, TORCH
 from undertow.tools.doctor.examination import judge_host
-from undertow.tools.doctor.facts import (
-    AddressChoice,
-    Host,
-    Interface,
-    Package,
-    Scope,
-)
+from undertow.tools.doctor.facts import AddressChoice, Host, Interface, Package, Scope
 from undertow.tools.doctor.findings import Finding, Level
 
 replace = msgspec.structs.replace

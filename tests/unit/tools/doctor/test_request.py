@@ -9,13 +9,7 @@ import pytest
 from undertow.errors import ConfigError
 from undertow.tools.doctor.facts import AddressChoice, Network
 from undertow.tools.doctor.rendezvous import DoctorRendezvous
-from undertow.tools.doctor.request import (
-    DoctorRequest,
-    cannot_join,
-    check_apart,
-    find_own_rank,
-    split_hosts,
-)
+from undertow.tools.doctor.request import DoctorRequest, cannot_join, check_apart, find_own_rank, split_hosts
 
 
 def test_hosts_are_names_with_commas() -> None:
