@@ -39,15 +39,21 @@ MAY_READ_SETTINGS = {("autoload.py", "load")}
 # Names of what holds the message of an error, or a part of it.
 ERRORS = {"error", "failure", "exception"}
 MESSAGES = {"reason", "cause", "complaint", "refusal"}
-READERS = {
+PATTERNS = {"match", "search", "fullmatch", "findall"}
+READERS = PATTERNS | {
     *("startswith", "endswith", "partition", "rpartition", "split", "find", "index", "count"),
-    *("removeprefix", "removesuffix", "match", "search", "fullmatch", "findall"),
+    *("removeprefix", "removesuffix"),
 }
-# What looks into the text of an error all the same, and why it may.
+# Functions with these names return text for people.
+DESCRIPTIONS = ("describe", "explain", "name_")
+# What looks into words all the same, and why it may.
 MAY_READ_MESSAGES = {
     ("tools/doctor/pairs.py", "survey"): "leaves out of what is shown an option that the doctor does not have",
     ("tools/faults/scenarios/starts.py", "_check_cause"): "checks that the words for users name the host",
     ("launch/job_file.py", "_name_the_key"): "only the text of msgspec's error names the key of the file",
+    ("tools/doctor/collect.py", "list_packages"): "a package's metadata marks the requirements of its extras this way",
+    ("tools/faults/scenarios/__init__.py", "Scenario.claim"): "makes a phrase of a docstring",
+    ("torch/slots/device.py", "find_processor"): "reads a file of the kernel",
 }
 
 Place = tuple[str, str]  # the file, and the function in it
@@ -119,7 +125,7 @@ def find_readers(source: str) -> list[str]:
 
 
 def find_decisions(source: str) -> list[str]:
-    """Return the functions that compare or search the message of an error."""
+    """Return the functions that compare or search the message of an error, or look for words in any text."""
     tree, found = ast.parse(source), []
     caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
 
@@ -132,6 +138,8 @@ def find_decisions(source: str) -> list[str]:
         for part in ast.walk(node):
             if isinstance(part, ast.Call) and spell(part.func) in ("str", "repr") and is_error(part.args[0]):
                 return True
+            if isinstance(part, ast.Call) and spell(part.func).rpartition(".")[2].lstrip("_").startswith(DESCRIPTIONS):
+                return True
             if isinstance(part, ast.FormattedValue) and is_error(part.value):
                 return True
             if isinstance(part, ast.Attribute) and part.attr in ("args", "message") and is_error(part.value):
@@ -142,11 +150,14 @@ def find_decisions(source: str) -> list[str]:
         read: list[ast.expr] = []
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
             read = node.comparators
+            found += [scope] * holds_words(node.left)
         elif isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             read = sides if any(map(is_text, sides)) else []
+            found += [scope] * any(map(holds_words, sides))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
             read = [node.func.value, *node.args]
+            found += [scope] * (node.func.attr not in PATTERNS and any(map(holds_words, node.args)))
         elif isinstance(node, ast.Match):
             patterns = (part for case in node.cases for part in ast.walk(case.pattern))
             read = [node.subject] if any(map(is_text, patterns)) else []
@@ -156,6 +167,12 @@ def find_decisions(source: str) -> list[str]:
 
 def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(node.value)
+
+
+def holds_words(node: ast.AST) -> bool:
+    """Whether there is a constant text with a space and a letter, as in sentences and not in names."""
+    texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return any(" " in text and re.search("[a-z]", text, re.IGNORECASE) for text in texts)
 
 
 def is_setting(value: object) -> bool:
@@ -188,7 +205,7 @@ def test_settings_are_read_in_one_module() -> None:
     assert list_places(find_readers) == MAY_READ_SETTINGS
 
 
-def test_nothing_is_decided_by_the_message_of_an_error() -> None:
+def test_nothing_is_decided_by_the_text_of_a_message() -> None:
     assert list_places(find_decisions) == MAY_READ_MESSAGES.keys()
 
 
@@ -208,6 +225,12 @@ def test_nothing_is_decided_by_the_message_of_an_error() -> None:
         "loss.cause != 'it closed'",
         "try: pass\nexcept OSError as problem: 'in use' in str(problem)",
         "match str(error):\n  case 'gone': pass",
+        "describe_code(code).partition(';')",
+        "'HEARTBEAT' in self._describe(event)",
+        "' HEARTBEAT ' in line",
+        "line.startswith(('it is ', 'the engine of '))",
+        "span.reason == 'a gate'",
+        "kind == 'the end of backward'",
     ],
 )
 def test_a_decision_by_a_message_is_found_however_it_is_written(line: str) -> None:
@@ -215,7 +238,11 @@ def test_a_decision_by_a_message_is_found_however_it_is_written(line: str) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["error.rank == 3", "isinstance(error, PeerLost)", "print(str(error))", "reason != ''"]
+    "line",
+    [
+        *("error.rank == 3", "isinstance(error, PeerLost)", "print(str(error))", "reason != ''"),
+        *("name == 'conv1.weight'", "line.partition(': ')", "re.search('MemTotal: (.+) kB', text)"),
+    ],
 )
 def test_facts_of_an_error_may_decide(line: str) -> None:
     assert not find_decisions(line)

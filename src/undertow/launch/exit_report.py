@@ -99,14 +99,18 @@ def _is_first(remote: RemoteFailure, endings: Sequence[WorkerExit]) -> bool:
 
 
 def describe_code(code: int) -> str:
+    """Describe an exit code in words, with a guess at its cause."""
+    return f"{name_code(code)}{'; out of memory?' if -code == signal.SIGKILL else ''}"
+
+
+def name_code(code: int) -> str:
     """Describe an exit code in words; signals by name."""
     if code >= 0:
         return f"exit code {code}"
     try:
-        name = signal.Signals(-code).name
+        return f"killed by {signal.Signals(-code).name}"
     except ValueError:
-        name = f"signal {-code}"
-    return f"killed by {name}{'; out of memory?' if -code == signal.SIGKILL else ''}"
+        return f"killed by signal {-code}"
 
 
 def to_exit_code(code: int) -> int:

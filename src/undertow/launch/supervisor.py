@@ -18,7 +18,7 @@ from functools import partial
 from types import FrameType
 
 from undertow.launch.cleanup_guard import CleanupGuard, kill_descendants, read_state, reap_orphans, signal_group
-from undertow.launch.exit_report import WorkerExit, describe_code
+from undertow.launch.exit_report import WorkerExit, name_code
 from undertow.launch.host_watch import HostWatch, Instructions
 from undertow.launch.launcher_link import LauncherLink
 from undertow.launch.worker import Worker
@@ -240,8 +240,7 @@ class Supervisor:
                 )
             )
             if self._link is not None and not by_launcher:
-                outcome, _, _ = describe_code(code).partition(";")  # the guess after ";" is for this host's user
-                self._link.note_ended(worker.rank, code, outcome)
+                self._link.note_ended(worker.rank, code, name_code(code))
             if code:
                 self.shutdown.fail(now_s)
 

@@ -128,8 +128,8 @@ class Cluster:
         self._plans.append((event, fault))
         self._plans.sort(key=lambda plan: plan[0])
 
-    def note(self, event: str) -> None:
-        self.log.note(event)
+    def note(self, event: str, *, is_routine: bool = False) -> None:
+        self.log.note(event, is_routine=is_routine)
 
     def check(self, condition: bool, claim: str) -> None:
         if not condition:
@@ -259,7 +259,7 @@ class Cluster:
 
     def _pass_time(self, to_s: float) -> None:
         self.clock.now_s = to_s
-        self.note(f"it is {to_s:.3f} s")
+        self.note(f"it is {to_s:.3f} s", is_routine=True)
         while self.clock.next_s <= to_s:
             self.clock.pop()()
             self._continued_s = to_s
@@ -283,7 +283,7 @@ class Cluster:
             self.note(f"rank {worker.rank} has ended")
 
     def _run_engine(self, worker: Worker) -> None:
-        self.note(f"the engine of rank {worker.rank} runs what is due")
+        self.note(f"the engine of rank {worker.rank} runs what is due", is_routine=True)
         worker.loop.run_due()
 
     def _help(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from undertow.engine.coordinator import messages
 from undertow.engine.core.frames import Header, Kind
@@ -18,7 +18,35 @@ from undertow.errors import Garbled, UndertowError
 
 SHOWN_EVENTS = 80  # the last ones, which led to the failure
 
-_Delivery = tuple[int, int, Header | None, Any]
+
+class _Note(NamedTuple):
+    """Event in words."""
+
+    text: str
+    is_routine: bool
+
+
+class _Delivery(NamedTuple):
+    """Arrival of a frame; without a header, the end of the link."""
+
+    sender: int
+    receiver: int
+    header: Header | None
+    message: Any
+
+    @property
+    def is_routine(self) -> bool:
+        return self.header is not None and self.header.kind is Kind.HEARTBEAT
+
+    @property
+    def text(self) -> str:
+        ends = f"{self.sender} -> {self.receiver}"
+        if self.header is None:
+            return f"{ends} the end of the link"
+        if self.message is not None:
+            return f"{ends} {_read_message(self.message)}"
+        header = self.header
+        return f"{ends} {header.kind.name} key {header.key} round {header.step}, {header.length} bytes"
 
 
 class Broken(UndertowError):
@@ -34,13 +62,13 @@ class EventLog:
     """Log of a run's events."""
 
     def __init__(self) -> None:
-        self._events: list[str | _Delivery] = []
+        self._events: list[_Note | _Delivery] = []
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def note(self, event: str) -> None:
-        self._events.append(event)
+    def note(self, event: str, *, is_routine: bool = False) -> None:
+        self._events.append(_Note(event, is_routine))
 
     def begin_again(self) -> None:
         """Drop all events so far: they belong to a rehearsal."""
@@ -49,28 +77,16 @@ class EventLog:
     def note_delivery(self, sender: int, receiver: int, header: Header | None, body: Any) -> None:
         """Note that a frame has arrived; without a header, that the link has ended."""
         is_message = header is not None and header.kind is Kind.CONTROL
-        self._events.append((sender, receiver, header, body if is_message else None))
+        self._events.append(_Delivery(sender, receiver, header, body if is_message else None))
 
     def lines(self) -> list[str]:
-        return [event if isinstance(event, str) else _describe(*event) for event in self._events]
+        return [event.text for event in self._events]
 
     def last_lines(self) -> list[str]:
         """Return the first event and the last ones, without heartbeats and other routine."""
-        lines = [line for line in self.lines() if not _is_routine(line)]
+        lines = [event.text for event in self._events if not event.is_routine]
         left_out = len(lines) - SHOWN_EVENTS - 1
         return lines if left_out <= 0 else [lines[0], f"... {left_out} events ...", *lines[-SHOWN_EVENTS:]]
-
-
-def _describe(sender: int, receiver: int, header: Header | None, body: Any) -> str:
-    if header is None:
-        return f"{sender} -> {receiver} the end of the link"
-    if body is not None:
-        return f"{sender} -> {receiver} {_read_message(body)}"
-    return f"{sender} -> {receiver} {header.kind.name} key {header.key} round {header.step}, {header.length} bytes"
-
-
-def _is_routine(line: str) -> bool:
-    return " HEARTBEAT " in line or line.startswith(("it is ", "the engine of "))
 
 
 def _read_message(body: Any) -> str:
