@@ -20,6 +20,7 @@ from undertow.errors import ConfigError, MismatchError, PeerLost
 from undertow.horovod import torch as hvd
 from undertow.horovod.torch.process_sets import own_groups
 from undertow.runtime import process
+from undertow.runtime.subsets import SubsetError
 
 LARGE = 30_000  # several slices
 
@@ -356,6 +357,8 @@ def form_badly(rank: int, part: str) -> str:
             patch.setattr(formation, part, FAILURES[part])
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.add_process_set(one := hvd.ProcessSet([0, 1]))
+    assert isinstance(caught.value.__cause__, SubsetError)
+    assert caught.value.__cause__.ranks == (1,)
     assert one.process_set_id is None
     assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0, 2]}
     assert len(process._groups) == (2 if kept.included() else 1)

@@ -118,8 +118,8 @@ def run_subset_entry(data: bytes) -> None:
 
 def run_subset_outcome(data: bytes) -> None:
     """How another rank says that it has joined, or why not."""
-    text = subsets._agree(None, lambda title, own: [own, data, own])
-    assert isinstance(text, str)
+    causes = subsets._agree(None, lambda title, own: [own, data, own])
+    assert isinstance(subsets._list_causes(causes), str)
 
 
 def run_host_card(data: bytes) -> None:
@@ -203,7 +203,7 @@ def run_probe_message(data: bytes) -> None:
 
 
 def run_doctor_card(data: bytes) -> None:
-    card = _read_card(data, RENDEZVOUS)
+    card = _read_card(data, RENDEZVOUS, sender=1)
     surveyed = _survey(card, pack([ConnectResult.REACHED, ConnectResult.REACHED]), pack([]))
     assert isinstance(judge_cluster([CARD, card], surveyed), list)
     _show([CARD, card], surveyed)

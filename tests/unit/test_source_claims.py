@@ -48,7 +48,6 @@ READERS = PATTERNS | {
 DESCRIPTIONS = ("describe", "explain", "name_")
 # What looks into words all the same, and why it may.
 MAY_READ_MESSAGES = {
-    ("tools/doctor/pairs.py", "survey"): "leaves out of what is shown an option that the doctor does not have",
     ("tools/faults/scenarios/starts.py", "_check_cause"): "checks that the words for users name the host",
     ("launch/job_file.py", "_name_the_key"): "only the text of msgspec's error names the key of the file",
     ("tools/doctor/collect.py", "list_packages"): "a package's metadata marks the requirements of its extras this way",

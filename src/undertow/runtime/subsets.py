@@ -24,6 +24,14 @@ MOST_REASONS = 3
 Exchange = Callable[[str, bytes], list[bytes]]
 
 
+class SubsetError(UndertowError):
+    """The failure of some ranks to form a group."""
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)  # those whose failures are the causes
+
+
 class _Entry(msgspec.Struct, frozen=True):
     """Contribution of a rank to the rendezvous of a subset: its contact, nothing, or that it cannot join."""
 
@@ -46,7 +54,7 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Conne
     """Form the group of these ranks, which the process keeps under `name`; return None on other ranks.
 
     All ranks of the job must call it, with the same ranks in ascending order.  If a rank fails, all of them raise
-    `UndertowError` with its reason, and none of them has the group.
+    `SubsetError` with its reason, and none of them has the group.
     """
     world = process.default_group()
     rendezvous = _SubsetRendezvous(ranks, exchange)
@@ -63,9 +71,10 @@ def form_subset(name: object, ranks: Sequence[int], exchange: Exchange) -> Conne
         failure = error
     try:
         rendezvous.decline()
-        reasons = _agree(None if failure is None else _describe(failure), exchange)
-        if reasons:
-            raise UndertowError(f"{name_ranks(ranks)} cannot form a group: {reasons}") from failure
+        causes = _agree(None if failure is None else _describe(failure), exchange)
+        if causes:
+            message = f"{name_ranks(ranks)} cannot form a group: {_list_causes(causes)}"
+            raise SubsetError(message, ranks=list(causes)) from failure
     except BaseException:
         if own is not None:
             process.remove_group(name)
@@ -116,11 +125,15 @@ def _describe(error: Exception) -> _Failure:
     return _Failure(text, error.ranks if isinstance(error, PeerLost) else ())
 
 
-def _agree(own: _Failure | None, exchange: Exchange) -> str:
-    """Return the reason why the group could not be formed, the same on all ranks; empty if it was formed."""
+def _agree(own: _Failure | None, exchange: Exchange) -> dict[int, _Failure]:
+    """Return why the group could not be formed, by rank, the same on all ranks; empty if it was formed."""
     results = [_failures.decode(data) for data in exchange("formed", msgspec.msgpack.encode(own))]
     failures = {rank: failure for rank, failure in enumerate(results) if failure is not None}
     # A rank that fails is lost to the ranks that wait for it: their failures are consequences, its own is a cause.
     causes = {rank: failure for rank, failure in failures.items() if failures.keys().isdisjoint(failure.lost)}
-    words = [f"rank {rank}: {failure.text}" for rank, failure in (causes or failures).items()]
+    return causes or failures
+
+
+def _list_causes(causes: dict[int, _Failure]) -> str:
+    words = [f"rank {rank}: {failure.text}" for rank, failure in causes.items()]
     return "; ".join(words[:MOST_REASONS])

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from undertow.errors import ConfigError, PeerLost
-from undertow.runtime.subsets import _agree, _describe, _Entry, _Failure, _SubsetRendezvous
+from undertow.runtime.subsets import _agree, _describe, _Entry, _Failure, _list_causes, _SubsetRendezvous
 
 LOST_1 = PeerLost("it changed its mind", rank=1, host="b")
 
 
 def agree(*failures: Exception | None) -> str:
     told: list[_Failure | None] = [None if error is None else _describe(error) for error in failures]
-    return _agree(told[0], lambda title, own: [own, *map(msgspec.msgpack.encode, told[1:])])
+    return _list_causes(_agree(told[0], lambda title, own: [own, *map(msgspec.msgpack.encode, told[1:])]))
 
 
 def test_a_group_that_all_have_joined_is_formed() -> None:

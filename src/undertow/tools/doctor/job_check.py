@@ -80,7 +80,7 @@ def _join(job: Job, assignment: HostAssignment, card: HostCard) -> tuple[HostGro
 
     payload = msgspec.msgpack.encode(card)
     received = run_one(lambda: exchange("doctor: cards", payload, job.start_timeout_s))
-    cards = make_names_unique([decode(one, HostCard) for one in received])
+    cards = make_names_unique([decode(one, HostCard, sender=rank) for rank, one in enumerate(received)])
     return HostGroup(job.node_rank, cards, assignment.token.encode(), exchange), []
 
 

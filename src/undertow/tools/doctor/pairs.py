@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from undertow.errors import MismatchError, UndertowError
+from undertow.errors import MismatchError, PeerLost, UndertowError
+from undertow.plain_text import list_words
 from undertow.tools.doctor.link_measurement import CONNECT_S, ConnectResult, LinkMeasurement, measure, try_connection
 from undertow.tools.doctor.probe_protocol import STALL_S
 from undertow.tools.doctor.rendezvous import HostGroup, decode, run_all, run_one
@@ -39,7 +40,7 @@ def survey(group: HostGroup, *, duration_s: float, progress: Progress) -> Survey
     own: list[LinkMeasurement] = []
     try:
         rows = _exchange(group, "reach", msgspec.msgpack.encode(_try_all(group)), CONNECT_S + SLACK_S)
-        reach = [_read_row(row, size) for row in rows]
+        reach = [_read_row(row, size, sender=rank) for rank, row in enumerate(rows)]
         pairs = list_pairs(reach)
         progress.expect(len(pairs))
         timeout_s = 2 * (duration_s + 3 * STALL_S) + SLACK_S
@@ -51,25 +52,30 @@ def survey(group: HostGroup, *, duration_s: float, progress: Progress) -> Survey
             if dialer == group.rank:
                 own.append(_measure(group, listener, duration_s))
         results = _exchange(group, "results", msgspec.msgpack.encode(own), timeout_s)
-        return Survey(reach, [one for result in results for one in _read_results(result, size)])
+        read = [_read_results(result, size, sender=rank) for rank, result in enumerate(results)]
+        return Survey(reach, [one for result in read for one in result])
+    except PeerLost as error:
+        # The rendezvous' own message gives advice on `undertow run`.  Without ranks, it is the first host that is lost.
+        lost = [card.name for rank, card in enumerate(group.cards) if rank in (error.ranks or (0,))]
+        return Survey(reach, own, f"{list_words(lost)} stopped answering")
     except UndertowError as error:
-        # The rest of the rendezvous' message names an option that the doctor does not have.
-        text = str(error).partition(";")[0]
-        return Survey(reach, own, f"{text} (ranks count the hosts from 0)")
+        return Survey(reach, own, f"{error} (ranks count the hosts from 0)")
 
 
-def _read_row(payload: bytes, size: int) -> list[ConnectResult]:
-    row = decode(payload, list[ConnectResult])
+def _read_row(payload: bytes, size: int, *, sender: int) -> list[ConnectResult]:
+    row = decode(payload, list[ConnectResult], sender=sender)
     if len(row) != size:
-        raise MismatchError(f"a host has tried {len(row)} hosts of {size}: install the same undertow on all")
+        text = f"a host has tried {len(row)} hosts of {size}: install the same undertow on all"
+        raise MismatchError(text, matter="the number of hosts", ranks=[sender])
     return row
 
 
-def _read_results(payload: bytes, size: int) -> list[LinkMeasurement]:
-    results = decode(payload, list[LinkMeasurement])
+def _read_results(payload: bytes, size: int, *, sender: int) -> list[LinkMeasurement]:
+    results = decode(payload, list[LinkMeasurement], sender=sender)
     for one in results:
         if max(one.dialer, one.listener) >= size:
-            raise MismatchError(f"a host has measured hosts {one.dialer} and {one.listener} of {size}")
+            text = f"a host has measured hosts {one.dialer} and {one.listener} of {size}"
+            raise MismatchError(text, matter="the number of hosts", ranks=[sender])
     return results
 
 

@@ -61,7 +61,7 @@ def lead_rendezvous(
 
     def receive(rank: int) -> HostCard:
         received = rendezvous.attend(_CARD_NAME.format(rank), payload, rank=0, timeout_s=rendezvous.timeout_s)
-        return _read_card(received[1], rendezvous)
+        return _read_card(received[1], rendezvous, sender=rank)
 
     awaited = dict(enumerate(rendezvous.names[1:], start=1))
     say(_describe_wait(awaited.values()))
@@ -78,17 +78,19 @@ def lead_rendezvous(
     return _make_group(rendezvous, host_list), _explain(rendezvous, errors)
 
 
-def _read_card(payload: bytes, rendezvous: DoctorRendezvous) -> HostCard:
-    card = decode(payload, HostCard)
+def _read_card(payload: bytes, rendezvous: DoctorRendezvous, *, sender: int) -> HostCard:
+    card = decode(payload, HostCard, sender=sender)
     if card.hosts != len(rendezvous.names):
-        raise MismatchError(f"{card.name} was given {card.hosts} hosts, this one {len(rendezvous.names)}")
+        text = f"{card.name} was given {card.hosts} hosts, this one {len(rendezvous.names)}"
+        raise MismatchError(text, matter="--hosts", ranks=(rendezvous.rank, sender))
     return card
 
 
 def _read_host_list(payload: bytes, rendezvous: DoctorRendezvous) -> HostList:
-    host_list = decode(payload, HostList)
+    host_list = decode(payload, HostList, sender=0)
     if len(host_list.cards) != len(rendezvous.names) or host_list.cards[rendezvous.rank] is None:
-        raise MismatchError(f"the first host's list has {len(host_list.cards)} hosts, or lacks this host's card")
+        text = f"the first host's list has {len(host_list.cards)} hosts, or lacks this host's card"
+        raise MismatchError(text, matter="--hosts", ranks=(rendezvous.rank, 0))
     return host_list
 
 
@@ -116,7 +118,7 @@ def join_rendezvous(
 
     def send_card() -> HostCard:
         received = rendezvous.attend(_CARD_NAME.format(rank), payload, rank=1, timeout_s=rendezvous.timeout_s)
-        return _read_card(received[0], rendezvous)
+        return _read_card(received[0], rendezvous, sender=0)
 
     def receive(timeout_s: float) -> HostList:
         received = rendezvous.attend(_LIST_NAME.format(rank), b"", rank=1, timeout_s=timeout_s)
@@ -206,13 +208,15 @@ class HostGroup:
     exchange: Callable[[str, bytes, float], list[bytes]]  # name, payload, timeout in seconds
 
 
-def decode(payload: bytes, kind: type[T]) -> T:
-    """Decode a payload of another host; raise `MismatchError` if it is invalid, for example from another version."""
+def decode(payload: bytes, kind: type[T], *, sender: int) -> T:
+    """Decode a payload of host `sender`; raise `MismatchError` if it is invalid, for example from another version."""
     try:
         return Decoder[T](kind).decode(payload)
     except Garbled as error:
         raise MismatchError(
-            f"a message of another host's doctor cannot be decoded ({error}): install the same undertow on all hosts"
+            f"a message of another host's doctor cannot be decoded ({error}): install the same undertow on all hosts",
+            matter="the version of undertow",
+            ranks=[sender],
         ) from None
 
 

@@ -16,9 +16,11 @@ from undertow.tools.doctor.rendezvous import DoctorRendezvous, HostCard, decode,
 
 def test_a_card_of_a_newer_version_is_read_and_nonsense_is_not() -> None:
     newer = {**msgspec.to_builtins(A), "more": 1}
-    assert decode(msgspec.msgpack.encode(newer), HostCard) == A
-    with pytest.raises(MismatchError, match="install the same undertow"):
-        decode(b"\x01", HostCard)
+    assert decode(msgspec.msgpack.encode(newer), HostCard, sender=1) == A
+    with pytest.raises(MismatchError, match="install the same undertow") as caught:
+        decode(b"\x01", HostCard, sender=1)
+    assert caught.value.matter == "the version of undertow"
+    assert caught.value.ranks == (1,)
 
 
 def test_hosts_with_different_lists_of_hosts_are_named() -> None:
