@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.support.step_events import has_result, list_events
 from tests.support.workers import HANG_S, on_workers
 from undertow import torch as undertow_torch
 from undertow.errors import ConfigError
 from undertow.horovod import torch as hvd
-from undertow.tracing import events
 from undertow.tracing.recorder import process_recorder
 
 CLASSES = 4
@@ -84,7 +84,7 @@ class Pause(torch.autograd.Function):
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         pause = threading.Event()
         for _ in range(int(HANG_S * 50)):
-            if any(isinstance(note, events.Answered) for note in process_recorder.events()):
+            if has_result():
                 return gradient
             pause.wait(0.01)
         raise AssertionError(f"no result while backward waits: {process_recorder.events()}")
@@ -99,8 +99,8 @@ def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
     last(Pause.apply(first(torch.ones(300)))).sum().backward()
     optimizer.step()
     process_recorder.stop()
-    first = next(note.time_s for note in process_recorder.events() if isinstance(note, events.Answered))
-    assert first < [note.began_s for note in process_recorder.events() if isinstance(note, events.Hooked)][1]
+    order = [what for _, what in list_events() if what != "sent"]
+    assert order[1] == "result"  # right after the first gradient
 
 
 @on_workers(2)

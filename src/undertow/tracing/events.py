@@ -74,13 +74,6 @@ class PassEnded(TraceInstant):
 # Stages 4 to 7, in the engine thread
 
 
-class Pushed(TraceInstant):
-    """A round of a key has begun on this worker.  Tests read it; no view does."""
-
-    key: int
-    round: int
-
-
 class Sent(TraceEvent):
     """A slice, queued at `queued_s`, has left the send queue for its link."""
 
@@ -114,13 +107,6 @@ class Received(TraceSpan):
 
 class Summed(TraceSpan):
     """The shard has summed one round."""
-
-    key: int
-    round: int
-
-
-class Answered(TraceInstant):
-    """The result of a round has arrived.  Tests read it; no view does."""
 
     key: int
     round: int

@@ -10,7 +10,7 @@ from undertow.tracing.recorder import Recorder
 
 
 def make_event(number: int) -> TraceEvent:
-    return events.Pushed(float(number), number, 1)
+    return events.Written(float(number), 0, 1, number, 1)
 
 
 def test_notes_are_taken_once_and_in_order() -> None:

@@ -85,8 +85,6 @@ class WorkerSide:
     def _push(self, item: Contribution) -> None:
         spec = self.flow.spec(item.key)
         self.step = max(self.step, item.step)
-        if self._recorder.is_on:
-            self._recorder.record(events.Pushed(self._recorder.clock(), item.key, item.step))
         if spec.owner == self._rank:
             if spec.op is Op.GATHER:
                 # The key's spec has no size.
@@ -173,8 +171,6 @@ class WorkerSide:
         self._accept(item, item.present, absent=False)
 
     def _accept(self, item: Contribution, present: int, *, absent: bool) -> None:
-        if self._recorder.is_on:
-            self._recorder.record(events.Answered(self._recorder.clock(), item.key, item.step))
         following = self.flow.answer(item.key)
         item.present, item.absent = present, absent
         item.on_result(item)

@@ -320,14 +320,12 @@ def test_the_latest_step_is_known_for_messages() -> None:
     assert bench.exchanges[0].step == 3
 
 
-def test_pushes_and_results_are_traced() -> None:
+def test_sums_are_traced() -> None:
     bench = Bench(1)
     process_recorder.start()
     give(bench, 0, Share(MINE))
     assert [(type(note), note.key, note.round) for note in process_recorder.stop()] == [  # type: ignore[attr-defined]
-        (events.Pushed, MINE, 1),
-        (events.Summed, MINE, 1),
-        (events.Answered, MINE, 1),
+        (events.Summed, MINE, 1)
     ]
 
 

@@ -177,5 +177,5 @@ def test_a_report_with_long_names_fits_in_a_datagram() -> None:
 
 def test_other_events_are_ignored() -> None:
     meter = make_meter()
-    meter.take([events.Pushed(0.1, 1, 1), events.Summed(0.1, 0.2, 1, 1)])
+    meter.take([events.Written(0.1, 0, 1, 1, 1), events.Summed(0.1, 0.2, 1, 1)])
     assert meter.read(1.0).state is Activity.STARTING

@@ -27,14 +27,12 @@ STEP = [
     events.Forward(1.001, 1.1, "fc"),
     events.PassBegan(1.2, 0, 1),
     events.Hooked(1.3, 1.301, "fc.weight"),
-    events.Pushed(1.302, 4, 1),
     events.Sent(1.302, 1.31, 0, PUSH, 4, 1, 1000),
     events.Written(1.33, 0, PUSH, 4, 1),
     events.Received(1.31, 1.34, 0, PUSH, 5, 1, 800),
     events.Summed(1.34, 1.35, 5, 1),
     events.PassEnded(1.4, 0, 1),
     events.Received(1.42, 1.45, 0, RESULT, 4, 1, 1000),
-    events.Answered(1.45, 4, 1),
     events.Waited(1.41, 1.46, "the end of backward", "fc.weight"),
     events.Applied(1.47, 1.48, ("fc.weight",)),
     events.Stepped(1.5, 1.55, "SGD"),
@@ -131,7 +129,7 @@ def test_without_a_wait_the_arrow_ends_where_the_gradient_is_applied() -> None:
 
 def test_the_arrow_comes_back_with_the_last_slice() -> None:
     table = events.Named(0.0, "the parameters", "mean", {4: ("fc.weight",), 6: ("fc.weight",)})
-    story = [*STEP[:11], events.Received(1.455, 1.457, 0, RESULT, 6, 1, 1000), *STEP[12:]]
+    story = [*STEP[:10], events.Received(1.455, 1.457, 0, RESULT, 6, 1, 1000), *STEP[10:]]
     back = [event["ts"] for event in compose(table, *story) if event["ph"] == "t" and event["tid"] == lane_from(0)]
     assert back == [pytest.approx(1.457e6, abs=1.1)]
 
@@ -280,6 +278,5 @@ def test_names_may_be_anything() -> None:
 
 
 def test_every_type_of_event_has_a_handler() -> None:
-    """Events for the begin and end of a round are only for tests and the live view."""
     kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, TraceEvent)}
-    assert kinds - set(_HANDLERS) == {TraceEvent, TraceInstant, TraceSpan, events.Pushed, events.Answered}
+    assert kinds - set(_HANDLERS) == {TraceEvent, TraceInstant, TraceSpan}
