@@ -51,7 +51,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> 
 def ask_for_allreduce(rank: int) -> None:
     training = Training(rank, 2, plan="factors")
     training.run(USED)
-    with pytest.raises(PlanError, match="process group"):
+    with pytest.raises(PlanError, match=r"process group\. Call torch\.distributed\.init_process_group first"):
         DistributedDataParallel(make_net(), plan="allreduce")
     # A plan for a cluster with a process group is followed as far as possible.
     plan = training.plan

@@ -311,4 +311,4 @@ def test_rank_0_logs_once_that_all_train_on_the_same_inputs(kind: str) -> None:
     first, second = run_workers(2, hear_of_inputs, kind)
     assert second == []
     assert len(first) == (kind == "same")
-    assert all("undertow.torch.distribute(loader)" in words for words in first)
+    assert all("own part of the data: loader = undertow.torch.distribute(loader)" in words for words in first)

@@ -293,6 +293,19 @@ def test_the_page_on_horovod_names_what_unpickles() -> None:
         assert f"`{name}`" in point
 
 
+@pytest.mark.parametrize("package", ["engine", "plan", "sync"])
+def test_what_is_below_the_frontends_does_not_speak_of_their_functions(package: str) -> None:
+    """A frontend's users read these texts, and each framework has its own names."""
+    words = re.compile(r"\bundertow\.(torch|keras)\b|\btorch\.\w|init_process_group")
+    found = []
+    for path in (ROOT / package).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements)
+        found += [(path.name, node.value) for node in texts if isinstance(node.value, str) and words.search(node.value)]
+    assert found == []
+
+
 def test_two_modules_of_the_fault_driver_look_inside_of_a_group() -> None:
     inside = re.compile(r"\b(group|exchange(\.\w+)?|control|outbox)\._")
     files = (ROOT / "tools" / "faults").rglob("*.py")

@@ -35,7 +35,7 @@ PRUDENT_SHARE = 0.8
 # Only this many tensors, the largest, are tried individually, because a plan is made between two steps.
 MOST_MOVED = 24
 UNLIKE = "hosts with different processors, libraries or numbers of threads would multiply factors differently"
-NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group: call init_process_group first"
+NO_PROCESS_GROUP = "the plan 'allreduce' needs torch's process group"
 
 
 def make_plan(profile: Profile, cluster: Cluster, *, policy: str = AUTO, has_gates: bool = True) -> Plan:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -47,10 +47,7 @@ GOOD_ENOUGH = 1.6
 FEWEST_SLICES = 4
 MOST_NAMED = 3  # gradients in a warning; more are counted
 
-SAME_INPUTS = (
-    "all %d workers train on the same inputs in every step, which gains nothing over one worker. Give each worker its "
-    "own part of the data: loader = undertow.torch.distribute(loader), or a torch.utils.data.DistributedSampler"
-)
+SAME_INPUTS = "all %d workers train on the same inputs in every step, which gains nothing over one worker. %s"
 
 
 class ModelProbe(Protocol):
@@ -97,13 +94,17 @@ class ModelProbe(Protocol):
 class Planning:
     """The planning of one model.  `policy` is the name of a policy, or a given plan."""
 
+    # The advice in messages about workers with the same inputs, and about a plan that needs a process group.
+    INPUTS_REMEDY: ClassVar[str] = "Give each worker its own part of the data"
+    PROCESS_GROUP_REMEDY: ClassVar[str] = "Use another plan"
+
     def __init__(self, group: Group, policy: str | Plan, probe: ModelProbe) -> None:
         self.active: ActivePlan | None = None  # None until there is a plan
         self._group = group
         self._policy = policy
         self._probe = probe
         if policy == Scheme.ALLREDUCE.value and not probe.has_process_group:
-            raise PlanError(NO_PROCESS_GROUP)
+            raise PlanError(f"{NO_PROCESS_GROUP}. {self.PROCESS_GROUP_REMEDY}")
         self._replanner = None
         if isinstance(policy, str) and policy != Scheme.DENSE.value:
             self._replanner = Replanner(policy)
@@ -208,7 +209,7 @@ class Planning:
     def _consider(self, reports: Sequence[RankReport]) -> None:
         check_digests(reports)
         if self._same_inputs.compare([report.inputs for report in reports]) and self._group.rank == 0:
-            log.warning(SAME_INPUTS, len(reports))
+            log.warning(SAME_INPUTS, len(reports), self.INPUTS_REMEDY)
         active = None
         if self._replanner is not None:
             active = self._replanner.consider(reports)

@@ -20,6 +20,12 @@ from undertow.torch.planning.probe import TorchProbe
 class TorchPlanning(Planning):
     """The planning of one wrapped module."""
 
+    INPUTS_REMEDY = (
+        "Give each worker its own part of the data: loader = undertow.torch.distribute(loader), or a "
+        "torch.utils.data.DistributedSampler"
+    )
+    PROCESS_GROUP_REMEDY = "Call torch.distributed.init_process_group first"
+
     def __init__(
         self,
         group: Group,
