@@ -12,9 +12,11 @@ finds.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
@@ -24,14 +26,11 @@ from undertow.torch_groups import has_group_of_one, has_process_group
 
 # Words in scripts that know of ranks: ranks, process groups, and the frameworks that create them.
 _MENTIONS = re.compile(
-    rb"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
-    rb"|DistributedDataParallel|DistributedSampler|horovod|hvd|undertow|accelerate|Accelerator|deepspeed|lightning"
-    rb"|pytorch_lightning|torchelastic|mpi4py|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
+    r"\b(RANK|LOCAL_RANK|WORLD_SIZE|world_size|local_rank|torch\.distributed|init_process_group"
+    r"|DistributedDataParallel|DistributedSampler|horovod|hvd|undertow|accelerate|Accelerator|deepspeed|lightning"
+    r"|pytorch_lightning|torchelastic|mpi4py|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
 )
-_HOROVOD = re.compile(rb"\bhorovod\b|\bHOROVOD_")
-
-# A comment may mention what the script does not do.
-_COMMENT = re.compile(rb"(?:^|\s)#.*$", re.MULTILINE)
+_HOROVOD = re.compile(r"\bhorovod\b|\bHOROVOD_")
 
 
 # Undertow's modules that a script imports to join the other workers, and names in them that do not count.
@@ -40,21 +39,32 @@ _REPLACING = ("DistributedDataParallel",)
 
 
 def mentions_ranks(script: str | None) -> bool:
-    """Return whether the text of the script mentions ranks; True if it cannot be read."""
-    text = _read_text(script)
-    return text is None or _MENTIONS.search(text) is not None
+    """Return whether the code of the script mentions ranks; True if it cannot be read."""
+    code = _read_code(script)
+    return code is None or _MENTIONS.search(code) is not None
 
 
 def mentions_horovod(script: str | None) -> bool:
-    return _HOROVOD.search(_read_text(script) or b"") is not None
+    return _HOROVOD.search(_read_code(script) or "") is not None
 
 
-def _read_text(script: str | None) -> bytes | None:
-    """Read the script without its comments; None if it cannot be read."""
+def _read_code(script: str | None) -> str | None:
+    """Read the script without comments and docstrings, which may mention what it does not do; None if impossible."""
+    if script is None:
+        return None
     try:
-        return None if script is None else _COMMENT.sub(b"", Path(script).read_bytes())
+        source = Path(script).read_bytes()
     except OSError:
         return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value = ast.Constant(None)
+        return ast.unparse(tree)
+    except (SyntaxError, ValueError, RecursionError):
+        return source.decode(errors="replace")
 
 
 def find_module_file(module: str) -> str | None:

@@ -33,6 +33,8 @@ del undertow, _undertow
         "import undertow",
         "os.environ['HOROVOD_LOCAL_RANK']",
         "def setup(world_size):",
+        "# Start it with: undertow\nname = '#'; import horovod",
+        "parser.add_argument(\n    '--local_rank'\n)",
     ],
 )
 def test_these_texts_mention_ranks(text: str, tmp_path: Path) -> None:
@@ -43,7 +45,12 @@ def test_these_texts_mention_ranks(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "import torch", "FRANK = 1", "ranking = 2", "print('rank of a matrix')", "accelerated = lightning_fast"],
+    [
+        *("", "import torch", "FRANK = 1", "ranking = 2", "print('rank of a matrix')", "accelerated = lightning_fast"),
+        '"""Start it with: undertow run -n 4 train.py."""\nimport torch',
+        'def train():\n    """Train without torch.distributed, \\d.\n\n    RANK is not read.\n    """',
+        "x = 1  # one day with horovod\n'world_size is a word in a statement without effect'",
+    ],
 )
 def test_these_texts_do_not_mention_ranks(text: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
