@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import undertow
+import undertow.torch
 from tests.support.single_process import as_a_script, flat, run
 from tests.support.workers import hear, outcomes_of, run_workers, say, start_workers
 from undertow.script import single_process
@@ -379,12 +381,17 @@ def test_a_script_that_turns_out_to_know_of_ranks_is_left_alone() -> None:
     assert run(2, join_later) == [(True, 0.0), (True, 1.0)]
 
 
-def know_of_ranks(rank: int) -> str:
+def know_of_ranks(rank: int, *, distributes: bool = False) -> str:
     undertow.init()
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        model = nn.Linear(1, 1)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+        if distributes:
+            undertow.torch.distribute(torch.utils.data.DataLoader(torch.arange(8.0), batch_size=8))
+        model(torch.ones(1, 1)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
     return said.getvalue()
 
 
@@ -393,6 +400,10 @@ def test_a_script_that_knows_of_ranks_is_warned_that_it_shares_its_data_itself()
     first, second = run(2, know_of_ranks, UNDERTOW_BATCH="split")
     assert first.count("--batch split applies only to loaders that the script passes to undertow") == 1
     assert second == ""
+
+
+def test_a_script_that_distributes_a_loader_is_not_warned() -> None:
+    assert run(2, functools.partial(know_of_ranks, distributes=True), UNDERTOW_BATCH="split") == ["", ""]
 
 
 def shut_down(rank: int) -> tuple[bool, float]:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from undertow.decoding import Decoder
 from undertow.engine.interface import Group
 from undertow.runtime import process
-from undertow.script.awareness import find_join_call, has_joined, has_joined_alone, imports_undertow
+from undertow.script.awareness import find_join_call, has_joined, imports_undertow
 from undertow.script.checkpoints import Checkpoints
 from undertow.script.event_files import EventFiles
 from undertow.script.folders import Folders
@@ -121,11 +121,6 @@ class SingleProcessScript(DataSharing):
 
     def _leave_alone(self) -> None:
         """Leave a script alone that knows of other workers, and check its first step."""
-        if self.is_split and not has_joined_alone():
-            self.announce(
-                "--batch split applies only to loaders that the script passes to undertow.torch.distribute(): the "
-                "script knows of other workers, and shares all other data itself"
-            )
         self.end()
         self._first_step = FirstStepCheck(self.settings, self.announce, must_join=not has_joined())
         self._watch_steps()

@@ -22,6 +22,7 @@ from undertow.hidden import is_hidden
 from undertow.plain_text import name_some
 from undertow.script.awareness import has_joined, has_joined_alone
 from undertow.settings import Batch, Settings
+from undertow.torch.data.distribution import has_distributed
 
 SHOWN = 3  # names in a message
 LEGITIMATE_PASSES = 1  # before the first optimizer
@@ -130,7 +131,10 @@ class FirstStepCheck:
         self._is_made = False
 
     def check(self) -> None:
-        """Warn if the script has not joined them; raise `ConfigError` if its batches were to be split."""
+        """Warn if the script has not joined them, or if its batches should be split and are not.
+
+        Raises `ConfigError` if they cannot be split.
+        """
         if self._is_made or self._settings.world_size == 1:
             return
         self._is_made = True
@@ -141,6 +145,11 @@ class FirstStepCheck:
                 f"{sys.argv[0]} imports undertow, but has not joined the other workers: each of "
                 f"{self._settings.world_size} trains a full copy by itself. Call undertow.init() and wrap the model "
                 "(undertow.torch), or leave the import out to have it trained as a single-process script"
+            )
+        elif self._settings.batch is Batch.SPLIT and not has_distributed():
+            self._announce(
+                "--batch split applies only to loaders that the script passes to undertow.torch.distribute(), and it "
+                "has passed none: it knows of other workers, and shares all other data itself"
             )
 
     def _refuse_alone(self) -> None:

@@ -185,6 +185,11 @@ class Distribution(DataSharing):
 _current: Distribution | None = None
 
 
+def has_distributed() -> bool:
+    """Return whether the script has distributed a loader among the current workers."""
+    return _current is not None
+
+
 def _find_distribution() -> Distribution:
     """Return the distribution among the current workers."""
     global _current
