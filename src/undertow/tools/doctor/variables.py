@@ -21,12 +21,12 @@ SETTINGS = "settings"  # the subject
 _SECRETS = {"token"}
 # Every launcher sets these for its workers, whatever their values outside are.
 _OF_WORKERS = {"rank", "world_size", "local_rank", "local_world_size"}
-# Belong to one host or one worker, or are sent to all by the first: these may differ between hosts.
+# Belong to one host or one worker, are sent to all by the first, or are set by a launcher: these may differ.
 _OF_A_HOST = {
     *_OF_WORKERS,
     *("master_addr", "master_port", "rendezvous", "token", "address", "start_timeout_s", "profile", "trace", "live"),
     *("slice_bytes", "smallest_slice_bytes", "largest_slice_bytes", "slice_time_s", "credit_bytes", "checksum"),
-    *("share_name", "share_socket", "autoload"),
+    *("share_name", "share_socket", "autoload", "start_marks", "loss_note"),
 }
 
 

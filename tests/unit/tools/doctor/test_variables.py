@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from undertow.settings import table
 from undertow.tools.doctor.findings import Finding, Level
 from undertow.tools.doctor.variables import collect_variables, judge_variables, select_common
 
@@ -69,3 +70,6 @@ def test_only_what_must_be_alike_is_compared() -> None:
     common = select_common(collect_variables({}, outer={}))
     assert {"UNDERTOW_BATCH", "UNDERTOW_PLAN", "UNDERTOW_OVERLAP"} <= set(common)
     assert not {"RANK", "UNDERTOW_TOKEN", "UNDERTOW_ADDRESS", "MASTER_ADDR"} & set(common)
+    internal = {variable for variable, _, text in table() if "` sets it)" in text}
+    assert {"UNDERTOW_LIVE", "UNDERTOW_LOSS_NOTE", "UNDERTOW_PROFILE"} <= internal
+    assert not internal & set(common)
