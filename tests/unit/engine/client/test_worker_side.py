@@ -17,7 +17,6 @@ from undertow.engine.core.pool import Pool
 from undertow.engine.core.rounds import EVERYONE, Array, KeySpec, Op
 from undertow.engine.server.gathering import RankBytes
 from undertow.engine.server.shard import Answer
-from undertow.tracing import events
 from undertow.tracing.recorder import Recorder
 
 OURS, THEIRS, PUBLISHED, GATHERED, FOR_ONE = range(1, 6)
@@ -221,11 +220,3 @@ def test_keys_that_are_registered_again_begin_with_their_first_round(bench: Benc
     bench.give(THEIRS)
     assert [step for _, _, _, step in bench.sender.sent] == [1, 1]
     assert GATHERED in bench.side.gathering.keys
-
-
-def test_pushes_and_answers_are_recorded_while_tracing(bench: Bench) -> None:
-    bench.give(THEIRS)
-    bench.recorder.start()
-    bench.side.take_result(0, result())
-    bench.give(THEIRS)
-    assert bench.recorder.take() == [events.Answered(5.0, THEIRS, 1), events.Pushed(5.0, THEIRS, 2)]

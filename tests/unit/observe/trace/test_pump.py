@@ -13,7 +13,7 @@ from undertow.tracing.recorder import Recorder
 
 
 def make_event(number: int) -> TraceEvent:
-    return events.Pushed(float(number), number, 1)
+    return events.Written(float(number), 0, 1, number, 1)
 
 
 class Reader:
