@@ -28,6 +28,7 @@ from undertow.crossover.arbiter_state import ArbiterState, Outgoing
 from undertow.crossover.messages import FromArbiter, make_lines
 from undertow.crossover.socket_path import find_peer, prepare_folder
 from undertow.crossover.turns import LEASE_S
+from undertow.engine.wire.listeners import listen
 from undertow.engine.wire.strangers import find_surplus
 from undertow.errors import ConfigError, Garbled
 
@@ -229,15 +230,11 @@ def _claim(path: Path) -> IO[bytes]:
 def _listen(path: Path) -> socket.socket:
     if path.is_socket():
         path.unlink()  # left by an arbiter that was killed: a running one would hold the lock
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        return listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path), MOST_CONNECTIONS)
     finally:
         os.umask(mask)
-    listener.listen(MOST_CONNECTIONS)
-    listener.setblocking(False)
-    return listener
 
 
 def main(arguments: list[str]) -> None:

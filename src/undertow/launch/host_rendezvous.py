@@ -21,8 +21,8 @@ import msgspec
 
 from undertow.decoding import Decoder
 from undertow.engine.coordinator.rendezvous import RendezvousServer, attend, parse_address
-from undertow.engine.coordinator.rendezvous_server import format_address
 from undertow.engine.coordinator.rendezvous_table import MAX_SIZE, WORKERS_MET
+from undertow.engine.wire.listeners import format_address
 from undertow.engine.wire.routes import look_up
 from undertow.errors import PeerLost, Refused
 from undertow.launch.host_watch import SILENCE_S, HostRanks, describe_cut, describe_silence

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from undertow.decoding import Decoder, Rank
 from undertow.engine.coordinator.rendezvous import parse_address
-from undertow.engine.coordinator.rendezvous_server import format_address, open_listener
 from undertow.engine.wire.auth import Handshake, Role, shake_hands
+from undertow.engine.wire.listeners import format_address, open_listener
 from undertow.engine.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
 from undertow.engine.wire.streams import Messages, pack
 from undertow.errors import Garbled, PeerLost, Refused

@@ -9,8 +9,6 @@ have the format of `wire.streams`.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import selectors
 import socket
@@ -22,19 +20,16 @@ from dataclasses import dataclass, field
 from undertow.decoding import Decoder
 from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, Join, RendezvousTable, Replies
 from undertow.engine.wire.auth import Handshake, Role
-from undertow.engine.wire.routes import look_up
+from undertow.engine.wire.listeners import format_address, open_listener
 from undertow.engine.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
 from undertow.engine.wire.streams import Messages, pack
-from undertow.errors import ConfigError, Garbled, Refused
+from undertow.errors import Garbled, Refused
 
 MAX_REQUEST_BYTES = MAX_PAYLOAD_BYTES + 1024
 MAX_STRANGERS = 128
 # Maximum time in which a participant must send its request, and in which it must read its reply.
 TRANSFER_TIMEOUT_S = 30.0
 LONGEST_SLEEP_S = 3600.0  # the system accepts no timeout of more than 24 days
-# Small packets pass even if a switch drops jumbo frames that the interfaces allow.  So the hosts find each other, and a
-# later check can name the cause.
-SEGMENT_BYTES = 1200
 
 log = logging.getLogger("undertow.rendezvous")
 _requests: Decoder[Join] = Decoder(Join, "a request")
@@ -214,31 +209,3 @@ class RendezvousServer:
         self._connections.pop(connection.sock, None)
         self._selector.unregister(connection.sock)
         connection.sock.close()
-
-
-def format_address(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def open_listener(host: str, port: int) -> socket.socket:
-    """Listen on the interface with this address only."""
-    try:
-        family, _, _, _, where = look_up(host, port)[0]
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host!r}: {error.strerror}; give a name or address of this host") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted job needs the same port at once
-        with contextlib.suppress(OSError):  # optional; applies to both directions of each connection
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        sock.bind(where)
-        sock.listen(1024)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        reason = f"{error.strerror}; choose a free port"
-        if error.errno == errno.EADDRNOTAVAIL:
-            reason = f"{host} is not an address of this host; give one that is (see: ip address)"
-        raise ConfigError(f"cannot listen on {format_address(host, port)}: {reason}") from None
-    return sock

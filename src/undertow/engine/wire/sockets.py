@@ -23,6 +23,7 @@ from typing import Any
 
 from undertow.engine.wire.auth import Handshake, Role, shake_hands
 from undertow.engine.wire.link import Link
+from undertow.engine.wire.listeners import format_address, listen
 from undertow.engine.wire.loop import Loop
 from undertow.engine.wire.routes import look_up
 from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, find_surplus
@@ -72,8 +73,7 @@ class SocketTransport:
 
     @property
     def address(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(*self._listener.getsockname()[:2])
 
     @property
     def local_address(self) -> str:
@@ -264,21 +264,9 @@ class _Stranger:
 def _listen(host: str, backlog: int) -> socket.socket:
     try:
         family, _, _, _, where = look_up(host, 0)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        return listen(socket.socket(family, socket.SOCK_STREAM), where, backlog)
     except OSError as error:
-        raise _cannot_listen(host, error) from None
-    try:
-        listener.bind(where)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, error) from None
-    listener.listen(backlog)
-    listener.setblocking(False)
-    return listener
-
-
-def _cannot_listen(host: str, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host")
+        raise ConfigError(f"cannot listen on {host}: {error.strerror}; give an address of this host") from None
 
 
 def _listen_locally(backlog: int) -> socket.socket | None:
@@ -288,11 +276,8 @@ def _listen_locally(backlog: int) -> socket.socket | None:
     """
     if sys.platform != "linux":
         return None
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0undertow-{secrets.token_hex(8)}")
-    listener.listen(backlog)
-    listener.setblocking(False)
-    return listener
+    name = f"\0undertow-{secrets.token_hex(8)}"
+    return listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), name, backlog)
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:

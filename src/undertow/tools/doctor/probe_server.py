@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 
 from undertow.decoding import Decoder
-from undertow.engine.coordinator.rendezvous_server import format_address
 from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.listeners import format_address
 from undertow.engine.wire.strangers import find_surplus
 from undertow.engine.wire.streams import pack, read_exactly
 from undertow.errors import Refused

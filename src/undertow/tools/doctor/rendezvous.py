@@ -21,7 +21,7 @@ import msgspec
 
 from undertow.decoding import Decoder, Seconds
 from undertow.engine.coordinator.rendezvous import RendezvousServer, attend
-from undertow.engine.coordinator.rendezvous_server import format_address
+from undertow.engine.wire.listeners import format_address
 from undertow.errors import Garbled, MismatchError, PeerLost, Refused, UndertowError
 from undertow.tools.doctor.findings import Finding, fail
 from undertow.tools.doctor.link_measurement import explain_absence, try_host

@@ -16,6 +16,7 @@ from undertow.engine.coordinator.rendezvous import RendezvousServer, attend, par
 from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES
 from undertow.engine.wire import streams
 from undertow.engine.wire.auth import MAGIC, Role, shake_hands
+from undertow.engine.wire.listeners import format_address
 from undertow.errors import ConfigError, MismatchError, PeerLost, Refused
 
 TOKEN = b"secret"
@@ -167,7 +168,7 @@ def test_a_bad_address_is_refused(address: str) -> None:
 
 def test_addresses_of_both_kinds_are_understood() -> None:
     assert parse_address("10.0.0.1:80") == ("10.0.0.1", 80)
-    assert parse_address(rendezvous_server.format_address("::1", 80)) == ("::1", 80)
+    assert parse_address(format_address("::1", 80)) == ("::1", 80)
 
 
 def test_a_wrong_token_is_refused_at_once_and_counted(point: RendezvousServer) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from undertow.engine.coordinator.rendezvous_server import open_listener
+from undertow.engine.wire.listeners import open_listener
 from undertow.engine.wire.routes import look_up, route_to
 from undertow.errors import ConfigError
 
