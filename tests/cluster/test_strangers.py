@@ -19,7 +19,7 @@ from tests.support.workers import HANG_S, TOKEN, on_workers, outcomes_of
 from undertow import kvstore
 from undertow.engine.core import frames
 from undertow.engine.core.frames import Header, Kind
-from undertow.engine.wire import sockets
+from undertow.engine.wire import sockets, strangers
 from undertow.engine.wire.auth import Handshake, Role, shake_hands
 from undertow.runtime import process
 from undertow.torch import DistributedDataParallel
@@ -56,7 +56,7 @@ def bother(address: str) -> list[socket.socket]:
 
 @on_workers(2)
 def test_training_goes_on_while_strangers_knock(rank: int) -> None:
-    sockets.STRANGER_TIMEOUT_S = 0.5
+    strangers.STRANGER_TIMEOUT_S = 0.5
     model = DistributedDataParallel(nn.Linear(4, 4, bias=False))
     transport = process.default_group()._transport
     kept = bother(transport.address) + bother(transport.local_address)

@@ -134,9 +134,9 @@ def test_a_stranger_that_falls_silent_is_dropped_after_a_while(wires: SocketWire
         stranger.sendall(said)
         check_traffic_goes_on(wires)
         turn_until(wires, lambda: len(wires.transports[0]._strangers) == 1)
-        wires.run(lambda: wires.transports[0]._expire(time.monotonic()))
+        wires.run(lambda: wires.transports[0]._strangers.expire(time.monotonic()))
         assert refusals(wires) == {}
-        wires.run(lambda: wires.transports[0]._expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
+        wires.run(lambda: wires.transports[0]._strangers.expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
         assert hears_the_end(stranger)
     assert refusals(wires) == {"it did not complete the handshake within 5 s": 1}
     check_traffic_goes_on(wires)
@@ -189,7 +189,7 @@ def test_a_crowd_of_silent_strangers_does_not_keep_a_peer_out(crowd: tuple[Socke
 
 def test_silent_strangers_are_dropped_after_the_timeout(crowd: tuple[SocketWires, list[socket.socket]]) -> None:
     wires, strangers = crowd
-    wires.run(lambda: wires.transports[0]._expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
+    wires.run(lambda: wires.transports[0]._strangers.expire(time.monotonic() + STRANGER_TIMEOUT_S + 0.1))
     for stranger in strangers:
         assert hears_the_end(stranger)
     assert sum(refusals(wires).values()) == MAX_STRANGERS + 5

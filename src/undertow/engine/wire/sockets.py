@@ -10,23 +10,20 @@ The lower rank listens, the higher rank dials.
 
 from __future__ import annotations
 
-import functools
 import logging
 import secrets
-import selectors
 import socket
 import struct
 import sys
-import time
 from collections import Counter
 from typing import Any
 
-from undertow.engine.wire.auth import Handshake, Role, shake_hands
+from undertow.engine.wire.auth import Role, shake_hands
 from undertow.engine.wire.link import Link
 from undertow.engine.wire.listeners import format_address, listen
 from undertow.engine.wire.loop import Loop
 from undertow.engine.wire.routes import look_up
-from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, find_surplus
+from undertow.engine.wire.strangers import MAX_STRANGERS, Stranger, Strangers
 from undertow.engine.wire.transport import Receiver
 from undertow.errors import ConfigError, Refused
 from undertow.settings import Checksum
@@ -37,7 +34,6 @@ log = logging.getLogger("undertow")
 INTRODUCTION = struct.Struct("<II")  # job, rank; sent by the dialer after the handshake
 LOCAL = "unix:"  # prefix of the address of a Unix socket
 BACKLOG = 128
-ACCEPT_PAUSE_S = 0.1
 
 
 class SocketTransport:
@@ -64,10 +60,15 @@ class SocketTransport:
         self._token = b""
         self._links: dict[int, Link] = {}
         self._checked_peers: set[int] = set()  # peers to which frames carry checksums of their bodies
-        self._strangers: dict[_Stranger, None] = {}  # oldest first
+        self._strangers = Strangers(
+            loop,
+            self._admit,
+            refuse=self._refuse,
+            find_missing=lambda introduction: INTRODUCTION.size - len(introduction),
+            most=max(MAX_STRANGERS, 2 * size),  # all workers of the group may connect at once
+        )
         self._listener = _listen(host, max(BACKLOG, 2 * size))
         self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
-        self._watched: set[socket.socket] = set()
         self._receiver: Receiver | None = None
         self._closed = False
 
@@ -89,9 +90,7 @@ class SocketTransport:
     def start(self, receiver: Receiver) -> None:
         """Begin to accept peers.  To be called in the engine thread."""
         self._receiver = receiver
-        for listener in self._listeners():
-            self._watch(listener)
-        self._loop.every_tick(self._expire)
+        self._strangers.start(self._token, *self._listeners())
 
     def dial(self, peer: int, address: str, timeout_s: float) -> None:
         """Connect to a peer that listens.  Blocks, so it must not be called in the engine thread."""
@@ -127,75 +126,28 @@ class SocketTransport:
         if self._closed:
             return
         self._closed = True
-        for stranger in tuple(self._strangers):
-            self._forget(stranger)
+        if self._receiver is not None:
+            self._strangers.close()
         for link in self._links.values():
             link.close()
-        if self._receiver is not None:
-            self._loop.no_tick(self._expire)
         for listener in self._listeners():
-            if listener in self._watched:
-                self._unwatch(listener)
             listener.close()
 
     def abandon(self) -> None:
         for link in self._links.values():
             link.abandon()
-        for stranger in self._strangers:
-            stranger.sock.close()
+        self._strangers.abandon()
         for listener in self._listeners():
             listener.close()
-
-    def _watch(self, listener: socket.socket) -> None:
-        if not self._closed:
-            self._watched.add(listener)
-            self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
-
-    def _unwatch(self, listener: socket.socket) -> None:
-        self._watched.discard(listener)
-        self._loop.unwatch(listener)
 
     def _listeners(self) -> list[socket.socket]:
         return [self._listener, *([self._local_listener] if self._local_listener else [])]
 
-    # Strangers
-
-    def _accept(self, listener: socket.socket, events: int) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError:
-            # The peer has given up, or no descriptors are left, in which case an immediate retry would fail too.
-            self._unwatch(listener)
-            self._loop.later(ACCEPT_PAUSE_S, lambda: self._watch(listener))
-            return
-        # The limit grows with the group, because all its workers may connect at once.
-        oldest = find_surplus(self._strangers, max(MAX_STRANGERS, 2 * self._size))
-        if oldest is not None:
-            self._forget(oldest)
-            self._refuse("too many connections without a token", oldest.address)
-        sock.setblocking(False)
-        stranger = _Stranger(sock, address, self._token)
-        self._strangers[stranger] = None
-        self._loop.watch(sock, selectors.EVENT_READ, lambda events: self._handle_stranger(stranger))
-
-    def _handle_stranger(self, stranger: _Stranger) -> None:
-        if stranger not in self._strangers:
-            return  # dropped for another stranger since the socket was found ready
-        try:
-            introduction = stranger.read()
-        except BlockingIOError:
-            return
-        except (OSError, Refused) as error:
-            self._forget(stranger)
-            self._refuse(str(error), stranger.address)
-            return
-        if introduction is None:
-            return
-        self._forget(stranger, keep_socket=True)
-        job, peer = INTRODUCTION.unpack(introduction)
+    def _admit(self, stranger: Stranger) -> None:
+        job, peer = INTRODUCTION.unpack(stranger.introduction)
         if job != self._job or not self._rank < peer < self._size or peer in self._links:
             stranger.sock.close()
-            self._refuse("it knows the token but is not expected in this group", stranger.address)
+            self._refuse(Refused("it knows the token but is not expected in this group"), stranger)
             return
         self._adopt(stranger.sock, peer)
 
@@ -218,47 +170,12 @@ class SocketTransport:
         )
         receiver.connected(peer)
 
-    def _forget(self, stranger: _Stranger, *, keep_socket: bool = False) -> None:
-        self._strangers.pop(stranger)
-        self._loop.unwatch(stranger.sock)
-        if not keep_socket:
-            stranger.sock.close()
-
-    def _expire(self, now: float) -> None:
-        for stranger in tuple(self._strangers):
-            if now - stranger.since > STRANGER_TIMEOUT_S:
-                self._forget(stranger)
-                self._refuse(f"it did not complete the handshake within {STRANGER_TIMEOUT_S:g} s", stranger.address)
-
-    def _refuse(self, reason: str, address: Any) -> None:
+    def _refuse(self, error: Exception, stranger: Stranger) -> None:
+        reason = str(error)
         self.refused[reason] += 1
         if self.refused[reason] == 1:
-            origin = address[0] if address else "this host"
+            origin = stranger.address[0] if stranger.address else "this host"
             log.warning("refused a connection from %s: %s (the next ones are only counted)", origin, reason)
-
-
-class _Stranger:
-    """Accepted connection in the middle of the handshake."""
-
-    def __init__(self, sock: socket.socket, address: Any, token: bytes) -> None:
-        self.sock = sock
-        self.address = address
-        self.since = time.monotonic()
-        self._handshake = Handshake(Role.LISTENER, token)
-        self._introduction = b""
-
-    def read(self) -> bytes | None:
-        """Read the available bytes; return the introduction once it is complete."""
-        wants = self._handshake.wants or INTRODUCTION.size - len(self._introduction)
-        data = self.sock.recv(wants)
-        if not data:
-            raise Refused("it closed the connection during the handshake")
-        if self._handshake.done:
-            self._introduction += data
-            return self._introduction if len(self._introduction) == INTRODUCTION.size else None
-        # This cannot block: it sends at most 55 bytes, and the socket's buffer is empty.
-        self.sock.sendall(self._handshake.feed(data))
-        return None
 
 
 def _listen(host: str, backlog: int) -> socket.socket:
