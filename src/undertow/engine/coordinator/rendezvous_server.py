@@ -9,19 +9,19 @@ have the format of `wire.streams`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from undertow.decoding import Decoder
 from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, Join, RendezvousTable, Replies
-from undertow.engine.wire.auth import Handshake, Role
 from undertow.engine.wire.listeners import format_address, open_listener
-from undertow.engine.wire.strangers import STRANGER_TIMEOUT_S, find_surplus
+from undertow.engine.wire.loop import Loop
+from undertow.engine.wire.strangers import Stranger, Strangers
 from undertow.engine.wire.streams import Messages, pack
 from undertow.errors import Garbled, Refused
 
@@ -29,7 +29,6 @@ MAX_REQUEST_BYTES = MAX_PAYLOAD_BYTES + 1024
 MAX_STRANGERS = 128
 # Maximum time in which a participant must send its request, and in which it must read its reply.
 TRANSFER_TIMEOUT_S = 30.0
-LONGEST_SLEEP_S = 3600.0  # the system accepts no timeout of more than 24 days
 
 log = logging.getLogger("undertow.rendezvous")
 _requests: Decoder[Join] = Decoder(Join, "a request")
@@ -37,11 +36,10 @@ _requests: Decoder[Join] = Decoder(Join, "a request")
 
 @dataclass(eq=False)
 class _Connection:
-    """Connection of a process, which is a stranger until the handshake proves that it knows the token."""
+    """Connection of a process that knows the token."""
 
     sock: socket.socket
-    handshake: Handshake
-    deadline_s: float  # deadline of the handshake, then of the request, then of the reply
+    deadline_s: float  # deadline of the request, then of the reply
     received: Messages = field(default_factory=lambda: Messages(MAX_REQUEST_BYTES, "a request"))
     outgoing: bytearray = field(default_factory=bytearray)
     joined: bool = False  # waits in a rendezvous, whose deadline applies instead
@@ -58,87 +56,60 @@ class RendezvousServer:
         self._token = token
         self._table = RendezvousTable()
         self._on_complete = on_complete  # called by the loop, with the name of the rendezvous
-        self._connections: dict[socket.socket, _Connection] = {}  # oldest first
+        self._connections: dict[_Connection, None] = {}  # oldest first
         self._listener = open_listener(host, port)
         self.address = format_address(host, self._listener.getsockname()[1])
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._closing = False
+        self._loop = Loop("rendezvous")
+        self._strangers = Strangers(self._loop, self._admit, refuse=self._refuse_stranger, most=MAX_STRANGERS)
+        self._is_closing = False
         self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="undertow-rendezvous", daemon=True)
 
     def start(self) -> None:
         """Begin to serve connections, including those that wait in the backlog."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread.start()
+        self._strangers.start(self._token, self._listener)
+        self._loop.every_tick(self._expire)
+        self._loop.on_failure(self._fail)
+        self._loop.start()
 
     def close(self) -> None:
         """Stop listening, deliver pending replies and drop participants that still wait."""
-        if self._thread.is_alive():
-            self._wake_in.send(b"x")
-            self._thread.join()
-        self._selector.close()
-        for sock in (self._listener, self._wake_in, self._wake_out, *self._connections):
-            sock.close()
+        self._loop.post(self._stop_listening)
+        self._loop.join()
+        self._listener.close()
         if self._failure:
             raise self._failure
 
-    def _run(self) -> None:
-        try:
-            while self._connections or not self._closing:
-                self._turn()
-        except Exception as error:  # kept for `close`: a thread never dies unnoticed
-            self._failure = error
-            self._listener.close()
-
-    def _turn(self) -> None:
-        for key, events in self._selector.select(self._select_timeout_s()):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.fileobj is self._wake_out:
-                self._stop_listening()
-            else:
-                self._serve(key.data, events)
-        now_s = time.monotonic()
-        self._deliver(self._table.expire(now_s))
-        silent = [each for each in self._connections.values() if not each.joined and each.deadline_s <= now_s]
-        for connection in silent:
-            self._refuse(connection, "it was silent for too long")
-
-    def _select_timeout_s(self) -> float | None:
-        deadlines = [connection.deadline_s for connection in self._connections.values() if not connection.joined]
-        expires_s = self._table.next_deadline_s()
-        if expires_s is not None:
-            deadlines.append(expires_s)
-        return min(LONGEST_SLEEP_S, max(0.0, min(deadlines) - time.monotonic())) if deadlines else None
-
-    def _accept(self) -> None:
-        strangers = [connection for connection in self._connections.values() if not connection.handshake.done]
-        oldest = find_surplus(strangers, MAX_STRANGERS)
-        if oldest is not None:
-            self._refuse(oldest, "too many strangers at once")
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            time.sleep(0.01)  # perhaps no file descriptors are left: retry, but not in a busy loop
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = _Connection(sock, Handshake(Role.LISTENER, self._token), time.monotonic() + STRANGER_TIMEOUT_S)
-        self._connections[sock] = connection
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure  # kept for `close`
+        for connection in self._connections:
+            connection.sock.close()
+        self._listener.close()
 
     def _stop_listening(self) -> None:
-        self._closing = True
-        for sock in (self._listener, self._wake_out):
-            self._selector.unregister(sock)
+        self._is_closing = True
+        self._strangers.close()
         self._listener.close()
-        for connection in [connection for connection in self._connections.values() if not connection.answered]:
+        for connection in [connection for connection in self._connections if not connection.answered]:
             self._drop(connection)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._is_closing and not self._connections:
+            self._loop.end()
+
+    def _expire(self, now_s: float) -> None:
+        self._deliver(self._table.expire(now_s))
+        for connection in [each for each in self._connections if not each.joined and each.deadline_s <= now_s]:
+            self._refuse(connection, "it was silent for too long")
+
+    def _admit(self, stranger: Stranger) -> None:
+        stranger.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _Connection(stranger.sock, time.monotonic() + TRANSFER_TIMEOUT_S)
+        self._connections[connection] = None
+        self._loop.watch(connection.sock, selectors.EVENT_READ, functools.partial(self._serve, connection))
 
     def _serve(self, connection: _Connection, events: int) -> None:
-        if connection.sock not in self._connections:
+        if connection not in self._connections:
             return  # dropped earlier in this pass of the loop
         try:
             if events & selectors.EVENT_READ:
@@ -152,19 +123,13 @@ class RendezvousServer:
             self._refuse(connection, str(error))
 
     def _receive(self, connection: _Connection) -> None:
-        wants = connection.handshake.wants or connection.received.missing_bytes
-        data = connection.sock.recv(min(wants, 1 << 16))
+        data = connection.sock.recv(min(connection.received.missing_bytes, 1 << 16))
         if not data:
             raise ConnectionResetError("the connection closed")
-        if connection.handshake.wants:
-            connection.outgoing += connection.handshake.feed(data)
-            if connection.handshake.done:
-                connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
-        elif connection.joined or connection.answered:
+        if connection.joined or connection.answered:
             raise Refused("it sent more than one request")
-        else:
-            connection.received.feed(data)
-            self._join_if_complete(connection)
+        connection.received.feed(data)
+        self._join_if_complete(connection)
 
     def _join_if_complete(self, connection: _Connection) -> None:
         body = connection.received.take()
@@ -172,7 +137,11 @@ class RendezvousServer:
             return
         request = _requests.decode(body)
         connection.joined = True
-        replies = self._table.join(connection, request, time.monotonic())
+        now_s = time.monotonic()
+        replies = self._table.join(connection, request, now_s)
+        deadline_s = self._table.next_deadline_s()
+        if deadline_s is not None:
+            self._loop.later(deadline_s - now_s, lambda: self._expire(time.monotonic()))
         if replies and not replies[0][1].failure:
             self._on_complete(request.name)
         self._deliver(replies)
@@ -189,23 +158,31 @@ class RendezvousServer:
             self._serve(connection, selectors.EVENT_WRITE)
 
     def _send(self, connection: _Connection) -> None:
-        if connection.sock not in self._connections:
+        if connection not in self._connections:
             return  # answered and closed while its request was handled
         if connection.outgoing:
             del connection.outgoing[: connection.sock.send(connection.outgoing)]
         if connection.answered and not connection.outgoing:
             return self._drop(connection)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
-        self._selector.modify(connection.sock, events, connection)
+        self._loop.rewatch(connection.sock, events, functools.partial(self._serve, connection))
+
+    def _refuse_stranger(self, error: Exception, stranger: Stranger) -> None:
+        if isinstance(error, Refused):
+            self._count_refusal(str(error))
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
+        self._count_refusal(reason)
+        self._drop(connection)
+
+    def _count_refusal(self, reason: str) -> None:
         self.refused += 1
         if self.refused == 1:  # only once, because a port scanner must not fill the log
             log.warning("%s refused a connection: %s (the next ones are only counted)", self.address, reason)
-        self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
         self._table.leave(connection)
-        self._connections.pop(connection.sock, None)
-        self._selector.unregister(connection.sock)
+        self._connections.pop(connection)
+        self._loop.unwatch(connection.sock)
         connection.sock.close()
+        self._end_if_done()

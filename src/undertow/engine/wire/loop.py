@@ -1,8 +1,8 @@
-"""The event loop of the engine thread: one per process, asleep unless something happens.
+"""The event loop of the engine thread, and of servers with a thread: asleep unless something happens.
 
 In: ready sockets, calls posted by other threads, a tick every second.
 Out: callbacks, all in this thread, so their data needs no locks.
-It starts with the first group and ends with the last.
+The engine thread, of which a process has one, starts with the first group and ends with the last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _write = ctypes.PyDLL(None).write
 class Loop:
     """Event loop, with the thread that runs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "engine") -> None:
+        self._name = name
         self._selector = selectors.DefaultSelector()
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -43,13 +44,13 @@ class Loop:
         self._tickers: list[Callable[[float], None]] = []
         self._failure_handlers: list[Callable[[Exception], None]] = []
         self._running = True
-        self._thread = threading.Thread(target=self._run, name="undertow-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"undertow-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def post(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Run `call` in the engine thread, soon and in order.  Can be called from any thread."""
+        """Run `call` in the loop's thread, soon and in order.  Can be called from any thread."""
         self._posted.append((call, arguments))
         # A wake-up costs a system call and is needed only if the thread sleeps.  The thread sets the flag before it
         # checks the queue for the last time, so no call is missed.
@@ -57,9 +58,20 @@ class Loop:
             self._wake()
 
     def stop(self) -> None:
-        """End the engine thread.  To be called from another thread."""
-        self.post(self._stop)
-        self._thread.join(timeout=5)
+        """End the thread.  To be called from another thread."""
+        self.post(self.end)
+        self.join(timeout_s=5)
+
+    def end(self) -> None:
+        """End the thread after all posted calls.  To be called in the thread."""
+        self._running = False
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the thread has ended; one that was never started will not run any more."""
+        if self._thread.ident is None:
+            self._close()
+        else:
+            self._thread.join(timeout_s)
 
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
         self._selector.register(sock, events, call)
@@ -77,7 +89,7 @@ class Loop:
         self._tickers.remove(call)
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Run `call` once after this delay.  To be called in the engine thread only."""
+        """Run `call` once after this delay.  To be called in the loop's thread only."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), call))
 
     def on_failure(self, call: Callable[[Exception], None]) -> None:
@@ -93,7 +105,7 @@ class Loop:
             while self._running:
                 self._turn()
         except Exception as error:
-            log.exception("the engine thread failed")
+            log.exception("the %s thread failed", self._name)
             for call in self._failure_handlers:
                 call(error)
         self._close()
@@ -129,9 +141,6 @@ class Loop:
     def abandon(self) -> None:
         """Close the copies of the descriptors in a forked child, where the thread does not run."""
         self._close()
-
-    def _stop(self) -> None:
-        self._running = False
 
     def _close(self) -> None:
         self._selector.close()

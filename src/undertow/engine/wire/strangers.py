@@ -153,6 +153,6 @@ class Strangers:
         self._loop.unwatch(stranger.sock)
 
     def _drop(self, stranger: Stranger, error: Exception) -> None:
+        self._refuse(error, stranger)
         self._forget(stranger)
         stranger.sock.close()
-        self._refuse(error, stranger)

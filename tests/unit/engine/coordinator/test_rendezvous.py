@@ -14,7 +14,7 @@ import pytest
 from undertow.engine.coordinator import rendezvous, rendezvous_server
 from undertow.engine.coordinator.rendezvous import RendezvousServer, attend, parse_address
 from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES
-from undertow.engine.wire import streams
+from undertow.engine.wire import strangers, streams
 from undertow.engine.wire.auth import MAGIC, Role, shake_hands
 from undertow.engine.wire.listeners import format_address
 from undertow.errors import ConfigError, MismatchError, PeerLost, Refused
@@ -185,18 +185,18 @@ def test_who_disconnects_is_no_longer_present(point: RendezvousServer) -> None:
 def test_a_flood_of_silent_strangers_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch, point: RendezvousServer, pool: ThreadPoolExecutor
 ) -> None:
-    monkeypatch.setattr(rendezvous_server, "STRANGER_TIMEOUT_S", 10 * LONG_S)  # so that only their number counts
-    strangers = [connect(point) for _ in range(rendezvous_server.MAX_STRANGERS + 50)]
+    monkeypatch.setattr(strangers, "STRANGER_TIMEOUT_S", 10 * LONG_S)  # so that only their number counts
+    crowd = [connect(point) for _ in range(rendezvous_server.MAX_STRANGERS + 50)]
     futures = [come(pool, point.address, rank, size=4) for rank in range(4)]
     assert [future.result() for future in futures] == [payloads(4)] * 4
-    assert all(is_turned_away(stranger) for stranger in strangers[:50])
+    assert all(is_turned_away(stranger) for stranger in crowd[:50])
     assert point.refused >= 50
-    for stranger in strangers:
+    for stranger in crowd:
         stranger.close()
 
 
 def test_a_silent_stranger_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatch, point: RendezvousServer) -> None:
-    monkeypatch.setattr(rendezvous_server, "STRANGER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(strangers, "STRANGER_TIMEOUT_S", 0.1)
     with connect(point) as stranger:
         assert is_turned_away(stranger)
 
