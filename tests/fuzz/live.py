@@ -166,9 +166,7 @@ def run_launchers(data: bytes) -> None:
         address = line.listen("127.0.0.1", TOKEN)
         line.start(0, HOSTS)
         say(address, data)
-        thread = line._thread
-        assert thread is not None
-        assert thread.is_alive() or line.cause, "the thread between launchers has ended"
+        assert line._loop._thread.is_alive() or line.cause, "the thread between launchers has ended"
     finally:
         line.close()
 

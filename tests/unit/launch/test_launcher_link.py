@@ -42,8 +42,7 @@ class Launchers:
         return self.all[node_rank].cause
 
     def wait_for_end(self, node_rank: int) -> None:
-        thread = self.all[node_rank]._thread
-        assert thread is not None
+        thread = self.all[node_rank]._loop._thread
         thread.join(HANG_S)
         assert not thread.is_alive()
 

@@ -126,8 +126,7 @@ class SocketTransport:
         if self._closed:
             return
         self._closed = True
-        if self._receiver is not None:
-            self._strangers.close()
+        self._strangers.close()
         for link in self._links.values():
             link.close()
         for listener in self._listeners():

@@ -79,7 +79,7 @@ class Strangers:
         self._token = b""
         self._all: dict[Stranger, None] = {}  # oldest first
         self._watched: set[socket.socket] = set()  # listeners, except those whose last `accept` failed
-        self._is_closed = False
+        self._is_open = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -87,13 +87,16 @@ class Strangers:
     def start(self, token: bytes, *listeners: socket.socket) -> None:
         """Begin to accept strangers, including those that wait in the backlog."""
         self._token = token
+        self._is_open = True
         for listener in listeners:
             self._watch(listener)
         self._loop.every_tick(self.expire)
 
     def close(self) -> None:
-        """Drop all strangers and accept no more; the listeners stay open.  Call it once, after `start`."""
-        self._is_closed = True
+        """Drop all strangers and accept no more; the listeners stay open."""
+        if not self._is_open:
+            return
+        self._is_open = False
         self._loop.no_tick(self.expire)
         for listener in self._watched:
             self._loop.unwatch(listener)
@@ -113,7 +116,7 @@ class Strangers:
                 self._drop(stranger, Refused(f"it did not complete the handshake within {STRANGER_TIMEOUT_S:g} s"))
 
     def _watch(self, listener: socket.socket) -> None:
-        if not self._is_closed:
+        if self._is_open:
             self._watched.add(listener)
             self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
