@@ -25,7 +25,7 @@ from undertow.engine.wire.auth import Role, shake_hands
 from undertow.engine.wire.listeners import format_address, open_listener
 from undertow.engine.wire.loop import Loop
 from undertow.engine.wire.strangers import Stranger, Strangers
-from undertow.engine.wire.streams import Messages, pack
+from undertow.engine.wire.streams import LENGTH_BYTES, Messages, pack
 from undertow.errors import Garbled, PeerLost, Refused
 from undertow.launch.host_watch import (
     BEAT_EVERY_S,
@@ -90,20 +90,18 @@ class LauncherLink:
         self.marks = StartMarks()
         self._news_out, self._news_in = socket.socketpair()
         self._connections: list[_Connection] = []
-        self._listener: socket.socket | None = None
+        self._strangers: Strangers | None = None  # only on the first host
         self._loop = Loop("hosts")
-        self._strangers = Strangers(
-            self._loop, self._admit, find_missing=lambda number: _split(number).missing_bytes, most=MAX_STRANGERS
-        )
 
     def fileno(self) -> int:
         return self._news_out.fileno()
 
     def listen(self, host: str, token: bytes) -> str:
         """Accept connections, on the first host; return the address that the others may dial."""
-        self._listener = open_listener(host, 0)
-        self._strangers.start(token, self._listener)
-        return format_address(host, self._listener.getsockname()[1])
+        listener = open_listener(host, 0)
+        self._strangers = Strangers(self._loop, [listener], self._admit, find_missing=_find_missing, most=MAX_STRANGERS)
+        self._strangers.start(token)
+        return format_address(host, listener.getsockname()[1])
 
     def dial(self, address: str, token: bytes, *, node_rank: int, timeout_s: float) -> None:
         """Connect to the first host from another one; raise `OSError` or `Refused` if that fails."""
@@ -152,10 +150,9 @@ class LauncherLink:
         self._loop.post(self._leave)
         self._loop.join()
         self.marks.close()
-        connections = [connection.sock for connection in self._connections]
-        listeners = [self._listener] if self._listener else []
-        for sock in (*connections, *listeners, self._news_out, self._news_in):
-            sock.close()
+        self._close_sockets()
+        self._news_out.close()
+        self._news_in.close()
 
     def _beat(self) -> None:
         self._loop.later(BEAT_EVERY_S, self._beat)
@@ -170,11 +167,7 @@ class LauncherLink:
         return connection
 
     def _admit(self, stranger: Stranger) -> None:
-        try:
-            host = self._read_number(_split(stranger.introduction).take() or b"")
-        except (Refused, Garbled):
-            stranger.sock.close()
-            return
+        host = self._read_number(stranger.introduction[LENGTH_BYTES:])
         connection = self._add(stranger.sock, host)
         if self._watch.is_over:  # the hosts that connected earlier know it already
             self._send(connection, Met() if self._watch.has_met else Lost(self._watch.cause))
@@ -237,18 +230,21 @@ class LauncherLink:
                 connection.sock.settimeout(max(0.01, deadline_s - time.monotonic()))
                 connection.sock.sendall(connection.outgoing)
                 connection.sock.shutdown(socket.SHUT_WR)
-            connection.sock.close()
-        self._connections.clear()
-        self._strangers.close()
-        if self._listener is not None:
-            self._listener.close()
+        self._close_sockets()
         self._loop.end()
 
+    def _close_sockets(self) -> None:
+        for connection in self._connections:
+            connection.sock.close()
+        self._connections.clear()
+        if self._strangers is not None:
+            self._strangers.abandon()
 
-def _split(received: bytes) -> Messages:
+
+def _find_missing(introduction: bytes) -> int:
     messages = Messages(MAX_MESSAGE_BYTES)
-    messages.feed(received)
-    return messages
+    messages.feed(introduction)
+    return messages.missing_bytes
 
 
 def _is_unreachable(error: Exception) -> bool:

@@ -57,16 +57,18 @@ class RendezvousServer:
         self._table = RendezvousTable()
         self._on_complete = on_complete  # called by the loop, with the name of the rendezvous
         self._connections: dict[_Connection, None] = {}  # oldest first
-        self._listener = open_listener(host, port)
-        self.address = format_address(host, self._listener.getsockname()[1])
+        listener = open_listener(host, port)
+        self.address = format_address(host, listener.getsockname()[1])
         self._loop = Loop("rendezvous")
-        self._strangers = Strangers(self._loop, self._admit, refuse=self._refuse_stranger, most=MAX_STRANGERS)
+        self._strangers = Strangers(
+            self._loop, [listener], self._admit, refuse=self._refuse_stranger, most=MAX_STRANGERS
+        )
         self._is_closing = False
         self._failure: Exception | None = None
 
     def start(self) -> None:
         """Begin to serve connections, including those that wait in the backlog."""
-        self._strangers.start(self._token, self._listener)
+        self._strangers.start(self._token)
         self._loop.every_tick(self._expire)
         self._loop.on_failure(self._fail)
         self._loop.start()
@@ -75,7 +77,7 @@ class RendezvousServer:
         """Stop listening, deliver pending replies and drop participants that still wait."""
         self._loop.post(self._stop_listening)
         self._loop.join()
-        self._listener.close()
+        self._strangers.abandon()
         if self._failure:
             raise self._failure
 
@@ -83,12 +85,11 @@ class RendezvousServer:
         self._failure = failure  # kept for `close`
         for connection in self._connections:
             connection.sock.close()
-        self._listener.close()
+        self._strangers.abandon()
 
     def _stop_listening(self) -> None:
         self._is_closing = True
         self._strangers.close()
-        self._listener.close()
         for connection in [connection for connection in self._connections if not connection.answered]:
             self._drop(connection)
         self._end_if_done()
@@ -155,15 +156,17 @@ class RendezvousServer:
             connection.outgoing += packed[id(reply)]
             connection.joined, connection.answered = False, True
             connection.deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
-            self._serve(connection, selectors.EVENT_WRITE)
+            self._watch(connection)
 
     def _send(self, connection: _Connection) -> None:
-        if connection not in self._connections:
-            return  # answered and closed while its request was handled
         if connection.outgoing:
             del connection.outgoing[: connection.sock.send(connection.outgoing)]
         if connection.answered and not connection.outgoing:
-            return self._drop(connection)
+            self._drop(connection)
+        else:
+            self._watch(connection)
+
+    def _watch(self, connection: _Connection) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
         self._loop.rewatch(connection.sock, events, functools.partial(self._serve, connection))
 

@@ -60,15 +60,16 @@ class SocketTransport:
         self._token = b""
         self._links: dict[int, Link] = {}
         self._checked_peers: set[int] = set()  # peers to which frames carry checksums of their bodies
+        self._listener = _listen(host, max(BACKLOG, 2 * size))
+        self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
         self._strangers = Strangers(
             loop,
+            [self._listener, *([self._local_listener] if self._local_listener else [])],
             self._admit,
             refuse=self._refuse,
             find_missing=lambda introduction: INTRODUCTION.size - len(introduction),
             most=max(MAX_STRANGERS, 2 * size),  # all workers of the group may connect at once
         )
-        self._listener = _listen(host, max(BACKLOG, 2 * size))
-        self._local_listener = _listen_locally(max(BACKLOG, 2 * size))
         self._receiver: Receiver | None = None
         self._closed = False
 
@@ -90,7 +91,7 @@ class SocketTransport:
     def start(self, receiver: Receiver) -> None:
         """Begin to accept peers.  To be called in the engine thread."""
         self._receiver = receiver
-        self._strangers.start(self._token, *self._listeners())
+        self._strangers.start(self._token)
 
     def dial(self, peer: int, address: str, timeout_s: float) -> None:
         """Connect to a peer that listens.  Blocks, so it must not be called in the engine thread."""
@@ -129,25 +130,16 @@ class SocketTransport:
         self._strangers.close()
         for link in self._links.values():
             link.close()
-        for listener in self._listeners():
-            listener.close()
 
     def abandon(self) -> None:
         for link in self._links.values():
             link.abandon()
         self._strangers.abandon()
-        for listener in self._listeners():
-            listener.close()
-
-    def _listeners(self) -> list[socket.socket]:
-        return [self._listener, *([self._local_listener] if self._local_listener else [])]
 
     def _admit(self, stranger: Stranger) -> None:
         job, peer = INTRODUCTION.unpack(stranger.introduction)
         if job != self._job or not self._rank < peer < self._size or peer in self._links:
-            stranger.sock.close()
-            self._refuse(Refused("it knows the token but is not expected in this group"), stranger)
-            return
+            raise Refused("it knows the token but is not expected in this group")
         self._adopt(stranger.sock, peer)
 
     def _adopt(self, sock: socket.socket, peer: int) -> None:

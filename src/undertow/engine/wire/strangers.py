@@ -11,13 +11,13 @@ import functools
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from undertow.engine.wire.auth import Handshake, Role
 from undertow.engine.wire.loop import Loop
-from undertow.errors import Refused
+from undertow.errors import Garbled, Refused
 
 MAX_STRANGERS = 64
 STRANGER_TIMEOUT_S = 5.0
@@ -55,16 +55,18 @@ class Stranger:
 
 
 class Strangers:
-    """Strangers of one server, whose sockets `loop` watches.  To be used in its thread.
+    """Strangers of one server, which owns its listeners.  To be used in the thread of the loop.
 
-    `admit` gets each stranger that knows the token and has introduced itself: it owns the socket from then on.
+    `admit` gets each stranger that knows the token and has introduced itself.  It owns the socket from then on, unless
+    it raises `Refused` or `Garbled`.
     `find_missing` returns how many bytes an introduction lacks; without it there is none.
-    `refuse` gets the reason why another one was dropped: `OSError` if its connection failed, else `Refused`.
+    `refuse` gets the reason why a stranger was dropped: `OSError` if its connection failed.
     """
 
     def __init__(
         self,
         loop: Loop,
+        listeners: Sequence[socket.socket],
         admit: Callable[[Stranger], None],
         *,
         refuse: Callable[[Exception, Stranger], None] = lambda error, stranger: None,
@@ -72,6 +74,7 @@ class Strangers:
         most: int = MAX_STRANGERS,
     ) -> None:
         self._loop = loop
+        self._listeners = listeners
         self._admit = admit
         self._refuse = refuse
         self._find_missing = find_missing
@@ -79,35 +82,33 @@ class Strangers:
         self._token = b""
         self._all: dict[Stranger, None] = {}  # oldest first
         self._watched: set[socket.socket] = set()  # listeners, except those whose last `accept` failed
-        self._is_open = False
+        self._is_closed = False
+        loop.every_tick(self.expire)
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def start(self, token: bytes, *listeners: socket.socket) -> None:
+    def start(self, token: bytes) -> None:
         """Begin to accept strangers, including those that wait in the backlog."""
         self._token = token
-        self._is_open = True
-        for listener in listeners:
+        for listener in self._listeners:
             self._watch(listener)
-        self._loop.every_tick(self.expire)
 
     def close(self) -> None:
-        """Drop all strangers and accept no more; the listeners stay open."""
-        if not self._is_open:
-            return
-        self._is_open = False
+        """Drop all strangers and accept no more, while the loop goes on."""
+        self._is_closed = True
         self._loop.no_tick(self.expire)
         for listener in self._watched:
             self._loop.unwatch(listener)
         for stranger in tuple(self._all):
             self._forget(stranger)
             stranger.sock.close()
+        self.abandon()
 
     def abandon(self) -> None:
-        """Close the copies of the sockets in a forked child."""
-        for stranger in self._all:
-            stranger.sock.close()
+        """Close the sockets without the loop, which has ended or belongs to the parent of this forked child."""
+        for sock in (*self._listeners, *(stranger.sock for stranger in self._all)):
+            sock.close()
 
     def expire(self, now_s: float) -> None:
         """Drop the strangers that have had enough time."""
@@ -116,7 +117,7 @@ class Strangers:
                 self._drop(stranger, Refused(f"it did not complete the handshake within {STRANGER_TIMEOUT_S:g} s"))
 
     def _watch(self, listener: socket.socket) -> None:
-        if self._is_open:
+        if not self._is_closed:
             self._watched.add(listener)
             self._loop.watch(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
@@ -149,13 +150,19 @@ class Strangers:
             return
         if is_known:
             self._forget(stranger)
-            self._admit(stranger)
+            try:
+                self._admit(stranger)
+            except (Refused, Garbled) as error:
+                self._turn_away(stranger, error)
 
     def _forget(self, stranger: Stranger) -> None:
         self._all.pop(stranger)
         self._loop.unwatch(stranger.sock)
 
     def _drop(self, stranger: Stranger, error: Exception) -> None:
-        self._refuse(error, stranger)
         self._forget(stranger)
+        self._turn_away(stranger, error)
+
+    def _turn_away(self, stranger: Stranger, error: Exception) -> None:
+        self._refuse(error, stranger)
         stranger.sock.close()

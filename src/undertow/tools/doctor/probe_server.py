@@ -41,21 +41,20 @@ class ProbeServer:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=MOST_CLIENTS)
-        self._listener.setblocking(False)
-        self.address = format_address(address, self._listener.getsockname()[1])
+        listener = socket.create_server((address, 0), family=family, backlog=MOST_CLIENTS)
+        listener.setblocking(False)
+        self.address = format_address(address, listener.getsockname()[1])
         self._slots = threading.Semaphore(MOST_CLIENTS)
         self._loop = Loop("probe")
-        self._strangers = Strangers(self._loop, self._admit)
+        self._strangers = Strangers(self._loop, [listener], self._admit)
 
     def serve(self, token: bytes) -> None:
-        self._strangers.start(token, self._listener)
+        self._strangers.start(token)
         self._loop.start()
 
     def close(self) -> None:
-        self._loop.post(self._strangers.close)
         self._loop.stop()
-        self._listener.close()
+        self._strangers.abandon()
 
     def _admit(self, stranger: Stranger) -> None:
         threading.Thread(target=self._serve, args=[stranger.sock], daemon=True).start()
