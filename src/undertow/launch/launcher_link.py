@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from undertow.decoding import Decoder, Rank
 from undertow.engine.coordinator.rendezvous import parse_address
-from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.auth import introduce
 from undertow.engine.wire.listeners import format_address, open_listener
 from undertow.engine.wire.loop import Loop
 from undertow.engine.wire.strangers import Stranger, Strangers
@@ -106,12 +106,7 @@ class LauncherLink:
     def dial(self, address: str, token: bytes, *, node_rank: int, timeout_s: float) -> None:
         """Connect to the first host from another one; raise `OSError` or `Refused` if that fails."""
         sock = socket.create_connection(parse_address(address), timeout=timeout_s)
-        try:
-            shake_hands(sock, Role.DIALER, token)
-            sock.sendall(pack(node_rank))
-        except BaseException:
-            sock.close()
-            raise
+        introduce(sock, token, pack(node_rank))
         sock.setblocking(False)
         self._add(sock, HUB)
 

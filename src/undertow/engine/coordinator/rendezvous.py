@@ -15,7 +15,7 @@ import time
 from undertow.decoding import Decoder
 from undertow.engine.coordinator.rendezvous_server import RendezvousServer
 from undertow.engine.coordinator.rendezvous_table import MAX_PAYLOAD_BYTES, MAX_SIZE, Join, JoinFailure, Reply
-from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.auth import introduce
 from undertow.engine.wire.streams import pack, read_message
 from undertow.errors import ConfigError, Garbled, MismatchError, PeerLost, Refused, UndertowError
 
@@ -96,14 +96,9 @@ def _check(*, rank: int, size: int, payload: bytes) -> None:
 
 def _connect(where: tuple[str, int], token: bytes, *, deadline_s: float) -> socket.socket:
     sock = socket.create_connection(where, timeout=_attempt_s(deadline_s))
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.settimeout(_attempt_s(deadline_s))
-        shake_hands(sock, Role.DIALER, token)
-    except (OSError, Refused):
-        sock.close()
-        raise
-    return sock
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.settimeout(_attempt_s(deadline_s))
+    return introduce(sock, token)
 
 
 def _attempt_s(deadline_s: float) -> float:

@@ -137,3 +137,15 @@ def shake_hands(sock: socket.socket, role: Role, token: bytes) -> None:
         answer = handshake.feed(data)
         if answer:  # after its last message the peer may close, and then even an empty send fails
             sock.sendall(answer)
+
+
+def introduce(sock: socket.socket, token: bytes, introduction: bytes = b"") -> socket.socket:
+    """Run the handshake as the dialer, and send the introduction; return the socket, or close it and raise."""
+    try:
+        shake_hands(sock, Role.DIALER, token)
+        if introduction:  # without one, as in `shake_hands`
+            sock.sendall(introduction)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.auth import introduce
 from undertow.engine.wire.link import Link
 from undertow.engine.wire.listeners import format_address, listen
 from undertow.engine.wire.loop import Loop
@@ -95,13 +95,7 @@ class SocketTransport:
 
     def dial(self, peer: int, address: str, timeout_s: float) -> None:
         """Connect to a peer that listens.  Blocks, so it must not be called in the engine thread."""
-        sock = _connect(address, timeout_s)
-        try:
-            shake_hands(sock, Role.DIALER, self._token)
-            sock.sendall(INTRODUCTION.pack(self._job, self._rank))
-        except BaseException:
-            sock.close()
-            raise
+        sock = introduce(_connect(address, timeout_s), self._token, INTRODUCTION.pack(self._job, self._rank))
         self._loop.post(self._adopt, sock, peer)
 
     def send(self, peer: int, header: bytes, body: Any = None) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from undertow.decoding import Decoder, Finite, Rank, Seconds
 from undertow.engine.coordinator.rendezvous import parse_address
-from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.auth import introduce
 from undertow.engine.wire.streams import pack, read_exactly
 from undertow.errors import Refused
 from undertow.tools.doctor.probe_protocol import (
@@ -97,14 +97,9 @@ def estimate_offset_s(round_trips: Sequence[RoundTrip]) -> float:
 
 def _dial(address: str, token: bytes) -> socket.socket:
     sock = socket.create_connection(parse_address(address), timeout=CONNECT_S)
-    try:
-        sock.settimeout(ANSWER_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        shake_hands(sock, Role.DIALER, token)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    sock.settimeout(ANSWER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return introduce(sock, token)
 
 
 def _send_echoes(address: str, token: bytes, count: int) -> list[RoundTrip]:
