@@ -1,8 +1,8 @@
 """Messages on a stream of bytes, either prefixed with their length or terminated by a newline.
 
 In: bytes, any number at a time.  Out: whole messages, in order.
-Every reader has a limit, so that no peer can exhaust the memory.  The code is pure except for `read_exactly` and
-`read_message`, which read from a blocking socket.  Nothing is ever unpickled.
+Every reader has a limit, so that no peer can exhaust the memory.  The code is pure except for the functions with a
+socket, which must be a blocking one.  Nothing is ever unpickled.
 
 A length-prefixed message is 4 bytes of length (little-endian), then msgpack.
 """
@@ -10,6 +10,7 @@ A length-prefixed message is 4 bytes of length (little-endian), then msgpack.
 from __future__ import annotations
 
 import socket
+import struct
 
 import msgspec
 
@@ -77,6 +78,11 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
             raise ConnectionResetError("the peer has closed the connection")
         received += data
     return bytes(received)
+
+
+def discard_unsent(sock: socket.socket) -> None:
+    """Make `close` discard unsent data, so that a link is empty for the next measurement."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Lines:

@@ -18,7 +18,7 @@ import msgspec
 from undertow.decoding import Decoder, Finite, Rank, Seconds
 from undertow.engine.coordinator.rendezvous import parse_address
 from undertow.engine.wire.auth import introduce
-from undertow.engine.wire.streams import pack, read_exactly
+from undertow.engine.wire.streams import discard_unsent, pack, read_exactly
 from undertow.errors import Refused
 from undertow.tools.doctor.probe_protocol import (
     STALL_S,
@@ -27,7 +27,6 @@ from undertow.tools.doctor.probe_protocol import (
     Give,
     Received,
     Take,
-    drop_the_rest,
     pump,
     read_probe_message,
     receive,
@@ -120,7 +119,7 @@ def _send_echo(sock: socket.socket) -> RoundTrip:
 def _measure_outward(address: str, token: bytes, duration_s: float) -> Received:
     with _dial(address, token) as sock:
         sock.sendall(pack(Take(duration_s)))
-        drop_the_rest(sock)
+        discard_unsent(sock)
         pump(sock, duration_s)
         sock.settimeout(2 * STALL_S)
         return read_probe_message(sock, _RECEIVED)
@@ -129,7 +128,7 @@ def _measure_outward(address: str, token: bytes, duration_s: float) -> Received:
 def _measure_inward(address: str, token: bytes, duration_s: float) -> Received:
     with _dial(address, token) as sock:
         sock.sendall(pack(Give(duration_s)))
-        drop_the_rest(sock)
+        discard_unsent(sock)
         return receive(sock, duration_s)
 
 

@@ -121,8 +121,3 @@ def pump(sock: socket.socket, duration_s: float) -> None:
             with suppress(BlockingIOError):
                 sock.send(data)
     sock.settimeout(STALL_S)
-
-
-def drop_the_rest(sock: socket.socket) -> None:
-    """Make `close` discard unsent data: the next measurement needs an empty link."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

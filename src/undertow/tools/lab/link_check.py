@@ -8,13 +8,13 @@ The load is plain TCP; the kernel's counters at the receiver's port give the byt
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from undertow.engine.wire.streams import discard_unsent
 from undertow.errors import LabError
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.progress import SILENT, Progress
@@ -180,8 +180,7 @@ def _connect(sender: Host, receiver: Host) -> tuple[socket.socket, socket.socket
             raise LabError(f"host {sender.index} cannot connect to host {receiver.index}: {error}") from None
         incoming, _ = listener.accept()
     outgoing.settimeout(None)
-    # Discard unsent data on close: the next measurement needs an empty link.
-    outgoing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    discard_unsent(outgoing)
     return outgoing, incoming
 
 
