@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from undertow import bounds
+from undertow.cli import options
 from undertow.cli.errors import one_line_errors
 from undertow.cli.measuring import measure_in_lab
-from undertow.cli.options import Debug, Lap, LinkSpeeds, ResultsFile, Rounds, Scale, Unshaped, ZooBatch, number_option
+from undertow.cli.options import option
 from undertow.cli.progress import open_console
 from undertow.cli.results import check_file, read_counts, show_results, split_names
 from undertow.errors import ConfigError
@@ -27,50 +27,37 @@ from undertow.tools.lab.systems import find_system, list_systems
 from undertow.tools.zoo import MODELS
 from undertow.units import GIGA, parse_bandwidths
 
+_Files = Annotated[
+    list[str] | None,
+    typer.Argument(help="Compare the older file A with the newer file B, with --compare.", metavar="[A B]"),
+]
+_Models = Annotated[str, option("--model NAME,...", "Measure these models; --list shows their names.")]
+_Hosts = Annotated[str, option("--hosts N,...", "Emulate this many hosts, such as 4 or 2,4,8.")]
+_Systems = Annotated[str, option("--systems NAME,...", "Compare these systems; --list shows their names.")]
+_Preset = Annotated[
+    str | None, option("--preset NAME", "Use a preset instead of the options above: quick (3 min) or papers (30 min).")
+]
+_Compare = Annotated[bool, option("--compare", "Show which points became faster or slower from file A to file B.")]
+_List = Annotated[bool, option("--list", "List the models and systems.")]
+
 
 def bench(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(help="Compare the older file A with the newer file B, with --compare.", metavar="[A B]"),
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="Measure these models; --list shows their names.", metavar="NAME,...")
-    ] = "resnet50",
-    hosts: Annotated[
-        str, typer.Option("--hosts", help="Emulate this many hosts, such as 4 or 2,4,8.", metavar="N,...")
-    ] = "4",
-    bandwidth: LinkSpeeds = "1,2,4,5,10,15,20,40gbit",
-    scale: Scale = None,
-    slowdown: Annotated[
-        float,
-        number_option(
-            "--slowdown",
-            bounds=bounds.SLOWDOWN,
-            help="Slow devices and links down by this factor, so that a small machine can emulate more hosts.",
-            metavar="FACTOR",
-        ),
-    ] = 1.0,
-    systems: Annotated[
-        str, typer.Option("--systems", help="Compare these systems; --list shows their names.", metavar="NAME,...")
-    ] = "ddp,undertow",
-    batch: ZooBatch = None,
-    rounds: Rounds = 4,
-    lap: Lap = 3.0,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            "--preset",
-            help="Use a preset instead of the options above: quick (3 min) or papers (30 min).",
-            metavar="NAME",
-        ),
-    ] = None,
-    out: ResultsFile = None,
-    unshaped: Unshaped = False,
-    is_comparison: Annotated[
-        bool, typer.Option("--compare", help="Show which points became faster or slower from file A to file B.")
-    ] = False,
-    wants_list: Annotated[bool, typer.Option("--list", help="List the models and systems.")] = False,
-    debug: Debug = False,
+    files: _Files = None,
+    model: _Models = "resnet50",
+    hosts: _Hosts = "4",
+    bandwidth: options.LinkSpeeds = "1,2,4,5,10,15,20,40gbit",
+    scale: options.Scale = None,
+    slowdown: options.Slowdown = 1.0,
+    systems: _Systems = "ddp,undertow",
+    batch: options.ZooBatch = None,
+    rounds: options.Rounds = 4,
+    lap: options.Lap = 3.0,
+    preset: _Preset = None,
+    out: options.ResultsFile = None,
+    unshaped: options.Unshaped = False,
+    is_comparison: _Compare = False,
+    wants_list: _List = False,
+    debug: options.Debug = False,
 ) -> int:
     """Measure undertow and torch DDP on emulated hosts, and compare them.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-import typer
 from rich.table import Table
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import Debug, number_option
+from undertow.cli.options import Debug, option
 from undertow.cli.progress import open_console
 from undertow.errors import ConfigError
 from undertow.observe.report.safe_text import Text
@@ -20,39 +19,29 @@ from undertow.plan.bottleneck import Bottleneck, Grade, NetworkVerdict, Throughp
 from undertow.tools.zoo import find_model
 from undertow.units import format_bandwidth, format_count, format_ms_figure, format_share, parse_count, parse_time
 
+_Params = Annotated[str | None, option("--params COUNT", "Set the number of parameters, such as 61.5M, 143e6 or 1.2B.")]
+_Iteration = Annotated[
+    str | None, option("--iteration TIME", "Set the computing time of one iteration, such as 0.25s or 250ms.")
+]
+_Model = Annotated[
+    str | None,
+    option("--model NAME", "Use the parameters of a model of the zoo and, without --iteration, its published time."),
+]
+_Hosts = Annotated[
+    int, option("--hosts N", "Set the number of hosts, with one worker and one shard each.", bounds=bounds.PEERS)
+]
+_BytesPerParam = Annotated[
+    int, option("--bytes-per-param N", "Send N bytes per parameter: 4 for float32.", bounds=bounds.NUMBER_BYTES)
+]
+
 
 def bottleneck(
-    params: Annotated[
-        str | None,
-        typer.Option("--params", help="Set the number of parameters, such as 61.5M, 143e6 or 1.2B.", metavar="COUNT"),
-    ] = None,
-    iteration: Annotated[
-        str | None,
-        typer.Option(
-            "--iteration", help="Set the computing time of one iteration, such as 0.25s or 250ms.", metavar="TIME"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Use the parameters of a model of the zoo and, without --iteration, its published time.",
-            metavar="NAME",
-        ),
-    ] = None,
-    hosts: Annotated[
-        int,
-        number_option(
-            "--hosts", bounds=bounds.PEERS, help="Set the number of hosts, with one worker and one shard each."
-        ),
-    ] = 4,
-    bytes_per_param: Annotated[
-        int,
-        number_option(
-            "--bytes-per-param", bounds=bounds.NUMBER_BYTES, help="Send N bytes per parameter: 4 for float32."
-        ),
-    ] = 4,
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text and a table.")] = False,
+    params: _Params = None,
+    iteration: _Iteration = None,
+    model: _Model = None,
+    hosts: _Hosts = 4,
+    bytes_per_param: _BytesPerParam = 4,
+    is_json: Annotated[bool, option("--json", "Print JSON instead of text and a table.")] = False,
     debug: Debug = False,
 ) -> int:
     """Calculate step by step what the network must carry, and which Ethernet is fast enough.

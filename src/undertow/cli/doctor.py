@@ -7,12 +7,11 @@ import signal
 from collections.abc import Mapping
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import Debug, number_option
+from undertow.cli.options import Debug, option
 from undertow.cli.progress import WIDE, open_console, open_progress
 from undertow.errors import UndertowError
 from undertow.launch.host_rendezvous import HostAssignment
@@ -23,56 +22,42 @@ from undertow.tools.doctor.job_check import examine_job
 from undertow.tools.doctor.request import DoctorRequest, examine
 from undertow.tools.doctor.view import show, to_json
 
+_Hosts = Annotated[
+    str | None,
+    option("--hosts HOST,...", "Examine these hosts, given by name or address; start the same command on each."),
+]
+_NodeRank = Annotated[
+    int | None,
+    option(
+        "--node-rank N",
+        "Set this host's position in --hosts, from 0. Default: found by its names and addresses.",
+        bounds=bounds.NODE_RANK,
+    ),
+]
+_Port = Annotated[
+    int | None,
+    option("--port PORT", "Meet at this port of the first host. Default: MASTER_PORT, else 29500.", bounds=bounds.PORT),
+]
+_Nproc = Annotated[
+    int, option("-n --nproc-per-node N", "Check for N workers per host.", bounds=bounds.WORKERS_PER_HOST)
+]
+_Timeout = Annotated[float, option("--timeout S", "Wait S seconds for the other hosts.", bounds=bounds.DOCTOR_WAIT_S)]
+_Seconds = Annotated[
+    float,
+    option("--seconds S", "Measure the bandwidth of each pair of hosts for S seconds each way.", bounds=bounds.PROBE_S),
+]
+_All = Annotated[bool, option("--all -v", "Show all settings, not only those that differ from their defaults.")]
+
 
 def doctor(
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts",
-            help="Examine these hosts, given by name or address; start the same command on each.",
-            metavar="HOST,...",
-        ),
-    ] = None,
-    node_rank: Annotated[
-        int | None,
-        number_option(
-            "--node-rank",
-            bounds=bounds.NODE_RANK,
-            help="Set this host's position in --hosts, from 0. Default: found by its names and addresses.",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        number_option(
-            "--port",
-            bounds=bounds.PORT,
-            help="Meet at this port of the first host. Default: MASTER_PORT, else 29500.",
-            metavar="PORT",
-        ),
-    ] = None,
-    nproc: Annotated[
-        int,
-        number_option("-n", "--nproc-per-node", bounds=bounds.WORKERS_PER_HOST, help="Check for N workers per host."),
-    ] = 1,
-    timeout: Annotated[
-        float,
-        number_option(
-            "--timeout", bounds=bounds.DOCTOR_WAIT_S, help="Wait S seconds for the other hosts.", metavar="S"
-        ),
-    ] = 60.0,
-    seconds: Annotated[
-        float,
-        number_option(
-            "--seconds",
-            bounds=bounds.PROBE_S,
-            help="Measure the bandwidth of each pair of hosts for S seconds each way.",
-            metavar="S",
-        ),
-    ] = 0.5,
-    every_setting: Annotated[
-        bool, typer.Option("--all", "-v", help="Show all settings, not only those that differ from their defaults.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
+    hosts: _Hosts = None,
+    node_rank: _NodeRank = None,
+    port: _Port = None,
+    nproc: _Nproc = 1,
+    timeout: _Timeout = 60.0,
+    seconds: _Seconds = 0.5,
+    every_setting: _All = False,
+    as_json: Annotated[bool, option("--json", "Print facts and findings as JSON.")] = False,
     debug: Debug = False,
 ) -> int:
     """Check whether training would work, and if not, what to do; exit with 1 if it would fail.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated
 
-import typer
-
 from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, one_line_errors
-from undertow.cli.options import Debug, number_option
+from undertow.cli.options import Debug, option
 from undertow.cli.progress import open_progress
 from undertow.errors import ConfigError
 from undertow.tools.faults.scenarios import SCENARIOS, Scenario, find_scenario
@@ -18,26 +16,20 @@ from undertow.tools.faults.scenarios.seeds import Outcome, run_seed
 SEEDS = 2000
 
 
+_Scenario = Annotated[
+    str | None,
+    option("--scenario NAME", "Run only this scenario; --list shows their names. Default: chosen by each seed."),
+]
+_Story = Annotated[bool, option("--story", "Print all events, with --seed, even if no claim is broken.")]
+
+
 def faults(
-    seeds: Annotated[int, number_option("--seeds", bounds=bounds.SEEDS, help="Run N seeds.", metavar="N")] = SEEDS,
-    first: Annotated[
-        int, number_option("--first", bounds=bounds.SEED, help="Start with this seed.", metavar="SEED")
-    ] = 0,
-    seed: Annotated[
-        int | None, number_option("--seed", bounds=bounds.SEED, help="Run only this seed again.", metavar="SEED")
-    ] = None,
-    scenario: Annotated[
-        str | None,
-        typer.Option(
-            "--scenario",
-            help="Run only this scenario; --list shows their names. Default: chosen by each seed.",
-            metavar="NAME",
-        ),
-    ] = None,
-    story: Annotated[
-        bool, typer.Option("--story", help="Print all events, with --seed, even if no claim is broken.")
-    ] = False,
-    wants_list: Annotated[bool, typer.Option("--list", help="List the scenarios and their claims.")] = False,
+    seeds: Annotated[int, option("--seeds N", "Run N seeds.", bounds=bounds.SEEDS)] = SEEDS,
+    first: Annotated[int, option("--first SEED", "Start with this seed.", bounds=bounds.SEED)] = 0,
+    seed: Annotated[int | None, option("--seed SEED", "Run only this seed again.", bounds=bounds.SEED)] = None,
+    scenario: _Scenario = None,
+    story: _Story = False,
+    wants_list: Annotated[bool, option("--list", "List the scenarios and their claims.")] = False,
     debug: Debug = False,
 ) -> int:
     """Inject faults into the engine in memory, thousands of times, and check every sum.

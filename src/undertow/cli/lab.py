@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from undertow import bounds
+from undertow.cli import options
 from undertow.cli.errors import FAILED_RUN, one_line_errors, show_help
-from undertow.cli.options import Debug, Live, LivePort, QuietRanks, TraceFolder, TraceSteps, Unshaped, number_option
+from undertow.cli.options import option
 from undertow.cli.progress import open_progress
 from undertow.launch.job import read_job_settings
 from undertow.launch.worker_environment import WorkerOptions
@@ -31,31 +32,32 @@ def _lab(context: typer.Context) -> None:
     show_help(context)
 
 
+_Command = Annotated[
+    list[str], typer.Argument(help="Run this Python file or command with its arguments.", metavar="CMD")
+]
+_Hosts = Annotated[int, option("--hosts N", "Emulate N hosts, 1 to 250; each runs CMD once.", bounds=bounds.LAB_HOSTS)]
+_Bandwidth = Annotated[
+    str | None,
+    option(
+        "--bandwidth SPEED", "Limit every link to this speed, each way, such as 1gbit or 400mbit. Default: no limit."
+    ),
+]
+
+
 # Everything after CMD belongs to CMD.
 @lab.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
-    command: Annotated[
-        list[str], typer.Argument(help="Run this Python file or command with its arguments.", metavar="CMD")
-    ],
-    hosts: Annotated[
-        int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts, 1 to 250; each runs CMD once.")
-    ] = 4,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth",
-            help="Limit every link to this speed, each way, such as 1gbit or 400mbit. Default: no limit.",
-            metavar="SPEED",
-        ),
-    ] = None,
-    unshaped: Unshaped = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Skip measuring the links before CMD starts.")] = False,
-    quiet_ranks: QuietRanks = False,
-    trace: TraceFolder = None,
-    trace_steps: TraceSteps = None,
-    live: Live = False,
-    live_port: LivePort = None,
-    debug: Debug = False,
+    command: _Command,
+    hosts: _Hosts = 4,
+    bandwidth: _Bandwidth = None,
+    unshaped: options.Unshaped = False,
+    no_check: Annotated[bool, option("--no-check", "Skip measuring the links before CMD starts.")] = False,
+    quiet_ranks: options.QuietRanks = False,
+    trace: options.TraceFolder = None,
+    trace_steps: options.TraceSteps = None,
+    live: options.Live = False,
+    live_port: options.LivePort = None,
+    debug: options.Debug = False,
 ) -> int:
     """Run CMD on every host of an emulated cluster, like `undertow run` on real hosts.
 
@@ -84,7 +86,7 @@ def run_command(
 
 
 @lab.command("check")
-def check_machine(debug: Debug = False) -> int:
+def check_machine(debug: options.Debug = False) -> int:
     """Check whether hosts can be emulated on this machine, and measure how fast a link can be.
 
     Example: sudo undertow lab check

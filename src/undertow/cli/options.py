@@ -1,7 +1,7 @@
-"""Options that several commands share, options that take a number within a range, and the panels of long help texts.
+"""Options that several commands share, and the function that makes every option.
 
-In: the names of an option and its `Bounds`.  Out: an option of typer; a number out of range ends the command with one
-line.
+In: the names of an option, its help and, for a number, its `Bounds`.  Out: an option of typer; a number out of range
+ends the command with one line.
 """
 
 from __future__ import annotations
@@ -44,109 +44,105 @@ class NumberParser:
             raise InvalidNumber(str(error)) from None
 
 
-def number_option(*names: str, bounds: Bounds, help: str, metavar: str = "N", panel: str | None = None) -> Any:
-    parser = NumberParser(names[0], bounds)
+def option(usage: str, help: str, *, bounds: Bounds | None = None, panel: str | None = None) -> Any:
+    """Make an option of typer from its names and value as the help shows them, such as `-n --nproc-per-node N`.
+
+    An option with `bounds` takes a number.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = words[-1] if len(words) > len(names) else None
+    parser = None if bounds is None else NumberParser(names[0], bounds)
     return typer.Option(*names, help=help, metavar=metavar, parser=parser, rich_help_panel=panel)
 
 
+# How to run
+
+Debug = Annotated[bool, option("--debug", "Show the full traceback of an error.")]
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Pass everything after SCRIPT to the script.", metavar="ARGS")
+]
+QuietRanks = Annotated[bool, option("--quiet-ranks", "Show only rank 0's output, and the error of a rank that fails.")]
+ResultsFile = Annotated[
+    Path | None, option("--out FILE.json", "Write the results to this file, with a picture and a page beside it.")
+]
+
+# Traces and live view
+
 TraceFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--trace",
-        help="Record a trace of the first steps in this folder; see undertow report.",
-        metavar="DIR",
-        rich_help_panel=RECORDING,
-    ),
+    option("--trace DIR", "Record a trace of the first steps in this folder; see undertow report.", panel=RECORDING),
 ]
 TraceSteps = Annotated[
     str | None,
-    typer.Option(
-        "--trace-steps",
-        help="Record these steps: 20 (the first 20), 1000:1050 or all. Default: 100.",
-        metavar="STEPS",
-        rich_help_panel=RECORDING,
+    option(
+        "--trace-steps STEPS", "Record these steps: 20 (the first 20), 1000:1050 or all. Default: 100.", panel=RECORDING
     ),
 ]
 Live = Annotated[
     bool,
-    typer.Option(
-        "--live",
-        help="Show a dashboard instead of the output; in a log file, a line every 5 seconds.",
-        rich_help_panel=RECORDING,
-    ),
+    option("--live", "Show a dashboard instead of the output; in a log file, a line every 5 seconds.", panel=RECORDING),
 ]
 LivePort = Annotated[
     int | None,
-    number_option(
-        "--live-port",
+    option(
+        "--live-port PORT",
+        "Serve the dashboard as a page on this port of 127.0.0.1; 0 takes any free port.",
         bounds=bounds.ANY_PORT,
-        help="Serve the dashboard as a page on this port of 127.0.0.1; 0 takes any free port.",
-        metavar="PORT",
         panel=RECORDING,
     ),
 ]
-ScriptArguments = Annotated[
-    list[str] | None, typer.Argument(help="Pass everything after SCRIPT to the script.", metavar="ARGS")
-]
-QuietRanks = Annotated[
-    bool, typer.Option("--quiet-ranks", help="Show only rank 0's output, and the error of a rank that fails.")
-]
-ResultsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Write the results to this file, with a picture and a page beside it.", metavar="FILE.json"
-    ),
-]
+
+# Measurements
+
 ZooBatch = Annotated[
     int | None,
-    number_option(
-        "--batch", bounds=bounds.BATCH, help="Train N samples per host and step. Default: the model's published batch."
+    option(
+        "--batch N", "Train N samples per host and step. Default: the model's published batch.", bounds=bounds.BATCH
     ),
 ]
 LinkSpeeds = Annotated[
-    str,
-    typer.Option(
-        "--bandwidth",
-        help="Limit every link to these speeds, before scaling, such as 1,2,4,10gbit.",
-        metavar="SPEED,...",
-    ),
+    str, option("--bandwidth SPEED,...", "Limit every link to these speeds, before scaling, such as 1,2,4,10gbit.")
 ]
 Scale = Annotated[
     float | None,
-    number_option(
-        "--scale",
-        bounds=bounds.SCALE,
-        help="Divide bandwidths and tensor sizes by this factor, so that a small machine can emulate fast links. "
+    option(
+        "--scale FACTOR",
+        "Divide bandwidths and tensor sizes by this factor, so that a small machine can emulate fast links. "
         "Default: 10; 1 for models that really compute.",
-        metavar="FACTOR",
+        bounds=bounds.SCALE,
     ),
 ]
-Rounds = Annotated[
-    int, number_option("--rounds", bounds=bounds.ROUNDS, help="Measure each system or arrangement in N laps.")
-]
-Lap = Annotated[
+Slowdown = Annotated[
     float,
-    number_option("--lap", bounds=bounds.LAP_S, help="Measure for S seconds per lap, at least 4 steps.", metavar="S"),
+    option(
+        "--slowdown FACTOR",
+        "Slow devices and links down by this factor, so that a small machine can emulate more hosts.",
+        bounds=bounds.SLOWDOWN,
+    ),
 ]
+Rounds = Annotated[int, option("--rounds N", "Measure each system or arrangement in N laps.", bounds=bounds.ROUNDS)]
+Lap = Annotated[float, option("--lap S", "Measure for S seconds per lap, at least 4 steps.", bounds=bounds.LAP_S)]
+Unshaped = Annotated[
+    bool, option("--unshaped", "Use loopback instead of emulated hosts: needs no root, but limits no link.")
+]
+
+# Jobs that share devices
+
 Weights = Annotated[
     str | None,
-    typer.Option(
-        "--weights",
-        help="Divide device time among the jobs in this ratio, such as 1,2. Default: equal shares.",
-        metavar="W,...",
-        rich_help_panel=SHARING,
+    option(
+        "--weights W,...",
+        "Divide device time among the jobs in this ratio, such as 1,2. Default: equal shares.",
+        panel=SHARING,
     ),
 ]
 Urgent = Annotated[
     int | None,
-    number_option(
-        "--urgent",
+    option(
+        "--urgent N",
+        "Let other jobs compute only while job N (the first is 0) waits.",
         bounds=bounds.JOB,
-        help="Let other jobs compute only while job N (the first is 0) waits.",
         panel=SHARING,
     ),
 ]
-Unshaped = Annotated[
-    bool, typer.Option("--unshaped", help="Use loopback instead of emulated hosts: needs no root, but limits no link.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import Debug, ScriptArguments, ZooBatch, number_option
+from undertow.cli.options import Debug, ScriptArguments, ZooBatch, option
 from undertow.cli.progress import open_console, open_progress
 from undertow.cli.results import check_output
 from undertow.errors import ConfigError, PlanError
@@ -31,51 +31,45 @@ from undertow.plan.planner import AUTO, POLICIES, make_plan
 from undertow.tools.sim.subject import find_subject, read_subject, take_measured
 from undertow.units import format_bandwidth, format_bytes, format_ms, format_ms_figure, parse_bandwidth
 
+_Script = Annotated[
+    str | None,
+    typer.Argument(
+        help="Run this training script on one worker, measure its first steps, then end it.", metavar="SCRIPT"
+    ),
+]
+_Model = Annotated[
+    str | None, option("--model NAME", "Plan a model of the zoo instead; `undertow bench --list` lists them.")
+]
+_Profile = Annotated[
+    Path | None, option("--profile FILE", "Read a file of --save-profile instead of running a script.")
+]
+_Hosts = Annotated[int, option("--hosts N", "Plan for N hosts, with one worker each.", bounds=bounds.NODES)]
+_Bandwidth = Annotated[str, option("--bandwidth SPEED", "Plan for links of this speed, each way, such as 10gbit.")]
+_Policy = Annotated[
+    str,
+    option(
+        "--policy POLICY",
+        f"Choose schemes by {AUTO} (the fastest for each tensor) or one of {', '.join(POLICIES[1:])}.",
+    ),
+]
+_Out = Annotated[Path | None, option("--out FILE.json", "Write the plan to this file as well, as JSON.")]
+_SaveProfile = Annotated[
+    Path | None, option("--save-profile FILE", "Save the measurements of SCRIPT to this file, for --profile.")
+]
+
 
 def plan(
-    script: Annotated[
-        str | None,
-        typer.Argument(
-            help="Run this training script on one worker, measure its first steps, then end it.", metavar="SCRIPT"
-        ),
-    ] = None,
+    script: _Script = None,
     args: ScriptArguments = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", help="Plan a model of the zoo instead; `undertow bench --list` lists them.", metavar="NAME"
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option("--profile", help="Read a file of --save-profile instead of running a script.", metavar="FILE"),
-    ] = None,
-    hosts: Annotated[
-        int, number_option("--hosts", bounds=bounds.NODES, help="Plan for N hosts, with one worker each.")
-    ] = 4,
-    bandwidth: Annotated[
-        str,
-        typer.Option("--bandwidth", help="Plan for links of this speed, each way, such as 10gbit.", metavar="SPEED"),
-    ] = "10gbit",
+    model: _Model = None,
+    profile: _Profile = None,
+    hosts: _Hosts = 4,
+    bandwidth: _Bandwidth = "10gbit",
     batch: ZooBatch = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            help=f"Choose schemes by {AUTO} (the fastest for each tensor) or one of {', '.join(POLICIES[1:])}.",
-            metavar="POLICY",
-        ),
-    ] = AUTO,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the plan to this file as well, as JSON.", metavar="FILE.json")
-    ] = None,
-    save_profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--save-profile", help="Save the measurements of SCRIPT to this file, for --profile.", metavar="FILE"
-        ),
-    ] = None,
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    policy: _Policy = AUTO,
+    out: _Out = None,
+    save_profile: _SaveProfile = None,
+    is_json: Annotated[bool, option("--json", "Print JSON instead of a table.")] = False,
     debug: Debug = False,
 ) -> int:
     """Show the scheme that each tensor of a model would have, how many bytes it sends, and why.

@@ -11,7 +11,7 @@ import typer
 
 from undertow import bounds
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import Debug, number_option
+from undertow.cli.options import Debug, option
 from undertow.cli.progress import open_progress
 from undertow.cli.results import check_output
 from undertow.errors import ConfigError, UndertowError
@@ -28,16 +28,17 @@ from undertow.progress import Progress
 PAGE = "report.html"
 
 
+_Folder = Annotated[Path, typer.Argument(help="Read the traces of all ranks in this folder.", metavar="DIR")]
+_Out = Annotated[Path | None, option("--out FILE", f"Write the page to this file. Default: {PAGE} in DIR.")]
+_Step = Annotated[int | None, option("--step N", "Show step N first, instead of the median one.", bounds=bounds.STEP)]
+
+
 def report(
-    folder: Annotated[Path, typer.Argument(help="Read the traces of all ranks in this folder.", metavar="DIR")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help=f"Write the page to this file. Default: {PAGE} in DIR.", metavar="FILE")
-    ] = None,
-    step: Annotated[
-        int | None, number_option("--step", bounds=bounds.STEP, help="Show step N first, instead of the median one.")
-    ] = None,
-    is_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of words.")] = False,
-    is_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    folder: _Folder,
+    out: _Out = None,
+    step: _Step = None,
+    is_json: Annotated[bool, option("--json", "Print the figures as JSON instead of words.")] = False,
+    is_open: Annotated[bool, option("--open", "Open the page in a browser.")] = False,
     debug: Debug = False,
 ) -> int:
     """Show where the time of a step went, and write a page about it.

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from undertow import bounds
 from undertow.cli.errors import FAILED_RUN, one_line_errors, show_help
-from undertow.cli.options import Debug, number_option
+from undertow.cli.options import Debug, option
 from undertow.cli.progress import open_console
 from undertow.cli.share_bench import bench
 from undertow.crossover import arbiter
@@ -37,11 +37,22 @@ share = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 _Socket = Annotated[
     str | None,
-    typer.Option(
-        "--socket",
-        help="Use the arbiter at this socket. Default: UNDERTOW_SHARE_SOCKET, else one arbiter per user.",
-        metavar="PATH",
+    option(
+        "--socket PATH", "Use the arbiter at this socket. Default: UNDERTOW_SHARE_SOCKET, else one arbiter per user."
     ),
+]
+_Lease = Annotated[
+    float,
+    option(
+        "--lease S", "Pass a turn on to the next job if it is not given back within S seconds.", bounds=bounds.LEASE_S
+    ),
+]
+_Foreground = Annotated[bool, option("--foreground", "Run the arbiter in this process, until Ctrl-C or SIGTERM.")]
+_Watch = Annotated[
+    bool, option("--watch", "Show it repeatedly, until Ctrl-C: every second, in a log file every 5 seconds.")
+]
+_Files = Annotated[
+    list[Path], typer.Argument(help="Run the jobs in these files; see docs/crossover.md.", metavar="JOB.toml...")
 ]
 REDRAW_S = 1.0
 PRINT_S = 5.0  # in a log file
@@ -60,18 +71,8 @@ def _share(context: typer.Context) -> None:
 
 @share.command("up")
 def up(
-    lease: Annotated[
-        float,
-        number_option(
-            "--lease",
-            bounds=bounds.LEASE_S,
-            help="Pass a turn on to the next job if it is not given back within S seconds.",
-            metavar="S",
-        ),
-    ] = LEASE_S,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run the arbiter in this process, until Ctrl-C or SIGTERM.")
-    ] = False,
+    lease: _Lease = LEASE_S,
+    foreground: _Foreground = False,
     socket: _Socket = None,
     debug: Debug = False,
 ) -> int:
@@ -103,11 +104,8 @@ def up(
 
 @share.command("status")
 def status(
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Show it repeatedly, until Ctrl-C: every second, in a log file every 5 seconds."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the arbiter's status as one line of JSON.")] = False,
+    watch: _Watch = False,
+    as_json: Annotated[bool, option("--json", "Print the arbiter's status as one line of JSON.")] = False,
     socket: _Socket = None,
     debug: Debug = False,
 ) -> int:
@@ -149,9 +147,7 @@ def down(socket: _Socket = None, debug: Debug = False) -> int:
 
 @share.command("run")
 def run(
-    files: Annotated[
-        list[Path], typer.Argument(help="Run the jobs in these files; see docs/crossover.md.", metavar="JOB.toml...")
-    ],
+    files: _Files,
     socket: _Socket = None,
     debug: Debug = False,
 ) -> int:

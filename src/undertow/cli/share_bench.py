@@ -6,13 +6,12 @@ import functools
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from undertow import bounds
+from undertow.cli import options
 from undertow.cli.bench import choose_scale
 from undertow.cli.errors import one_line_errors
 from undertow.cli.measuring import measure_in_lab
-from undertow.cli.options import Debug, Lap, Rounds, Scale, Unshaped, Urgent, Weights, number_option
+from undertow.cli.options import option
 from undertow.cli.progress import open_console
 from undertow.cli.results import check_file, read_terms, split_list
 from undertow.errors import ConfigError
@@ -24,57 +23,39 @@ from undertow.tools.lab.sharing.plan import Job, Mode, SharePlan
 from undertow.tools.lab.sharing.results import ShareResults, make_share_table
 from undertow.units import GIGA, parse_bandwidths, parse_numbers
 
+_Jobs = Annotated[str, option("--jobs MODEL,...", "Train these models together; a model may be named twice.")]
+_Bandwidth = Annotated[
+    str | None, option("--bandwidth SPEED,...", "Limit every link to these speeds, before scaling, such as 1,2gbit.")
+]
+_Ratio = Annotated[
+    str | None,
+    option(
+        "--ratio RATIO,...",
+        "Choose links on which the first job, alone and in plain mode, waits for this fraction of its "
+        "computing time, such as 0.2,0.5,1. Default: 0.5.",
+    ),
+]
+_Mode = Annotated[
+    str, option("--mode MODE", "Overlap none of a job's communication with its computing (plain), or all (everything).")
+]
+_Out = Annotated[Path | None, option("--out FILE.json", "Write the results as JSON to this file.")]
+
 
 def bench(
-    jobs: Annotated[
-        str,
-        typer.Option("--jobs", help="Train these models together; a model may be named twice.", metavar="MODEL,..."),
-    ] = "resnet50,resnet50",
-    hosts: Annotated[int, number_option("--hosts", bounds=bounds.LAB_HOSTS, help="Emulate N hosts.")] = 4,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth",
-            help="Limit every link to these speeds, before scaling, such as 1,2gbit.",
-            metavar="SPEED,...",
-        ),
-    ] = None,
-    ratio: Annotated[
-        str | None,
-        typer.Option(
-            "--ratio",
-            help="Choose links on which the first job, alone and in plain mode, waits for this fraction of its "
-            "computing time, such as 0.2,0.5,1. Default: 0.5.",
-            metavar="RATIO,...",
-        ),
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            help="Overlap none of a job's communication with its computing (plain), or all (everything).",
-            metavar="MODE",
-        ),
-    ] = "plain",
-    weights: Weights = None,
-    urgent: Urgent = None,
-    scale: Scale = None,
-    slowdown: Annotated[
-        float,
-        number_option(
-            "--slowdown",
-            bounds=bounds.SCALE,
-            help="Slow devices and links down by this factor, so that a small machine can emulate more hosts.",
-            metavar="FACTOR",
-        ),
-    ] = 1.0,
-    rounds: Rounds = 4,
-    lap: Lap = 6.0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the results as JSON to this file.", metavar="FILE.json")
-    ] = None,
-    unshaped: Unshaped = False,
-    debug: Debug = False,
+    jobs: _Jobs = "resnet50,resnet50",
+    hosts: Annotated[int, option("--hosts N", "Emulate N hosts.", bounds=bounds.LAB_HOSTS)] = 4,
+    bandwidth: _Bandwidth = None,
+    ratio: _Ratio = None,
+    mode: _Mode = "plain",
+    weights: options.Weights = None,
+    urgent: options.Urgent = None,
+    scale: options.Scale = None,
+    slowdown: options.Slowdown = 1.0,
+    rounds: options.Rounds = 4,
+    lap: options.Lap = 6.0,
+    out: _Out = None,
+    unshaped: options.Unshaped = False,
+    debug: options.Debug = False,
 ) -> int:
     """Measure what sharing devices gains: jobs one after another, together, and taking turns.
 

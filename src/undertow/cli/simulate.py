@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.table import Table
 
 from undertow import bounds
+from undertow.cli import options, simulate_options
 from undertow.cli.errors import one_line_errors
-from undertow.cli.options import SHARING, Debug, ResultsFile, Urgent, Weights, ZooBatch, number_option
 from undertow.cli.progress import open_console, open_progress
 from undertow.cli.results import check_file, read_command_line, read_counts, show_results, split_names
 from undertow.cli.simulate_search import show_bandwidths, show_hosts
@@ -21,7 +19,7 @@ from undertow.launch.launcher_output import notify
 from undertow.launch.traces import describe_trace
 from undertow.observe.report.columns import show_bandwidth
 from undertow.observe.report.machine import describe_run
-from undertow.observe.report.points import Point, Results, read_results
+from undertow.observe.report.points import Results, read_results
 from undertow.observe.report.table import Justify, fill_table
 from undertow.tools.sim import papers as published
 from undertow.tools.sim.predictions import Pair, can_predict, describe, predict_points
@@ -32,153 +30,31 @@ from undertow.tools.sim.topology import LATENCY_S, Topology, make_topology, read
 from undertow.tools.sim.traces import trace_run
 from undertow.units import format_bandwidth, format_ms_figure, parse_bandwidths, parse_share, parse_time
 
-_SYSTEMS, _SHARING_SYSTEMS = "ddp,undertow", "plain,undertow"  # defaults of --systems
-# Panels of the help, beside those in options.py.
-_NOISE = "Noise"
-_QUESTIONS = "Searches and comparisons"
-
 
 def simulate(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", help="Simulate a model of the zoo; `undertow bench --list` lists them.", metavar="NAME"
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            help="Simulate your own model from a file that `undertow plan --save-profile FILE script.py` wrote.",
-            metavar="FILE",
-        ),
-    ] = None,
-    hosts: Annotated[
-        str, typer.Option("--hosts", help="Simulate this many hosts, such as 4 or 1,2,4,8.", metavar="N,...")
-    ] = "1,2,4,8",
-    bandwidth: Annotated[
-        str,
-        typer.Option(
-            "--bandwidth",
-            help="Simulate links of these speeds, each way, such as 10gbit or 1,2,4gbit.",
-            metavar="SPEED,...",
-        ),
-    ] = "10gbit",
-    latency: Annotated[
-        str,
-        typer.Option("--latency", help="Set the one-way latency between hosts, such as 50us or 0.1ms.", metavar="TIME"),
-    ] = f"{LATENCY_S * 1e6:g}us",
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster",
-            help="Read unequal links, slow hosts and racks from this file (docs/simulator.md).",
-            metavar="FILE.json",
-        ),
-    ] = None,
-    batch: ZooBatch = None,
-    systems: Annotated[
-        str | None,
-        typer.Option(
-            "--systems",
-            help=f"Compare these systems; --list shows their names. Default: {_SYSTEMS}; with --share, "
-            f"{_SHARING_SYSTEMS}.",
-            metavar="NAME,...",
-        ),
-    ] = None,
-    share: Annotated[
-        str | None,
-        typer.Option(
-            "--share",
-            help="Share the hosts with jobs of these models, such as vgg19.",
-            metavar="MODEL,...",
-            rich_help_panel=SHARING,
-        ),
-    ] = None,
-    weights: Weights = None,
-    urgent: Urgent = None,
-    jitter: Annotated[
-        str,
-        typer.Option(
-            "--jitter",
-            help="Vary the times of each worker's steps by this standard deviation, such as 5%.",
-            metavar="SHARE",
-            rich_help_panel=_NOISE,
-        ),
-    ] = "0",
-    stragglers: Annotated[
-        str,
-        typer.Option(
-            "--stragglers",
-            help="Slow each worker down in this share of its steps, such as 1%.",
-            metavar="SHARE",
-            rich_help_panel=_NOISE,
-        ),
-    ] = "0",
-    straggle: Annotated[
-        float,
-        number_option(
-            "--straggle",
-            bounds=bounds.STRAGGLE,
-            help="Slow stragglers down by this factor.",
-            metavar="FACTOR",
-            panel=_NOISE,
-        ),
-    ] = 2.0,
-    seed: Annotated[
-        int,
-        number_option(
-            "--seed",
-            bounds=bounds.SEED,
-            help="Seed jitter and stragglers; equal seeds give equal steps.",
-            metavar="SEED",
-            panel=_NOISE,
-        ),
-    ] = 0,
-    steps: Annotated[
-        int | None,
-        number_option(
-            "--steps", bounds=bounds.STEPS, help="Simulate N steps that count. Default: as many as the result needs."
-        ),
-    ] = None,
-    efficiency: Annotated[
-        str | None,
-        typer.Option(
-            "--find-bandwidth",
-            help="Find the bandwidth that is needed for this share of linear speed-up.",
-            metavar="90%",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = None,
-    worth: Annotated[
-        str | None,
-        typer.Option(
-            "--find-hosts",
-            help="Find the largest number of hosts at which each added host still gains this share of a host's speed.",
-            metavar="50%",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            help="Predict every point that `undertow bench` measured in this file, and compare.",
-            metavar="FILE.json",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = None,
-    out: ResultsFile = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace",
-            help="Record a few steps of one cluster in this folder, like `undertow run --trace`.",
-            metavar="DIR",
-        ),
-    ] = None,
-    wants_list: Annotated[bool, typer.Option("--list", help="List the systems.")] = False,
-    debug: Debug = False,
+    model: simulate_options.Model = None,
+    profile: simulate_options.Profile = None,
+    hosts: simulate_options.Hosts = "1,2,4,8",
+    bandwidth: simulate_options.Bandwidth = "10gbit",
+    latency: simulate_options.Latency = f"{LATENCY_S * 1e6:g}us",
+    cluster: simulate_options.ClusterFile = None,
+    batch: options.ZooBatch = None,
+    systems: simulate_options.Systems = None,
+    share: simulate_options.Share = None,
+    weights: options.Weights = None,
+    urgent: options.Urgent = None,
+    jitter: simulate_options.Jitter = "0",
+    stragglers: simulate_options.Stragglers = "0",
+    straggle: simulate_options.Straggle = 2.0,
+    seed: simulate_options.Seed = 0,
+    steps: simulate_options.Steps = None,
+    efficiency: simulate_options.FindBandwidth = None,
+    worth: simulate_options.FindHosts = None,
+    against: simulate_options.Against = None,
+    out: options.ResultsFile = None,
+    trace: simulate_options.Trace = None,
+    wants_list: simulate_options.ListSystems = False,
+    debug: options.Debug = False,
 ) -> int:
     """Predict the speed of training on any cluster, with undertow's planner and engine on a virtual clock and network.
 
@@ -194,42 +70,30 @@ def simulate(
         if against is not None:
             return _check_against(against, None if profile is None else read_subject(profile))
         subject = _find_subject(model, profile, batch)
-        schedules = _find_schedules(systems, _SYSTEMS if share is None else _SHARING_SYSTEMS)
-        noise = Noise(
-            jitter=parse_share(jitter, "--jitter", bounds.JITTER),
-            straggler_share=parse_share(stragglers, "--stragglers", bounds.SHARE),
-            straggler_factor=straggle,
-            seed=seed,
-        )
+        schedules = _find_schedules(systems, share)
+        noise = _read_noise(jitter, stragglers, factor=straggle, seed=seed)
         setting = Setting(latency_s=parse_time(latency, "--latency", bounds.LATENCY_S), noise=noise, steps=steps)
         counts, links = read_counts(hosts), _read_links(bandwidth)
-        if share is None and (weights, urgent) != (None, None):
-            raise ConfigError("--weights and --urgent are for jobs that share: name the others with --share")
+        _check_terms(share, weights, urgent)
         if (efficiency, worth) != (None, None):
             _check_search(share, is_plain=(cluster, out, trace) == (None, None, None))
         if efficiency is not None:
-            goal = parse_share(efficiency, "--find-bandwidth", bounds.GOAL)
-            return show_bandwidths(subject, counts, schedules, goal, setting)
+            return show_bandwidths(subject, counts, schedules, efficiency, setting)
         if worth is not None:
-            return show_hosts(subject, links, schedules, parse_share(worth, "--find-hosts", bounds.GOAL), setting)
+            return show_hosts(subject, links, schedules, worth, setting)
         check_file(out)
-        topologies = [make_topology(count, rate, latency_s=setting.latency_s) for count in counts for rate in links]
-        if cluster is not None:
-            topologies = [read_topology(cluster)]
-        if trace is not None:
-            _check_traceable(topologies, share)
+        topologies = _make_topologies(counts, links, cluster, latency_s=setting.latency_s)
+        _check_trace(trace, topologies, share)
         if share is not None:
             job_lists = read_tenants(subject, share, schedules, weights=weights, urgent=urgent)
             return show_sharing(job_lists, topologies, setting, out)
-        points = _simulate(subject, topologies, [schedule.name for schedule in schedules], setting)
-        notes = _make_notes(subject, cluster)
-        show_results(Results(**describe_run(read_command_line()), points=points, notes=notes), out)
+        _simulate(subject, topologies, schedules, setting, notes=_make_notes(subject, cluster), out=out)
         if trace is not None:
             _write_trace(trace, subject, topologies[0], schedules[-1], noise)
         return 0
 
 
-def papers(debug: Debug = False) -> int:
+def papers(debug: options.Debug = False) -> int:
     """Simulate the measurements of Poseidon (ATC 2017) and P3 (MLSys 2019), and print both, as in docs/papers.md.
 
     Example: undertow papers
@@ -243,11 +107,21 @@ def papers(debug: Debug = False) -> int:
         return 0
 
 
-def _find_schedules(systems: str | None, default: str) -> list[Schedule]:
+def _find_schedules(systems: str | None, share: str | None) -> list[Schedule]:
+    default = simulate_options.SYSTEMS if share is None else simulate_options.SHARING_SYSTEMS
     schedules = [find_schedule(name) for name in split_names(default if systems is None else systems)]
     if not schedules:
         raise ConfigError("--systems is empty: name at least one, such as undertow")
     return schedules
+
+
+def _read_noise(jitter: str, stragglers: str, *, factor: float, seed: int) -> Noise:
+    return Noise(
+        jitter=parse_share(jitter, "--jitter", bounds.JITTER),
+        straggler_share=parse_share(stragglers, "--stragglers", bounds.SHARE),
+        straggler_factor=factor,
+        seed=seed,
+    )
 
 
 def _read_links(bandwidth: str) -> list[float]:
@@ -255,6 +129,19 @@ def _read_links(bandwidth: str) -> list[float]:
     for rate in links:
         bounds.SIMULATED.check_range(f"--bandwidth {format_bandwidth(rate)} for a simulation", rate)
     return list(links)
+
+
+def _make_topologies(
+    counts: Sequence[int], links: Sequence[float], cluster: Path | None, *, latency_s: float
+) -> list[Topology]:
+    if cluster is not None:
+        return [read_topology(cluster)]
+    return [make_topology(count, rate, latency_s=latency_s) for count in counts for rate in links]
+
+
+def _check_terms(share: str | None, weights: str | None, urgent: int | None) -> None:
+    if share is None and (weights, urgent) != (None, None):
+        raise ConfigError("--weights and --urgent are for jobs that share: name the others with --share")
 
 
 def _check_search(share: str | None, *, is_plain: bool) -> None:
@@ -280,15 +167,24 @@ def _find_subject(model: str | None, profile: Path | None, batch: int | None) ->
 
 
 def _simulate(
-    subject: Subject, topologies: Sequence[Topology], systems: Sequence[str], setting: Setting
-) -> list[Point]:
+    subject: Subject,
+    topologies: Sequence[Topology],
+    schedules: Sequence[Schedule],
+    setting: Setting,
+    *,
+    notes: list[str],
+    out: Path | None,
+) -> None:
+    """Simulate each system on each cluster, and show the results."""
+    systems = [schedule.name for schedule in schedules]
     with open_progress() as progress:
         progress.expect(len(list_runs(systems)) * sum(weigh(topology, setting) for topology in topologies))
-        return [
+        points = [
             point
             for topology in topologies
             for point in make_points(subject, topology, systems, setting=setting, progress=progress)
         ]
+    show_results(Results(**describe_run(read_command_line()), points=points, notes=notes), out)
 
 
 def _make_notes(subject: Subject, cluster: Path | None) -> list[str]:
@@ -345,7 +241,9 @@ def _show_list() -> int:
     return 0
 
 
-def _check_traceable(topologies: Sequence[Topology], share: str | None) -> None:
+def _check_trace(trace: Path | None, topologies: Sequence[Topology], share: str | None) -> None:
+    if trace is None:
+        return
     if share is not None:
         raise ConfigError("--trace records one job: leave --share out")
     if len(topologies) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from undertow.bounds import GOAL
 from undertow.cli.progress import open_console, open_progress
 from undertow.observe.report.safe_text import Text
 from undertow.observe.report.table import start_table
@@ -18,12 +19,13 @@ from undertow.tools.sim.whatif import (
     find_hosts,
     weigh_search,
 )
-from undertow.units import format_bandwidth
+from undertow.units import format_bandwidth, parse_share
 
 
 def show_bandwidths(
-    subject: Subject, hosts: Sequence[int], schedules: Sequence[Schedule], efficiency: float, setting: Setting
+    subject: Subject, hosts: Sequence[int], schedules: Sequence[Schedule], share: str, setting: Setting
 ) -> int:
+    efficiency = parse_share(share, "--find-bandwidth", GOAL)
     table = start_table(
         f"{subject.name}: bandwidth of every link for {efficiency:.0%} of linear speed-up",
         "the lowest bandwidth that is enough, each way, to within 3 %",
@@ -50,8 +52,9 @@ def _show_need(bits_per_s: float | None) -> str:
 
 
 def show_hosts(
-    subject: Subject, links: Sequence[float], schedules: Sequence[Schedule], worth: float, setting: Setting
+    subject: Subject, links: Sequence[float], schedules: Sequence[Schedule], share: str, setting: Setting
 ) -> int:
+    worth = parse_share(share, "--find-hosts", GOAL)
     table = start_table(
         f"{subject.name}: hosts that are worth it, and their speed-up",
         f"the most hosts at which each added host still gains {worth:.0%} of a host's speed; tried up to {MOST_HOSTS}",
