@@ -37,7 +37,7 @@ TIERS = {
         "torch",
         "torch_groups",
         "kvstore",
-        *(f"horovod.{module}" for module in ("aliases", "errors", "ops", "compatibility", "worker_numbers")),
+        *(f"horovod.{module}" for module in ("errors", "aliases", "ops", "compatibility", "worker_numbers")),
         "horovod.torch",
         "horovod.common",
         "horovod.runner.util",

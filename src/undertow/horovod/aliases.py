@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from undertow.errors import ConfigError
+from undertow.horovod.errors import INSTEAD, missing_module
 
 ALIAS = "horovod"
 REAL = "undertow.horovod"
@@ -56,12 +57,25 @@ def is_installed() -> bool:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        below = name.removeprefix("undertow.").removeprefix(f"{ALIAS}.")
+        if below in INSTEAD and name in (f"{ALIAS}.{below}", f"{REAL}.{below}"):
+            return importlib.util.spec_from_loader(name, _Refusal(below))
         if name != ALIAS and not name.startswith(f"{ALIAS}."):
             return None
         real = REAL + name.removeprefix(ALIAS)
         if real not in sys.modules and importlib.util.find_spec(real) is None:
             return None
         return importlib.util.spec_from_loader(name, _Loader(real))
+
+
+class _Refusal(Loader):
+    """A loader that refuses a module of Horovod that undertow does not have, with advice."""
+
+    def __init__(self, below: str) -> None:
+        self._below = below
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise missing_module(self._below)
 
 
 class _Loader(Loader):

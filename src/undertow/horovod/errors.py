@@ -25,7 +25,7 @@ ELASTIC = (
     "the job with `undertow run` or torchrun when a worker is lost"
 )
 
-_INSTEAD = {  # what to use instead of each module
+INSTEAD = {  # what to use instead of each module
     "torch.elastic": ELASTIC,
     "common.elastic": ELASTIC,
     "tensorflow": _FRAMEWORK,
@@ -66,7 +66,7 @@ def missing_module(name: str) -> MissingModule:
 
     Libraries that try the import and catch ImportError continue without the module.
     """
-    return MissingModule(f"horovod.{name}: {_INSTEAD[name]}", name=f"horovod.{name}")
+    return MissingModule(f"horovod.{name}: {INSTEAD[name]}", name=f"horovod.{name}")
 
 
 class RunFailed(UndertowError, RuntimeError):
