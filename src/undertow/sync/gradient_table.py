@@ -89,12 +89,12 @@ class GradientTable:
         """Return the syncer of each tensor, None for an empty one."""
         syncers: list[Syncer] = [FusedSyncer(self._group, item, self._slots) for item in layout.slices if item.is_fused]
         syncers += self.make_allreduce_syncers(allreduced) if allreduced else []
-        for index, place in enumerate(layout.places):
+        for index, slices in enumerate(layout.own_slices):
             if index in self._factored:
-                kind = FactorsSyncer if place.slices[0].spec.owner == EVERYONE else FactorsToShardSyncer
-                syncers.append(kind(self._group, index, self._factored[index], place.slices))
-            elif place.slices:
-                syncers.append(DenseSyncer(self._group, index, self._slots[index], place.slices))
+                kind = FactorsSyncer if slices[0].spec.owner == EVERYONE else FactorsToShardSyncer
+                syncers.append(kind(self._group, index, self._factored[index], slices))
+            elif slices:
+                syncers.append(DenseSyncer(self._group, index, self._slots[index], slices))
         by_index = {index: syncer for syncer in syncers for index in syncer.members}
         return [by_index.get(index) for index in range(len(self._slots))]
 

@@ -7,7 +7,6 @@ Out: for each tensor its own slices, or its segment of a fused slice.  A table c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,15 +14,6 @@ from undertow.engine.client.discarding import discard_with
 from undertow.engine.core.rounds import Array, Op
 from undertow.engine.core.slicing import Chunking, Cut, Placement, Slice, TensorSpec, count_keys, cut
 from undertow.engine.interface import Group
-
-
-@dataclass(slots=True)
-class TensorPlace:
-    """The slices that carry one tensor: its own `slices`, or bit `bit` of the slice `fused`."""
-
-    slices: list[Slice] = field(default_factory=list)
-    fused: Slice | None = None
-    bit: int = 0
 
 
 class TableKeys:
@@ -40,14 +30,12 @@ class Layout:
     def __init__(self, slices: Sequence[Slice], tensors: int, keys: TableKeys) -> None:
         self.slices = slices
         self._table_keys = keys
-        self.places = [TensorPlace() for _ in range(tensors)]
+        self.own_slices: list[list[Slice]] = [
+            [] for _ in range(tensors)
+        ]  # of each tensor; none if it is fused or empty
         for item in slices:
-            for bit, part in enumerate(item.ranges):
-                place = self.places[part.tensor]
-                if item.is_fused:
-                    place.fused, place.bit = item, bit
-                else:
-                    place.slices.append(item)
+            if not item.is_fused:
+                self.own_slices[item.ranges[0].tensor].append(item)
 
 
 class Table:

@@ -69,7 +69,7 @@ def test_gradients_leave_when_sent_and_the_rest_at_the_end_of_backward(bench: Be
     bench.table.begin()
     bench.table.send(WEIGHT)
     sent = {one.key for one in bench.group.pending}
-    assert sent == {item.spec.key for item in bench.table.table.first.places[WEIGHT].slices}
+    assert sent == {item.spec.key for item in bench.table.table.first.own_slices[WEIGHT]}
     bench.table.send_rest()
     assert len(bench.group.pending) == len(bench.group.slices)
 
@@ -108,7 +108,7 @@ def test_a_tensor_without_a_gradient_contributes_nothing_and_gets_none(bench: Be
     bench.layers[0].gradients["weight"] = None
     bench.table.begin()
     bench.table.send_rest()
-    keys = {item.spec.key for item in bench.table.table.first.places[WEIGHT].slices}
+    keys = {item.spec.key for item in bench.table.table.first.own_slices[WEIGHT]}
     assert {one.present for one in bench.group.pending if one.key in keys} == {0}
     bench.table.wait()
     bench.table.land()

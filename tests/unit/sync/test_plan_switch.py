@@ -107,7 +107,7 @@ class Bench:
         """Return the slices in use."""
         one = self.gradients[0]
         index = [one.name(index) for index in range(len(one.parameters))].index(name)
-        return one.table.current.places[index].slices
+        return one.table.current.own_slices[index]
 
     def new_keys(self) -> set[int]:
         """Return the keys that are known but not in use."""

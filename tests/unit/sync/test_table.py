@@ -144,25 +144,22 @@ def test_all_ranks_make_the_same_layout() -> None:
         assert ours.recut(2048, chunkings).slices == theirs.recut(2048, chunkings).slices
 
 
-def test_places_name_the_slices_of_a_tensor() -> None:
+def test_a_tensor_has_slices_of_its_own_unless_it_is_fused_or_empty() -> None:
     table = make_table(make_group())
     layout = table.recut(4096, {0: Chunking(2)})
-    assert [item.ranges for item in layout.places[0].slices] == [(TensorRange(0, 0, 0, 0),), (TensorRange(0, 1, 0, 0),)]
+    assert [item.ranges for item in layout.own_slices[0]] == [(TensorRange(0, 0, 0, 0),), (TensorRange(0, 1, 0, 0),)]
     for index in (1, 2, 3):
-        fused = layout.places[index].fused
-        assert fused is not None
-        assert fused.ranges[layout.places[index].bit].tensor == index
-        assert not layout.places[index].slices
-    assert layout.places[4].fused is None
-    assert not layout.places[4].slices
-    assert sum(item.spec.elements for item in layout.places[5].slices) == SPECS[5].elements
+        assert not layout.own_slices[index]
+    assert [[part.tensor for part in item.ranges] for item in layout.slices if item.is_fused] == [[1, 2, 3]]
+    assert not layout.own_slices[4]
+    assert sum(item.spec.elements for item in layout.own_slices[5]) == SPECS[5].elements
 
 
 def test_chunks_for_every_worker_have_no_shard() -> None:
     layout = make_table(make_group()).recut(4096, {0: Chunking(3), 5: Chunking(2, to_shards=True)})
-    for_all = [item.spec for item in layout.places[0].slices]
+    for_all = [item.spec for item in layout.own_slices[0]]
     assert {(spec.owner, spec.op, spec.elements) for spec in for_all} == {(EVERYONE, Op.GATHER, 0)}
-    to_shards = [item.spec for item in layout.places[5].slices]
+    to_shards = [item.spec for item in layout.own_slices[5]]
     assert {spec.owner for spec in to_shards if spec.op is Op.GATHER} == set(range(SHARDS))
     assert {spec.owner for spec in to_shards if spec.op is Op.MEAN} == set(range(SHARDS))
 
@@ -172,7 +169,7 @@ def test_a_gathered_table_has_one_key_per_tensor_of_any_size() -> None:
     table = make_table(make_group(), [TensorSpec("report", (), DType.BYTES, 0), tensor(500, 500)], Op.GATHER)
     assert [item.spec.op for item in table.first.slices] == [Op.GATHER] * 2
     assert [item.spec.owner for item in table.first.slices] == [EVERYONE] * 2
-    assert [len(place.slices) for place in table.first.places] == [1, 1]
+    assert [len(slices) for slices in table.first.own_slices] == [1, 1]
 
 
 def test_tiny_tensors_are_fused_across_a_gathered_one() -> None:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 _LIMITS = ((Sizes().smallest, 1024), (Sizes().largest, 4096))
 
-MECHANISMS = {
-    "wait-free": "gradients are sent while backward still computes",
-    "slicing": "large tensors are sent in slices, through all shards",
-    "gate": "the next forward pass starts before all gradients have arrived",
-    "priority": "what is needed first is sent first, to the shards and back",
-    "two-way": "the shards send their results in that order, too",
-    "hybrid": "fully connected layers send factors, and embeddings rows, where that is faster",
-}
+MECHANISMS = (
+    "wait-free",  # gradients are sent while backward still computes
+    "slicing",  # large tensors are sent in slices, through all shards
+    "gate",  # the next forward pass starts before all gradients have arrived
+    "priority",  # what is needed first is sent first, to the shards and back
+    "two-way",  # the shards send their results in that order, too
+    "hybrid",  # fully connected layers send factors, and embeddings rows, where that is faster
+)
 
 
 class Undertow(System):
