@@ -60,7 +60,7 @@ class Strangers:
     `admit` gets each stranger that knows the token and has introduced itself.  It owns the socket from then on, unless
     it raises `Refused` or `Garbled`.
     `find_missing` returns how many bytes an introduction lacks; without it there is none.
-    `refuse` gets the reason why a stranger was dropped: `OSError` if its connection failed.
+    `refuse` gets the reason for dropping a stranger: `OSError` if its connection failed, else `Refused` or `Garbled`.
     """
 
     def __init__(
