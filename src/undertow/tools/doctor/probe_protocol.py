@@ -88,16 +88,19 @@ def receive(sock: socket.socket, duration_s: float) -> Received:
         start_s = time.perf_counter()
         _read_until(sock, buffer, start_s + WARM_UP_SHARE * duration_s)
         warm_s = time.perf_counter()
-        size_bytes, is_stalled = _read_until(sock, buffer, start_s + duration_s)
+        size_bytes, is_stalled = _read_until(sock, buffer, warm_s + (1 - WARM_UP_SHARE) * duration_s)
     except TimeoutError:
         return Received(0, 0.0, is_stalled=True)
     return Received(size_bytes, time.perf_counter() - warm_s, is_stalled)
 
 
 def _read_until(sock: socket.socket, buffer: bytearray, end_s: float) -> tuple[int, bool]:
-    """Return the number of bytes that arrived until `end_s`, and whether they stopped arriving before."""
-    size_bytes = 0
-    while time.perf_counter() < end_s:
+    """Return the number of bytes that arrived until `end_s`, and whether they stopped arriving before.
+
+    Reads at least once, however late it is: a busy host may run this thread only when the time is over.
+    """
+    size_bytes, is_over = 0, False
+    while not is_over:
         try:
             count = sock.recv_into(buffer)
         except TimeoutError:
@@ -105,6 +108,7 @@ def _read_until(sock: socket.socket, buffer: bytearray, end_s: float) -> tuple[i
         if not count:
             return size_bytes, True
         size_bytes += count
+        is_over = time.perf_counter() >= end_s
     return size_bytes, False
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -108,6 +110,21 @@ def test_bulk_that_does_not_come_is_a_stall(
     assert receive(other, 0.1) == Received(0, 0.0, is_stalled=True)
     one.sendall(b"x" * 1000)
     assert receive(other, 0.1).is_stalled  # data begins to arrive, and then stops
+
+
+def test_a_busy_host_reads_at_least_once_before_it_judges(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may be descheduled for longer than the measurement lasts."""
+    monkeypatch.setattr(probe_protocol, "STALL_S", 0.05)
+    monkeypatch.setattr(probe_protocol, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(probe_protocol, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    one, other = pair
+    one.sendall(b"x" * 1000)
+    assert receive(other, 0.1).is_stalled
+    one.sendall(b"x" * 3000)
+    found = receive(other, 0.1)
+    assert (found.size_bytes, found.is_stalled) == (1000, False)
 
 
 def test_a_pump_stops_when_the_other_end_answers_or_its_time_is_over(
