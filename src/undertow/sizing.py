@@ -20,7 +20,7 @@ ALIGNMENT = 16  # bytes; a multiple of the size of every element type
 SLICES_PER_SHARD = 4
 MOST_FINER = 8  # slices are at most this many times smaller than what fits the link, to have SLICES_PER_SHARD
 MOST_SLICES = 384
-UNSLICED_BYTES = 1 << 36  # larger than any tensor, so that every tensor is sent whole
+UNSLICED_BYTES = 1 << 36  # larger than any tensor, so that every tensor is one slice
 # Each direction of a peer's link has one slice waiting and one in flight, so that both carry data all the time.  With
 # half of this credit, a link of 2 to 4 Gbit/s is idle for a tenth of the time.
 CREDIT_SLICES_PER_PEER = 4

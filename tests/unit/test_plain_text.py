@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import undertow
-from undertow.launch.launcher_output import say
+from undertow.launch.launcher_output import print_lines
 from undertow.observe.report.safe_text import Text
 from undertow.observe.report.table import start_table
 from undertow.plain_text import clean, clean_json, clean_lines, list_words, name_some
@@ -62,7 +62,7 @@ def test_every_text_of_rich_is_the_safe_one() -> None:
 
 
 def test_output_of_the_launcher_is_safe(capfd: pytest.CaptureFixture[str]) -> None:
-    say(f"undertow: rank 1 failed: {EVIL}", "second\nthird")
+    print_lines(f"undertow: rank 1 failed: {EVIL}", "second\nthird")
     said = capfd.readouterr().err
     assert said.splitlines()[1:] == ["second", "third"]
     assert not COMMANDS & set(said)

@@ -16,7 +16,7 @@ import typer
 import typer.main
 
 from undertow.cli.errors import USAGE_ERROR, show_help
-from undertow.launch.launcher_output import say
+from undertow.launch.launcher_output import print_lines
 
 __all__ = ["COMMANDS", "main"]
 
@@ -96,6 +96,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
-        say(f"undertow: {explain()} (see: undertow --help)")
+        print_lines(f"undertow: {explain()} (see: undertow --help)")
         sys.exit(USAGE_ERROR)
     sys.exit(code if isinstance(code, int) else 0)

@@ -16,7 +16,7 @@ from undertow.cli.progress import WIDE, open_console, open_progress
 from undertow.errors import UndertowError
 from undertow.launch.host_rendezvous import HostAssignment
 from undertow.launch.job import Job
-from undertow.launch.launcher_output import print_log_records, say
+from undertow.launch.launcher_output import print_lines, print_log_records
 from undertow.tools.doctor.findings import exit_code
 from undertow.tools.doctor.job_check import examine_job
 from undertow.tools.doctor.request import DoctorRequest, examine
@@ -78,7 +78,7 @@ def doctor(
             with open_progress() as progress:
                 report = examine(request, os.environ, progress)
         except KeyboardInterrupt:
-            say("undertow doctor: interrupted")
+            print_lines("undertow doctor: interrupted")
             return 128 + signal.SIGINT
         if as_json:
             print(to_json(report))

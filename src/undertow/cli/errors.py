@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from undertow.errors import ConfigError, UndertowError
-from undertow.launch.launcher_output import say
+from undertow.launch.launcher_output import print_lines
 
 FAILED_RUN = 1
 USAGE_ERROR = 2
@@ -35,7 +35,7 @@ def one_line_errors(command: str, *, debug: bool) -> Iterator[None]:
     except (UndertowError, OSError) as error:
         if debug:
             raise
-        say(f"{command}: {_explain(error)}")
+        print_lines(f"{command}: {_explain(error)}")
         raise typer.Exit(USAGE_ERROR if isinstance(error, ConfigError) else FAILED_RUN) from None
 
 

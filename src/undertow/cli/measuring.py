@@ -14,7 +14,7 @@ from undertow.cli.errors import FAILED_RUN
 from undertow.cli.progress import open_progress
 from undertow.cli.results import read_command_line
 from undertow.errors import ConfigError
-from undertow.launch.launcher_output import notify, say
+from undertow.launch.launcher_output import notify, print_lines
 from undertow.progress import Progress
 from undertow.tools.lab.bench.bench import BenchAborted, OpenNetwork
 from undertow.tools.lab.isolation import find_obstacle, run_isolated
@@ -48,7 +48,7 @@ def measure_in_lab(
                 results, reason, code = error.results, str(error), FAILED_RUN
         show(results)
         if reason:
-            say(f"{name}: {reason}")
+            print_lines(f"{name}: {reason}")
         return code
 
     if is_unshaped:

@@ -28,7 +28,7 @@ from undertow.errors import UndertowError
 from undertow.launch.arbiter_process import check_socket_path, find_log, start_arbiter
 from undertow.launch.job import read_job_settings
 from undertow.launch.job_file import read_jobs
-from undertow.launch.launcher_output import say
+from undertow.launch.launcher_output import print_lines
 from undertow.launch.shared_jobs import run_together
 from undertow.observe.report.sharing import describe_arbiter, make_status, make_summary
 from undertow.plain_text import clean_json, clean_lines
@@ -122,7 +122,7 @@ def status(
                 if not watch:
                     return 0
                 time.sleep(pause_s)
-            say(f"undertow share status: no arbiter is up at {path}: start one with undertow share up")
+            print_lines(f"undertow share status: no arbiter is up at {path}: start one with undertow share up")
             return FAILED_RUN
         return 0
 

@@ -22,7 +22,7 @@ from undertow.launch.exit_report import RemoteFailure, WorkerExit, make_exit_rep
 from undertow.launch.host_rendezvous import HostAssignment, join_hosts
 from undertow.launch.job import Job, read_job_settings
 from undertow.launch.launcher_link import LauncherLink
-from undertow.launch.launcher_output import STDERR, notify, print_log_records, say
+from undertow.launch.launcher_output import STDERR, notify, print_lines, print_log_records
 from undertow.launch.relay import Relay, VisibleRanks
 from undertow.launch.supervisor import Signals, Supervisor, catch_signals
 from undertow.launch.traces import clear_traces, conclude_traces
@@ -123,7 +123,7 @@ def supervise(
     if view is not None:
         view.finish(report.summary)
     with suppress(KeyboardInterrupt):  # a user who interrupts again does not want the report
-        say(*report.lines)
+        print_lines(*report.lines)
     return report.exit_code
 
 

@@ -45,7 +45,7 @@ def redirect(take: Callable[[Sequence[str]], None] | None) -> None:
     _redirection = take
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Write lines to stderr; return when they are written, or when the reader makes no progress."""
     lines = tuple(map(clean_lines, lines))  # they may quote a worker, a peer or a file
     if _redirection is not None:
@@ -63,7 +63,7 @@ def say(*lines: str) -> None:
 
 def notify(text: str) -> None:
     """Write one line, marked as undertow's own."""
-    say(f"undertow: {text}")
+    print_lines(f"undertow: {text}")
 
 
 def write_some(fd: int, data: memoryview) -> int:

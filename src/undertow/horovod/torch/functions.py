@@ -52,7 +52,7 @@ class _Slot(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: Any = global_process_set
 ) -> None:
-    """Copy the root's state and hyper-parameters to all ranks, whether or not the other ranks have any state yet.
+    """Copy the root's state and hyperparameters to all ranks, whether or not the other ranks have any state yet.
 
     Tensors are sent as bytes; the rest is an object, which the other ranks unpickle (see `broadcast_object`).
     Unlike Horovod, this makes no step to create a state, so weights never decay here.  As in Horovod, the parameters

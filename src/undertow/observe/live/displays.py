@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.live import Live
 
-from undertow.launch.launcher_output import notify, redirect, say
+from undertow.launch.launcher_output import notify, print_lines, redirect
 from undertow.observe.live.dashboard import draw
 from undertow.observe.live.job_state import JobSnapshot
 from undertow.units import format_byte_rate, format_ms, format_percent, format_speed
@@ -73,7 +73,7 @@ class Screen:
         with self._lock:
             notices, self._notices = self._notices, []
         if notices:
-            say(*notices)
+            print_lines(*notices)
 
     def _add_notices(self, lines: Sequence[str]) -> None:
         with self._lock:

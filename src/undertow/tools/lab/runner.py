@@ -18,7 +18,7 @@ from undertow.errors import ConfigError
 from undertow.launch.exit_report import make_exit_report
 from undertow.launch.job import RUNNER, check_live_port, read_job_settings
 from undertow.launch.launcher import supervise
-from undertow.launch.launcher_output import notify, print_log_records, say
+from undertow.launch.launcher_output import notify, print_lines, print_log_records
 from undertow.launch.traces import clear_traces, conclude_traces
 from undertow.launch.worker import WorkerSpec
 from undertow.observe.live.opening import open_view
@@ -108,7 +108,7 @@ def _run(
             return supervise(workers, quiet_ranks=job.quiet_ranks, conclude=conclude, view=view)
     except KeyboardInterrupt:
         verdict = make_exit_report([], interrupted_by=signal.SIGINT)
-        say(*verdict.lines)
+        print_lines(*verdict.lines)
         return verdict.exit_code
 
 
