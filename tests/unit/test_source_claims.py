@@ -306,7 +306,7 @@ def test_what_is_below_the_frontends_does_not_speak_of_their_functions(package: 
     assert found == []
 
 
-def test_two_modules_of_the_fault_driver_look_inside_of_a_group() -> None:
-    inside = re.compile(r"\b(group|exchange(\.\w+)?|control|outbox)\._")
+def test_three_modules_of_the_fault_driver_look_inside_of_a_group() -> None:
+    inside = re.compile(r"\b(group|exchange(\.\w+)?|control|outbox)\._|vars\(.*\bgroup\b")
     files = (ROOT / "tools" / "faults").rglob("*.py")
-    assert {path.name for path in files if inside.search(path.read_text())} == {"worker.py", "discards.py"}
+    assert {path.name for path in files if inside.search(path.read_text())} == {"worker.py", "discards.py", "gates.py"}

@@ -2,7 +2,8 @@
 
 A script is a generator that yields a `Wait` and continues when it is over.  Only the calls that block a training thread
 (`ConnectedGroup.agree`, `register`, `close`) are written here again, as such waits.
-Only this module and the scenario of discarded keys (`scenarios/discards.py`) use private parts of a group.
+Only this module and two scenarios use private parts of a group: that of discarded keys (`scenarios/discards.py`), and
+that of gates (`scenarios/gates.py`), whose group is another one with some of its calls replaced.
 """
 
 from __future__ import annotations
