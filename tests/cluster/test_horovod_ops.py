@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import warnings
 from typing import Any
 
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import undertow
 from tests.support.workers import on_workers
 from undertow.engine.client.group import ConnectedGroup
 from undertow.errors import ConfigError, MismatchError
 from undertow.horovod import torch as hvd
+from undertow.horovod.torch import handles, joining
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32)
@@ -389,6 +393,51 @@ def test_ranks_and_sizes(rank: int) -> None:
         hvd.rank()
     hvd.init()
     assert hvd.allreduce(filled(rank, 3), op=hvd.Sum).tolist() == [1] * 3
+
+
+@on_workers(2, init=False)
+def test_nothing_of_a_job_stays_when_its_worker_leaves(rank: int) -> None:
+    for leave in (hvd.shutdown, undertow.shutdown):
+        hvd.init()
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+        handle = hvd.allreduce_async(torch.zeros(3), name="left behind")
+        hvd.barrier()
+        assert joining._tables
+        leave()
+        assert not handles._operations
+        assert not handles._under_way
+        assert not joining._tables
+        assert hvd.synchronize(handle) is None
+        del optimizer
+
+
+def synchronize_in_child(handle: int) -> str:
+    """Return the error that a forked process gets."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                hvd.synchronize(handle)
+            except hvd.HorovodInternalError as error:
+                os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read) as answer:
+        return answer.read()
+
+
+@on_workers(2)
+def test_a_forked_process_cannot_wait_for_its_parents_operations(rank: int) -> None:
+    if rank == 0:
+        handle = hvd.allreduce_async(filled(1, 3), name="later", op=hvd.Sum)
+        assert "this process was forked from a worker" in synchronize_in_child(handle)
+    hvd.barrier()
+    if rank == 1:
+        handle = hvd.allreduce_async(filled(1, 3), name="later", op=hvd.Sum)
+    assert hvd.synchronize(handle).tolist() == [2, 2, 2]
 
 
 class Ranks(torch.utils.data.Dataset[Any]):

@@ -7,7 +7,7 @@ such as a data loader's worker, has the numbers of its parent and cannot make ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from undertow.engine.interface import Group
@@ -44,7 +44,6 @@ __all__ = [
     "stop_timeline",
 ]
 
-_at_shutdown: list[Callable[[], None]] = []
 _own_numbers: WorkerNumbers | None = None  # set on first use
 _hosts: Sequence[str] = ()  # of all workers
 _pid = 0  # of the process that has joined the job
@@ -100,14 +99,7 @@ def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 def shutdown() -> None:
     """Leave the job."""
-    for forget in _at_shutdown:
-        forget()
     process.shutdown()
-
-
-def at_shutdown(forget: Callable[[], None]) -> None:
-    """Call `forget` at shutdown, to drop state that belongs to the job."""
-    _at_shutdown.append(forget)
 
 
 def is_initialized() -> bool:

@@ -7,6 +7,7 @@ Results are put in place in the thread that waits for them.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from undertow.engine.core.flow import Contribution
 from undertow.engine.core.slicing import Slice
 from undertow.engine.interface import Group
 from undertow.horovod.errors import BadCall, translated
-from undertow.horovod.torch import basics
 from undertow.runtime import process
 
 Contribute = Callable[[Sequence[Slice], Answer], list[Contribution]]
@@ -60,6 +60,7 @@ class Operation:
 
 _lock = threading.Lock()
 _numbers = itertools.count()
+_pid = 0  # of the process that has started the operations
 _generation = 0  # counts the times that all ranks have restarted the numbering of calls without a name
 _unnamed: dict[Group, Iterator[str]] = {}  # names for calls without one
 _operations: dict[int, Operation] = {}
@@ -71,6 +72,7 @@ def start(name: str | None, terms: Terms, contribute: Contribute, finish: Callab
 
     Calls without a name are numbered across all kinds of calls, so ranks that make different calls notice it at once.
     """
+    _end_with_job()
     with _lock:
         title = f"{terms.kind}.{name}" if name else next(_unnamed.setdefault(group, _name_calls()))
         earlier = _under_way.get((group, title))
@@ -126,6 +128,7 @@ def wait_for_all(name: str, terms: Terms, *, group: Group) -> None:
 def restart_numbering() -> None:
     """Number calls without a name from 0 again, because all ranks are at the same point of the script."""
     global _generation
+    _end_with_job()
     _generation += 1
     _unnamed.clear()
 
@@ -149,13 +152,17 @@ def end_all(group: Group) -> None:
             del _under_way[key]
 
 
+def _end_with_job() -> None:
+    global _pid
+    _pid = os.getpid()
+    process.at_shutdown(_forget)
+
+
 def _forget() -> None:
+    """Forget the operations when this process leaves the job; a process forked from it cannot wait for them."""
     global _generation
-    _generation = 0
-    restart_numbering()
-    _operations.clear()
-    _under_way.clear()
-
-
-_forget()
-basics.at_shutdown(_forget)
+    if os.getpid() == _pid:
+        _generation = 0
+        _unnamed.clear()
+        _operations.clear()
+        _under_way.clear()

@@ -13,6 +13,7 @@ from undertow.engine.interface import Group
 from undertow.horovod.errors import translated
 from undertow.horovod.torch import basics, handles
 from undertow.horovod.torch.process_sets import own_groups
+from undertow.runtime import process
 
 # The slices of every optimizer, in the order of creation, which is the same on all ranks.  The slices of a deleted
 # optimizer stay until it is deleted on all ranks; its entry stays for good.
@@ -21,6 +22,7 @@ _tables: list[tuple[Group, Sequence[Slice]]] = []
 
 def register(group: Group, slices: Sequence[Slice]) -> None:
     """Register slices that take part in rounds of this group without a named call."""
+    process.at_shutdown(_tables.clear)
     _forget_removed()
     _tables[:] = [(other, known if other.uneven.knows(known) else ()) for other, known in _tables]
     _tables.append((group, slices))
@@ -55,6 +57,3 @@ def join(device: int = -1) -> int:
             if tables := [slices for other, slices in _tables if other is group]:
                 group.uneven.settle(tables)
     return last
-
-
-basics.at_shutdown(_tables.clear)
