@@ -147,7 +147,7 @@ class GradientTable:
         self._slots[index].check()
         self._sent[index] = True
         syncer = self._in_pass[index]
-        since_s = process_recorder.clock() if process_recorder.is_on else 0.0
+        since_s = process_recorder.read_clock()
         if syncer is not None:
             syncer.send(index, hint)
         if since_s:
@@ -185,7 +185,7 @@ class GradientTable:
 
         Returns whether a worker that ran out of input took no part.
         """
-        since_s = process_recorder.clock() if process_recorder.is_on else 0.0
+        since_s = process_recorder.read_clock()
         for index in range(len(self._slots)):
             self.land_one(index)
         if since_s:

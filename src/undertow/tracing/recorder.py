@@ -1,7 +1,7 @@
 """The recorder of one worker: keeps trace events in the order in which they were recorded.
 
 In: events, from any thread.  Out: the same events, taken by the pump that passes them to their readers.
-While the recorder is off, recording costs one check of `is_on`.  The clock is injected: `time.monotonic` in a worker, a
+While the recorder is off, an event costs one check of `is_on`.  The clock is injected: `time.monotonic` in a worker, a
 virtual clock in the simulator.
 """
 
@@ -42,6 +42,10 @@ class Recorder:
     def give_back(self) -> None:
         """Make this recorder available to the next group, because the group that had it is closed."""
         self._is_lent = False
+
+    def read_clock(self) -> float:
+        """Return the time at which an event begins; 0.0 while recording is off, so that callers record nothing."""
+        return self.clock() if self.is_on else 0.0
 
     def record(self, event: TraceEvent) -> None:
         self._events.append(event)

@@ -24,6 +24,13 @@ def test_notes_are_taken_once_and_in_order() -> None:
     assert recorder.take() == []
 
 
+def test_the_clock_is_read_only_while_recording() -> None:
+    recorder = Recorder(clock=lambda: 7.0)
+    assert recorder.read_clock() == 0.0
+    recorder.start()
+    assert recorder.read_clock() == 7.0
+
+
 def test_a_new_record_begins_empty_and_one_that_stopped_stays() -> None:
     recorder = Recorder()
     recorder.start()

@@ -103,7 +103,7 @@ class Gate:
             if self.is_deferred:
                 self._gates.make_updates(self)
             else:
-                since_s = process_recorder.clock() if process_recorder.is_on else 0.0
+                since_s = process_recorder.read_clock()
                 with _shielded(self.parameter.device.type):
                     self.land()
                 self.restore()
@@ -164,7 +164,8 @@ class Gates:
     def close(self, gradients: Gradients) -> None:
         """Put the gradients that have arrived in place, and close the gates of the others."""
         with self.lock:
-            since_s, landed = process_recorder.clock() if process_recorder.is_on else 0.0, []
+            since_s = process_recorder.read_clock()
+            landed = []
             for gate in self._gates[gradients]:
                 if gate.is_here:
                     gate.land()
@@ -207,7 +208,7 @@ class Gates:
 def _make_updates(due: dict[Gate, Update]) -> None:
     """Land these gradients and step their parameters, before any other thread can see them."""
     by_update: dict[Update, list[Gate]] = {}
-    since_s = process_recorder.clock() if process_recorder.is_on else 0.0
+    since_s = process_recorder.read_clock()
     try:
         with _shielded(*{gate.parameter.device.type for gate in due}):
             for gate, update in due.items():
