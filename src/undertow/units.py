@@ -135,9 +135,19 @@ def format_speed(steps_per_s: float) -> str:
     return f"{format_short(steps_per_s, 2)} steps/s"
 
 
-def format_percent(share: float) -> str:
-    """Format a share to the nearest percent: `9 %`."""
-    return f"{100 * share:.0f} %"
+def format_percent_figure(share: float, decimals: int = 0) -> str:
+    """Format a share for a column in percent, without the unit."""
+    return f"{100 * share:.{decimals}f}"
+
+
+def format_percent(share: float, decimals: int = 0) -> str:
+    """Format a share in percent: `9 %`."""
+    return f"{format_percent_figure(share, decimals)} %"
+
+
+def format_change(share: float, decimals: int = 1) -> str:
+    """Format a difference as a share of the older or nominal value: `+7.1 %`, never `-0.0 %`."""
+    return f"{round(100 * share, decimals) + 0.0:+.{decimals}f} %"
 
 
 def format_share(part: float, whole: float = 1.0) -> str:

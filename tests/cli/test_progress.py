@@ -51,9 +51,9 @@ def test_in_a_terminal_a_bar_moves_by_itself_and_stdout_stays_free(
         work.say("resnet50")
         read_until(terminal, "resnet50")
         work.expect(2)
-        read_until(terminal, " 0%")
+        read_until(terminal, " 0 %")
         work.advance()
-        read_until(terminal, " 50%")
+        read_until(terminal, " 50 %")
         print("a table")
     assert capfd.readouterr().out == "a table\n"
     assert not any(thread.name == "undertow-progress" for thread in threading.enumerate())

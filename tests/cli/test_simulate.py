@@ -219,7 +219,7 @@ def test_the_bandwidth_that_is_needed_is_found(simulate: Simulate, tmp_path: Pat
     ended = simulate("--profile", write_profile(tmp_path), "--hosts", "1,2", "--find-bandwidth", "90%")
     assert ended.code == 0, ended.err
     text = " ".join(ended.out.split())
-    assert "mine: bandwidth of every link for 90% of linear speed-up" in text
+    assert "mine: bandwidth of every link for 90 % of linear speed-up" in text
     assert "hosts ddp undertow" in text
     assert ended.rows[0] == ["1", *["100", "Mbit/s", "or", "less"] * 2]
     assert [len(row) for row in ended.rows] == [9, 5]
@@ -239,7 +239,7 @@ def test_the_hosts_that_are_worth_it_are_found(simulate: Simulate, tmp_path: Pat
     assert ended.code == 0, ended.err
     text = " ".join(ended.out.split())
     assert "mine: hosts that are worth it, and their speed-up" in text
-    assert "gains 50% of a host" in text
+    assert "gains 50 % of a host" in text
     slow, fast = ended.rows
     assert slow == ["10", "Mbit/s", "1", "(1.0", "x)"]
     assert fast[:2] == ["200", "Mbit/s"]
@@ -262,7 +262,7 @@ def test_measured_points_are_compared_with_predictions(simulate: Simulate, tmp_p
     assert second[:5] == ["resnet50", "4", "4", "undertow", "900"]
     assert float(second[6].rstrip("%")) < -50
     assert "2 points: median error" in text
-    assert "1 beyond 10%" in text
+    assert "1 beyond 10 %" in text
     assert "points left out because their model, system or link is unknown: 1" in text
 
 

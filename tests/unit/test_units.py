@@ -10,6 +10,7 @@ from undertow.units import (
     format_bandwidth,
     format_byte_rate,
     format_bytes,
+    format_change,
     format_clock,
     format_count,
     format_figure,
@@ -17,6 +18,7 @@ from undertow.units import (
     format_ms_figure,
     format_ns,
     format_percent,
+    format_percent_figure,
     format_quantity,
     format_seconds,
     format_share,
@@ -265,6 +267,13 @@ def test_a_little_is_not_nothing_and_nearly_all_is_not_all(part: float, whole: f
 
 def test_shares_to_the_nearest_percent() -> None:
     assert [format_percent(share) for share in (0.004, 0.094, 0.999)] == ["0 %", "9 %", "100 %"]
+    assert format_percent(0.9876, 1) == "98.8 %"
+    assert format_percent_figure(0.9876, 1) == "98.8"
+
+
+def test_changes_have_a_sign_and_zero_has_a_plus() -> None:
+    assert [format_change(share) for share in (0.071, -0.02, -0.0001, 0)] == ["+7.1 %", "-2.0 %", "+0.0 %", "+0.0 %"]
+    assert format_change(-0.0123, 2) == "-1.23 %"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from undertow.tools.lab.bench.series import Series
 from undertow.tools.lab.real import REAL_NAMES
 from undertow.tools.lab.systems import find_system, list_systems
 from undertow.tools.zoo import MODELS
-from undertow.units import GIGA, parse_bandwidths
+from undertow.units import GIGA, format_count, format_ms, parse_bandwidths
 
 _Files = Annotated[
     list[str] | None,
@@ -112,7 +112,8 @@ def _compare(files: Sequence[str]) -> int:
 def _show_list() -> int:
     print("replayed models (with their published times and sizes):")
     for name, model in MODELS.items():
-        print(f"  {name:<18} {model.parameters / 1e6:6.1f} M parameters, {model.iteration_s * 1e3:4.0f} ms per step")
+        parameters, step = format_count(model.parameters), format_ms(model.iteration_s)
+        print(f"  {name:<18} {parameters:>8} parameters, {step:>7} per step")
     print(f"models that really train on the CPU: {', '.join(REAL_NAMES)}")
     print("systems:")
     for name in list_systems():

@@ -20,7 +20,7 @@ from rich.table import Column
 
 from undertow.launch.launcher_output import notify
 from undertow.progress import Progress
-from undertow.units import format_seconds
+from undertow.units import format_percent, format_seconds
 
 WIDE = 160
 BAR = 20
@@ -89,7 +89,7 @@ class ProgressBar:
         columns = (
             SpinnerColumn(),
             BarColumn(bar_width=BAR),
-            TextColumn("{task.fields[share]:>4}"),
+            TextColumn("{task.fields[share]:>5}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             # The last column takes the rest of the line, so that a long text is cut, not the bar.
@@ -108,7 +108,7 @@ class ProgressBar:
             description=self._count.text,
             total=None if share is None else 1.0,  # without a total the bar only shows that something happens
             completed=share or 0.0,
-            share="" if share is None else f"{share:.0%}",
+            share="" if share is None else format_percent(share),
             left="" if left_s is None else show_left(left_s),
         )
         if self._count.age_s >= SHORT_S:
@@ -144,7 +144,7 @@ def describe(count: ProgressCount) -> str:
     if count.share is None:
         return count.text
     left = "" if count.left_s is None else f", {show_left(count.left_s)}"
-    return f"{count.text} ({count.share:.0%}{left})"
+    return f"{count.text} ({format_percent(count.share)}{left})"
 
 
 def show_left(left_s: float) -> str:

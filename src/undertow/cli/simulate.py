@@ -28,7 +28,7 @@ from undertow.tools.sim.subject import Subject, find_subject, read_subject
 from undertow.tools.sim.sweep import Noise, Setting, list_runs, make_points, weigh
 from undertow.tools.sim.topology import LATENCY_S, Topology, make_topology, read_topology
 from undertow.tools.sim.traces import trace_run
-from undertow.units import format_bandwidth, format_ms_figure, parse_bandwidths, parse_share, parse_time
+from undertow.units import format_bandwidth, format_change, format_ms_figure, parse_bandwidths, parse_share, parse_time
 
 
 def simulate(
@@ -226,7 +226,7 @@ _PAIR_COLUMNS: tuple[tuple[str, Justify, Callable[[Pair], str]], ...] = (
     ("system", "left", lambda pair: pair.measured.system),
     ("measured ms", "right", lambda pair: "~" * pair.measured.is_noisy + format_ms_figure(pair.measured.iteration_s)),
     ("predicted ms", "right", lambda pair: format_ms_figure(pair.predicted_s)),
-    ("error", "right", lambda pair: f"{pair.error:+.1%}"),
+    ("error", "right", lambda pair: format_change(pair.error)),
 )
 
 

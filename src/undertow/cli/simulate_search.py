@@ -19,7 +19,7 @@ from undertow.tools.sim.whatif import (
     find_hosts,
     weigh_search,
 )
-from undertow.units import format_bandwidth, parse_share
+from undertow.units import format_bandwidth, format_percent, parse_share
 
 
 def show_bandwidths(
@@ -27,7 +27,7 @@ def show_bandwidths(
 ) -> int:
     efficiency = parse_share(share, "--find-bandwidth", GOAL)
     table = start_table(
-        f"{subject.name}: bandwidth of every link for {efficiency:.0%} of linear speed-up",
+        f"{subject.name}: bandwidth of every link for {format_percent(efficiency)} of linear speed-up",
         "the lowest bandwidth that is enough, each way, to within 3 %",
         [("hosts", "right"), *((schedule.name, "right") for schedule in schedules)],
     )
@@ -57,7 +57,8 @@ def show_hosts(
     worth = parse_share(share, "--find-hosts", GOAL)
     table = start_table(
         f"{subject.name}: hosts that are worth it, and their speed-up",
-        f"the most hosts at which each added host still gains {worth:.0%} of a host's speed; tried up to {MOST_HOSTS}",
+        f"the most hosts at which each added host still gains {format_percent(worth)} of a host's speed; "
+        f"tried up to {MOST_HOSTS}",
         [("link", "right"), *((schedule.name, "right") for schedule in schedules)],
     )
     with open_progress() as progress:

@@ -16,7 +16,7 @@ from undertow.crossover.gain import Load, explain_no_gain, predict_gain
 from undertow.crossover.messages import DeviceStatus, FromArbiter, Hello, JobStatus, ToArbiter
 from undertow.crossover.turns import Account, Instructions, JobPosition, JobTerms, Overdue, Turns
 from undertow.errors import Garbled
-from undertow.units import GIGA
+from undertow.units import format_bytes, format_seconds
 
 # A job's load is a median over its last WINDOW steps, known once there are ENOUGH of them.
 WINDOW, ENOUGH = 32, 8
@@ -183,8 +183,8 @@ class ArbiterState:
         member.overdue += 1
         hello = member.hello
         text = (
-            f"rank {hello.rank} of {hello.name} (pid {hello.pid}) has computed on {hello.device} for {held_s:.0f} s "
-            "without giving the turn back, or is stopped: the turn passes to another job"
+            f"rank {hello.rank} of {hello.name} (pid {hello.pid}) has computed on {hello.device} for "
+            f"{format_seconds(held_s)} without giving the turn back, or is stopped: the turn passes to another job"
         )
         return self._notify(text, list(device.accounts.values()))
 
@@ -242,10 +242,10 @@ def find_memory_obstacle(growth_bytes: int, free_bytes: int, *, others_bytes: Se
     reserved = sum(others_bytes)
     if not others_bytes or growth_bytes + reserved <= free_bytes:
         return None
-    reservation = f", of which other jobs are about to allocate {reserved / GIGA:.1f} GB" if reserved else ""
+    reservation = f", of which other jobs are about to allocate {format_bytes(reserved)}" if reserved else ""
     return (
         f"the device does not have enough memory for another job: its gradients and its optimizer need "
-        f"{growth_bytes / GIGA:.1f} GB, and {free_bytes / GIGA:.1f} GB are free{reservation}. Start it after another "
+        f"{format_bytes(growth_bytes)}, and {format_bytes(free_bytes)} are free{reservation}. Start it after another "
         "job has ended, or without sharing"
     )
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from undertow.units import format_ms
+
 # A smaller gain counts as none.
 WORTH = 1.02
 # Printed below tables of arrangements, measured or simulated.
@@ -70,7 +72,7 @@ def explain_no_gain(names: Sequence[str], loads: Sequence[Load]) -> str | None:
     who = " and ".join(names)
     exposed_s, compute_s = sum(load.exposed_s for load in loads), sum(load.compute_s for load in loads)
     if exposed_s > compute_s:
-        why = f"the network is always busy (they wait {exposed_s * 1e3:.0f} ms for it in one step of each)"
+        why = f"the network is always busy (they wait {format_ms(exposed_s)} for it in one step of each)"
     else:
-        why = f"they hardly wait for the network ({exposed_s * 1e3:.0f} ms in steps of {compute_s * 1e3:.0f} ms)"
+        why = f"they hardly wait for the network ({format_ms(exposed_s)} in steps of {format_ms(compute_s)})"
     return f"{who} gain nothing from sharing a device: {why}. They would finish as soon one after the other"

@@ -104,9 +104,9 @@ def test_each_subject_is_one_line_with_its_share(now: Now, said: list[str]) -> N
         lines.update()
         count.advance()
     assert said == [
-        "vgg19: starting ddp (0%)",
-        "vgg19, 10 Gbit/s: ddp (25%, about 20 s left)",
-        "vgg19, 20 Gbit/s: ddp (75%, about 1 s left)",
+        "vgg19: starting ddp (0 %)",
+        "vgg19, 10 Gbit/s: ddp (25 %, about 20 s left)",
+        "vgg19, 20 Gbit/s: ddp (75 %, about 1 s left)",
     ]
 
 
@@ -131,7 +131,7 @@ def test_long_silence_is_broken(now: Now, said: list[str]) -> None:
         lines.update()
         count.advance()
     assert len(said) == 1 + int(100 / SILENCE_S)
-    assert said[-1] == "running 200 seeds: 91 (46%, about 108 s left)"
+    assert said[-1] == "running 200 seeds: 91 (46 %, about 108 s left)"
 
 
 # A bar
@@ -162,7 +162,7 @@ def test_a_bar_shows_the_share_and_is_removed(now: Now) -> None:
     bar.update()
     bar.close()
     shown = screen.getvalue()
-    assert "25%" in shown
+    assert "25 %" in shown
     assert "about 30 s left" in shown
     assert "vgg19, [red] 10 Gbit/s: ddp, round 1" in shown
     assert shown.endswith("\x1b[2K")  # its line is cleared

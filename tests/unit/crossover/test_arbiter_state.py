@@ -302,8 +302,8 @@ def test_the_limit_of_memory_is_exact() -> None:
 def test_jobs_that_have_just_started_allocate_first() -> None:
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 1 * GIGA]) is None
     assert find_memory_obstacle(2 * GIGA, 4 * GIGA, others_bytes=[1 * GIGA, 2 * GIGA]) == (
-        "the device does not have enough memory for another job: its gradients and its optimizer need 2.0 GB, and "
-        "4.0 GB are free, of which other jobs are about to allocate 3.0 GB. Start it after another job has ended, or "
+        "the device does not have enough memory for another job: its gradients and its optimizer need 2 GB, and "
+        "4 GB are free, of which other jobs are about to allocate 3 GB. Start it after another job has ended, or "
         "without sharing"
     )
 

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from undertow.observe.report.points import NOISE, Point
-from undertow.units import ABSENT, format_figure, format_ms_figure, format_percent, format_quantity
+from undertow.units import (
+    ABSENT,
+    GIGA,
+    format_bandwidth,
+    format_figure,
+    format_ms_figure,
+    format_percent,
+    format_percent_figure,
+    format_quantity,
+)
 
 UNSHAPED = "unshaped"
 # Written before the time, where it reads as "about".
@@ -34,6 +43,11 @@ class Column:
 def show_bandwidth(point: Point) -> str:
     """Return the bandwidth in Gbit/s, or that the links were not shaped."""
     return UNSHAPED if point.bandwidth_gbit is None else f"{point.bandwidth_gbit:g}"
+
+
+def describe_link(bandwidth_gbit: float | None) -> str:
+    """Return the bandwidth with its unit, or that the links were not shaped."""
+    return UNSHAPED if bandwidth_gbit is None else format_bandwidth(bandwidth_gbit * GIGA)
 
 
 def _show_iteration(point: Point) -> str:
@@ -132,7 +146,7 @@ COLUMNS = (
         definition="The lower bound in percent of the step's time. No schedule makes a step shorter than its forward "
         "and backward pass, or than sending its bytes at full bandwidth in one direction. The longer of the two "
         "is the lower bound; 100 % cannot be improved.",
-        show=lambda point: f"{point.of_bound:.0%}".rstrip("%"),
+        show=lambda point: format_percent_figure(point.of_bound),
     ),
     Column(
         heading="MB out/host",

@@ -24,7 +24,7 @@ from undertow.observe.report.columns import COLUMNS, choose_columns, describe_co
 from undertow.observe.report.points import NOISE, Point, Results, find_notch
 from undertow.observe.report.safe_text import Text
 from undertow.observe.report.table import add_column, start_table
-from undertow.units import ABSENT, format_ms_figure
+from undertow.units import ABSENT, format_change, format_ms_figure, format_percent
 
 _RESOLUTION = 0.001
 _NOISY_TWICE = 2.0
@@ -129,7 +129,7 @@ def _weigh(before: Point, after: Point) -> tuple[Verdict, str]:
     is_beyond = abs(difference_s) > noise_s * (_NOISY_TWICE if is_busy else 1.0)
     # The verdict compares seconds, because a share depends on which of the two points it refers to.
     share, noise = difference_s / before.iteration_s, noise_s / before.iteration_s
-    reason = f"{share * 100:+.1f} %, {'beyond' if is_beyond else 'within'} {margin} of {noise * 100:.1f} %"
+    reason = f"{format_change(share)}, {'beyond' if is_beyond else 'within'} {margin} of {format_percent(noise, 1)}"
     if is_beyond:
         return (Verdict.SLOWER if difference_s > 0 else Verdict.FASTER), reason
     return (Verdict.TOO_NOISY if is_busy else Verdict.SAME), reason

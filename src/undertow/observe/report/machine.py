@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from undertow.release import __version__
+from undertow.units import format_bytes
 
 _PACKAGES = ("torch", "numpy")
 UNKNOWN = "unknown"
@@ -66,9 +67,9 @@ def find_cpu_model(cpuinfo: str) -> str:
 
 
 def find_memory(meminfo: str) -> str:
-    """Return the memory from /proc/meminfo in GB (10^9 bytes), or "" if it is missing."""
+    """Return the memory from /proc/meminfo, or "" if it is missing."""
     match = re.search(r"^MemTotal:\s*(\d+) kB$", meminfo, re.MULTILINE)
-    return f"{int(match[1]) * 1024 / 1e9:.1f} GB" if match else ""
+    return format_bytes(int(match[1]) * 1024) if match else ""
 
 
 def count_cores() -> int:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from undertow.observe.report.columns import UNSHAPED, describe_common, show_bandwidth
+from undertow.observe.report.columns import describe_common, describe_link, show_bandwidth
 from undertow.observe.report.points import Point
 
 # Distance of unshaped points from the largest bandwidth: a share of the axis, and at least a factor.
@@ -81,8 +81,7 @@ def make_title(points: Sequence[Point]) -> str:
     common = describe_common(points)
     if choose_axis(points) is Axis.BANDWIDTH:
         return common
-    bandwidth = show_bandwidth(points[0])
-    return f"{common}, {bandwidth if bandwidth == UNSHAPED else f'{bandwidth} Gbit/s'}"
+    return f"{common}, {describe_link(points[0].bandwidth_gbit)}"
 
 
 def choose_axis(points: Iterable[Point]) -> Axis:

@@ -16,7 +16,16 @@ from undertow.observe.timeline.rank_rows import RankRow
 from undertow.observe.timeline.run_trace import name_tensors
 from undertow.observe.timeline.tensor_rows import TensorRow
 from undertow.observe.timeline.thread_time import TimeUse
-from undertow.units import ABSENT, format_bandwidth, format_bytes, format_figure, format_ns, format_share
+from undertow.units import (
+    ABSENT,
+    format_bandwidth,
+    format_bytes,
+    format_change,
+    format_figure,
+    format_ms_figure,
+    format_ns,
+    format_share,
+)
 
 # Of a longer path, only this many of the longest links are listed.
 MOST_LINKS = 40
@@ -82,7 +91,7 @@ def _make_cell(cell: Cell) -> str:
 
 
 def _time(time_ns: float | None) -> Cell:
-    return Cell(ABSENT, -1.0) if time_ns is None else Cell(format_figure(time_ns / 1e6), time_ns)
+    return Cell(ABSENT, -1.0) if time_ns is None else Cell(format_ms_figure(time_ns / 1e9), time_ns)
 
 
 def _word(text: str, css_class: str = "word", title: str = "") -> Cell:
@@ -260,7 +269,7 @@ def show_prediction(analysis: Analysis) -> str:
             _word(name),
             _time(predicted_s * 1e9),
             _time(measured_s * 1e9),
-            Cell(f"{measured_s / predicted_s - 1:+.0%}" if predicted_s else ABSENT),
+            Cell(format_change(measured_s / predicted_s - 1, 0) if predicted_s else ABSENT),
         )
         for name, predicted_s, measured_s in pairs
     ]

@@ -15,7 +15,7 @@ from undertow.tools.doctor.findings import Finding, fail, note, ok, warn
 from undertow.tools.doctor.link_measurement import DESCRIPTIONS, ConnectResult, LinkMeasurement
 from undertow.tools.doctor.pairs import Survey
 from undertow.tools.doctor.rendezvous import HostCard
-from undertow.units import format_bandwidth, format_ms
+from undertow.units import format_bandwidth, format_ms, format_seconds
 
 _SAME = "install the same on all hosts"
 FAR_S = 0.010  # a round trip within one building takes less than a millisecond
@@ -178,7 +178,7 @@ def _judge_clocks(cards: Sequence[HostCard], measured: Sequence[LinkMeasurement]
     for host, off_s in sorted(wrong.items()):
         side = "ahead of" if off_s > 0 else "behind"
         others = "that of the other" if len(ahead_s) == 2 else "those of the others"
-        yield warn("clocks", f"the clock of {cards[host].name} is {abs(off_s):.3g} s {side} {others}", cure)
+        yield warn("clocks", f"the clock of {cards[host].name} is {format_seconds(abs(off_s))} {side} {others}", cure)
     if not wrong:
         widest_s = max(ahead_s.values()) - min(ahead_s.values())
         yield ok("clocks", f"at most {format_ms(widest_s, 2)} apart")

@@ -22,6 +22,7 @@ from undertow.tools.doctor.findings import Finding, Level, conclude, pick
 from undertow.tools.doctor.pairs import Survey
 from undertow.tools.doctor.rendezvous import HostCard
 from undertow.tools.doctor.variables import SETTINGS
+from undertow.units import GIGA, format_short
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 _NARROWEST = 40
@@ -111,7 +112,7 @@ def _tables(cards: Sequence[HostCard], survey: Survey) -> Iterator[Table]:
 
     def bandwidth(row: int, column: int) -> str:
         rate = rates.get((row, column), 0.0)
-        return f"{8e-9 * rate:.3g}" if rate else "?"
+        return format_short(8 * rate / GIGA) if rate else "?"
 
     yield _matrix("round trip, ms", cards, latency)
     yield _matrix("from / to, Gbit/s", cards, bandwidth)

@@ -19,7 +19,7 @@ from undertow.errors import LabError
 from undertow.plan.cluster import PAYLOAD_SHARE
 from undertow.progress import SILENT, Progress
 from undertow.tools.lab.network import Counters, Host, Network
-from undertow.units import format_bandwidth
+from undertow.units import format_bandwidth, format_percent
 
 TOLERANCE = 0.05
 # A busy machine looks like a slow link for a moment; a slow link fails every check.
@@ -94,7 +94,7 @@ def find_fault(measured: Measurement, rate_bits_per_s: float) -> str | None:
     cure = "Use a lower --bandwidth on this machine (or, for a bench, a higher --scale)."
     if ratio > 1:
         cure = "Its shaping has no effect: check whether another program changes the network."
-    return f"{what} ({100 * ratio:.1f} %): figures from it would be wrong. {cure}"
+    return f"{what} ({format_percent(ratio, 1)}): figures from it would be wrong. {cure}"
 
 
 def measure_link(network: Network, link: tuple[int, int], *, duration_s: float) -> Measurement:

@@ -27,7 +27,7 @@ from undertow.tools.lab.isolation import find_obstacle, run_isolated
 from undertow.tools.lab.link_check import check_links
 from undertow.tools.lab.network import Network, check_size, open_loopback, open_network
 from undertow.tools.lab.worker_environments import open_rendezvous
-from undertow.units import format_bandwidth, format_bytes
+from undertow.units import format_bandwidth, format_bytes, format_percent
 
 if TYPE_CHECKING:
     from undertow.observe.live.live_view import LiveView
@@ -126,7 +126,8 @@ def _prepare(network: Network, job: LabJob, progress: Progress) -> str:
         return f"{what}, not checked"
     progress.say("checking the links")
     progress.expect(job.hosts)
-    return f"{what}, checked ({100 * check_links(network, job.rate_bits_per_s, progress):.1f} % of nominal)"
+    ratio = check_links(network, job.rate_bits_per_s, progress)
+    return f"{what}, checked ({format_percent(ratio, 1)} of nominal)"
 
 
 @contextmanager

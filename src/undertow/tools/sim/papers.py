@@ -16,7 +16,7 @@ from undertow.tools.sim.schedules import find_schedule
 from undertow.tools.sim.subject import find_subject
 from undertow.tools.sim.sweep import Setting, run, weigh
 from undertow.tools.sim.topology import make_topology
-from undertow.units import format_figure
+from undertow.units import GIGA, format_bandwidth, format_change, format_figure, format_percent
 
 TOLERANCE = 0.10
 # Most Gbit/s that a system moves each way on any link: fitted.
@@ -67,7 +67,7 @@ class Section:
         lines = [f"### {self.title}", "", f"| | published, {self.unit} | simulated | error |", "|---|---|---|---|"]
         for figure in self.figures:
             mark = "" if figure.is_close else " (!)"
-            error = f"{round(figure.error, 3) + 0.0:+.1%}{mark}"
+            error = format_change(figure.error) + mark
             lines.append(f"| {figure.name} | {figure.published:g} | {format_figure(figure.simulated)} | {error} |")
         return "\n".join(lines) + "\n"
 
@@ -89,7 +89,7 @@ def _simulate_curve(system: str, progress: Progress) -> Section:
         progress.say(f"VGG19-22K, {hosts} machines: {system}")
         seconds = ITERATIONS * _find_iteration_s("vgg19-22k", hosts, 40, system, progress) + own_s
         figures.append(Figure(f"{hosts} machine{'s' * (hosts > 1)}", published, seconds))
-    effective = f"{min(40.0, EFFECTIVE_GBIT[system]):g} Gbit/s effective"
+    effective = f"{format_bandwidth(GIGA * min(40.0, EFFECTIVE_GBIT[system]))} effective"
     return Section(f"{_TITLES[system]}, VGG19-22K at 40 GbE, {effective}", "s for 20 iterations", figures)
 
 
@@ -110,10 +110,11 @@ def _simulate_p3(progress: Progress) -> Section:
         progress.say(f"{model}, {P3_HOSTS} machines: {system} and fifo")
         before_s, after_s = (_find_iteration_s(model, P3_HOSTS, gbit, name, progress) for name in ("fifo", system))
         what = "slicing alone" if system == "slicing" else "P3"
-        figures.append(Figure(f"{model}, {gbit} Gbit/s, {what}", 1 + percent / 100, before_s / after_s))
-    title = (
-        f"P3 over its own baseline, {P3_HOSTS} machines, {EFFECTIVE_GBIT['fifo']:g} Gbit/s effective of the baseline"
-    )
+        figures.append(
+            Figure(f"{model}, {format_bandwidth(GIGA * gbit)}, {what}", 1 + percent / 100, before_s / after_s)
+        )
+    effective = format_bandwidth(GIGA * EFFECTIVE_GBIT["fifo"])
+    title = f"P3 over its own baseline, {P3_HOSTS} machines, {effective} effective of the baseline"
     return Section(title, "times as fast", figures)
 
 
@@ -126,4 +127,4 @@ def _find_iteration_s(model: str, hosts: int, gbit: float, system: str, progress
 def describe(sections: Sequence[Section]) -> str:
     figures = [figure for section in sections for figure in section.figures]
     far = sum(not figure.is_close for figure in figures)
-    return f"{len(figures)} published figures, {len(figures) - far} of them within {TOLERANCE:.0%}"
+    return f"{len(figures)} published figures, {len(figures) - far} of them within {format_percent(TOLERANCE)}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from undertow.bounds import SIMULATED
+from undertow.observe.report.columns import describe_link
 from undertow.observe.report.points import Point
 from undertow.progress import SILENT, Progress
 from undertow.tools.sim.engine import Costs
@@ -18,6 +19,7 @@ from undertow.tools.sim.subject import Subject, find_subject
 from undertow.tools.sim.sweep import Setting, run, weigh
 from undertow.tools.sim.topology import Host, Topology
 from undertow.tools.zoo import MODELS
+from undertow.units import format_percent
 
 # Largest error of a prediction that counts as close.
 TOLERANCE = 0.10
@@ -50,7 +52,7 @@ def predict_points(
     known = [point for point in points if can_predict(point, subject)]
     progress.expect(sum(weigh(_find_topology(point), Setting()) for point in known))
     for point in known:
-        progress.say(f"{point.model}, {point.hosts} hosts, {point.bandwidth_gbit:g} Gbit/s: {point.system}")
+        progress.say(f"{point.model}, {point.hosts} hosts, {describe_link(point.bandwidth_gbit)}: {point.system}")
         trained = find_subject(point.model, point.batch) if point.model in MODELS else subject
         assert trained is not None
         # The device is as fast as it was in that run.
@@ -61,7 +63,7 @@ def predict_points(
 
 def _find_topology(point: Point, *, slowdown: float = 1.0) -> Topology:
     assert point.bandwidth_gbit is not None
-    what = f"{point.bandwidth_gbit:g} Gbit/s of a point for a simulation"
+    what = f"{describe_link(point.bandwidth_gbit)} of a point for a simulation"
     SIMULATED.check_range(what, point.bandwidth_gbit * 1e9)
     return Topology(hosts=(Host(bandwidth_bits_per_s=point.bandwidth_gbit * 1e9, slowdown=slowdown),) * point.hosts)
 
@@ -81,7 +83,5 @@ def describe(pairs: Sequence[Pair]) -> str:
     """Return how close the predictions are, in words."""
     errors = [abs(pair.error) for pair in pairs]
     far = sum(not pair.is_close for pair in pairs)
-    return (
-        f"{len(pairs)} points: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
-        f"{far} beyond {TOLERANCE:.0%}"
-    )
+    median, largest = format_percent(statistics.median(errors), 1), format_percent(max(errors), 1)
+    return f"{len(pairs)} points: median error {median}, largest {largest}, {far} beyond {format_percent(TOLERANCE)}"

@@ -79,7 +79,7 @@ def test_unshaped_links_and_unknown_models_and_systems_are_left_out(unknown: dic
 
 
 def test_links_too_slow_to_simulate_are_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match=r"^0\.001 Gbit/s of a point .* is not possible: give 10mbit to"):
+    with pytest.raises(ConfigError, match=r"^1 Mbit/s of a point .* is not possible: give 10mbit to"):
         list(predict_points([point(bandwidth_gbit=0.001)]))
 
 
@@ -102,4 +102,4 @@ def test_a_tenth_is_close() -> None:
 
 def test_words_say_median_largest_and_how_many_are_far() -> None:
     pairs = [Pair(timed(1.0), predicted_s) for predicted_s in (1.02, 0.96, 1.3)]
-    assert describe(pairs) == "3 points: median error 4.0%, largest 30.0%, 1 beyond 10%"
+    assert describe(pairs) == "3 points: median error 4.0 %, largest 30.0 %, 1 beyond 10 %"

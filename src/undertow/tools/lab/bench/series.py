@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from undertow import bounds
 from undertow.errors import ConfigError, LabError
+from undertow.observe.report.columns import describe_link
 from undertow.observe.report.points import NOISE, Point
 from undertow.progress import Progress
 from undertow.tools.lab.bench.laps import Record, Summary
@@ -25,7 +26,7 @@ from undertow.tools.lab.real import REAL_NAMES
 from undertow.tools.lab.systems import find_system
 from undertow.tools.zoo import MODELS
 from undertow.tools.zoo.catalogue import unknown_name
-from undertow.units import GIGA, format_bandwidth
+from undertow.units import GIGA
 
 # A noisy point gets up to this many times the planned rounds.
 MAX_ROUNDS_FACTOR = 2
@@ -57,8 +58,8 @@ class BenchPlan:
         for speed in self.bandwidths_gbit:
             if (rate := self.link_rate(speed)) is not None and rate < SLOWEST_BITS_PER_S:
                 raise ConfigError(
-                    f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of {speed:g} Gbit/s "
-                    "to measure: use smaller values"
+                    f"--scale {self.scale:g} and --slowdown {self.slowdown:g} leave too little of "
+                    f"{describe_link(speed)} to measure: use smaller values"
                 )
         if self.rounds < 2:
             raise ConfigError(f"--rounds {self.rounds} is not enough: two are needed to see whether they agree")
@@ -69,8 +70,7 @@ class BenchPlan:
         return None if bandwidth_gbit is None else bandwidth_gbit * GIGA / self.scale / self.slowdown
 
     def describe_links(self, bandwidth_gbit: float | None) -> str:
-        link = "unshaped" if bandwidth_gbit is None else format_bandwidth(bandwidth_gbit * GIGA)
-        return f"{self.hosts} hosts, {link}"
+        return f"{self.hosts} hosts, {describe_link(bandwidth_gbit)}"
 
     def assign(self, model: str, system: str, *, batch: int | None = None, devices: str | None = None) -> Assignment:
         """Return the task of a worker."""

@@ -32,7 +32,7 @@ def make_plan(*models: str, **changes: Any) -> SharePlan:
         ({"bandwidths_gbit": ()}, "give either --bandwidth or --ratio"),
         ({"ratios": (0.5,)}, "give either --bandwidth or --ratio"),
         ({"bandwidths_gbit": (), "ratios": (0.0,)}, "--ratio 0 is not possible"),
-        ({"bandwidths_gbit": (0.002,)}, "leave too little of 0.002 Gbit/s to measure"),
+        ({"bandwidths_gbit": (0.002,)}, "leave too little of 2 Mbit/s to measure"),
         ({"jobs": (Job(model="gpt"), Job(model="resnet50")), "scale": 1.0}, "cannot share a device"),
         ({"jobs": (Job(model="gpt"), Job(model="gpt"))}, "leave --scale and --slowdown out"),
         ({"jobs": (Job(model="gpt"), Job(model="gpt")), "scale": 1.0, "hosts": 250}, "a core for every host"),
