@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,20 +10,19 @@ from rich.table import Table
 
 from undertow.cli.progress import open_console, open_progress
 from undertow.cli.results import read_command_line, read_terms, split_list
-from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.errors import ConfigError
 from undertow.launch.launcher_output import notify
+from undertow.observe.report.columns import describe_link
 from undertow.observe.report.machine import RunRecord, describe_run
 from undertow.observe.report.points import write_results
-from undertow.observe.report.safe_text import Text
-from undertow.observe.report.shared_jobs import Arrangement, start_sharing_table
+from undertow.observe.report.shared_jobs import Arrangement, make_sharing_table, show_ratio
 from undertow.tools.sim.schedules import Schedule
 from undertow.tools.sim.sharing import Row, Sharing, check_tenants, share, weigh_sharing
 from undertow.tools.sim.sharing_run import Tenant
 from undertow.tools.sim.subject import Subject, find_subject
 from undertow.tools.sim.sweep import Setting
 from undertow.tools.sim.topology import Topology
-from undertow.units import ABSENT, format_bandwidth, format_ms, format_ms_figure
+from undertow.units import format_ms, format_quantity
 
 CLOSE = 0.005  # ideals that differ by less than this fraction are shown as one
 
@@ -75,27 +73,18 @@ def show_sharing(
 
 
 def make_table(case: Sharing) -> Table:
-    models = " and ".join(job.model for job in case.jobs)
-    link = format_bandwidth(case.bandwidth_gbit * 1e9)
-    title = f"{models}, {case.system}, {case.hosts} host{'s' * (case.hosts > 1)}, {link}, simulated"
-    table = start_sharing_table(title, _explain(case), [job.model for job in case.jobs], ("gain", "ideal"))
-    for row in case.rows:
-        table.add_row(*map(Text, _show(row, case)))
-    return table
+    models = [job.model for job in case.jobs]
+    link, hosts = describe_link(case.bandwidth_gbit), format_quantity(case.hosts, "host")
+    title = f"{' and '.join(models)}, {case.system}, {hosts}, {link}, simulated"
 
+    def show_ideal(row: Row) -> str:
+        return show_ratio(case.ideal if row.arrangement == Arrangement.CROSSOVER.value else None)
 
-def _show(row: Row, case: Sharing) -> Iterator[str]:
-    yield row.arrangement
-    for step_s, slow_down in zip(row.steps_s, row.slow_downs, strict=True):
-        yield format_ms_figure(step_s) if math.isfinite(step_s) else ABSENT
-        yield f"{slow_down:.2f}" if math.isfinite(slow_down) else ABSENT
-    yield f"{row.gain:.3f}"
-    yield f"{case.ideal:.3f}" if row.arrangement == Arrangement.CROSSOVER.value else ABSENT
+    return make_sharing_table(title, _explain(case), models, case.rows, [("ideal", show_ideal)])
 
 
 def _explain(case: Sharing) -> Iterator[str]:
     for job in case.jobs:
         yield f"{job.describe(job.model)} alone; its bytes fill a link for {format_ms(job.links_s)}"
-    yield EXPLAIN_GAIN
     if abs(case.ideal_as_mixed / case.ideal - 1) > CLOSE:
-        yield f"with as many steps of each job as crossover makes, the ideal is {case.ideal_as_mixed:.3f}"
+        yield f"with as many steps of each job as crossover makes, the ideal is {show_ratio(case.ideal_as_mixed)}"

@@ -6,14 +6,17 @@ In: seconds per step, alone and in each arrangement.  Out: rows and a table, in 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 from rich.table import Table
 
+from undertow.crossover.gain import EXPLAIN_GAIN
 from undertow.observe.report.safe_text import Text
 from undertow.observe.report.table import start_table
-from undertow.units import format_ms
+from undertow.units import ABSENT, format_ms, format_ms_figure
 
 
 class Arrangement(enum.Enum):
@@ -56,10 +59,38 @@ class SharingRow(msgspec.Struct, frozen=True, kw_only=True):
     gain: float | None = None  # work done in the same time, over one job after the other
 
 
-def start_sharing_table(title: str, explanation: Iterable[str], names: Sequence[str], headings: Sequence[str]) -> Table:
-    """Return a table without rows: the arrangement, two columns for each job, then `headings`."""
-    table = start_table(title, "\n".join(explanation))
+Row = TypeVar("Row", bound=SharingRow)
+
+
+def make_sharing_table(
+    title: str,
+    explanation: Iterable[str],
+    names: Sequence[str],
+    rows: Iterable[Row],
+    figures: Sequence[tuple[str, Callable[[Row], str]]],
+) -> Table:
+    """Make a table with a row for each arrangement: the step of each job, the gain, then `figures`.
+
+    `names` are those of the jobs.  What a gain means is explained below the table, after `explanation`.
+    """
+    table = start_table(title, "\n".join([*explanation, EXPLAIN_GAIN]))
     table.add_column("arrangement", no_wrap=True)
-    for heading in (*(h for name in names for h in (f"{name}\nstep, ms", "×\nalone")), *headings):
+    steps = [heading for name in names for heading in (f"{name}\nstep, ms", "×\nalone")]
+    for heading in (*steps, "gain", *(heading for heading, _ in figures)):
         table.add_column(Text(heading), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, (*_show(row), *(show(row) for _, show in figures))))
     return table
+
+
+def _show(row: SharingRow) -> Iterator[str]:
+    yield row.arrangement
+    for step_s, slow_down in zip(row.steps_s, row.slow_downs, strict=True):
+        yield format_ms_figure(step_s) if math.isfinite(step_s) else ABSENT
+        yield show_ratio(slow_down)
+    yield show_ratio(row.gain)
+
+
+def show_ratio(value: float | None) -> str:
+    """Format a gain or a slow-down; an urgent job may leave others no time, so that theirs is infinite."""
+    return f"{value:.3f}" if value is not None and math.isfinite(value) else ABSENT

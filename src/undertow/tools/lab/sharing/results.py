@@ -5,17 +5,15 @@ All times are seconds per step, without the slowdown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import msgspec
 from rich.table import Table
 
-from undertow.crossover.gain import EXPLAIN_GAIN
-from undertow.observe.report.columns import UNSHAPED
+from undertow.observe.report.columns import describe_link
 from undertow.observe.report.machine import RunRecord
-from undertow.observe.report.safe_text import Text
-from undertow.observe.report.shared_jobs import SharingJob, SharingRow, start_sharing_table
-from undertow.units import ABSENT, GIGA, format_bandwidth, format_figure, format_ms, format_ms_figure
+from undertow.observe.report.shared_jobs import SharingJob, SharingRow, make_sharing_table, show_ratio
+from undertow.units import ABSENT, format_change, format_figure, format_ms, format_percent_figure
 
 
 class JobFigures(SharingJob, frozen=True, kw_only=True):
@@ -63,46 +61,35 @@ class ShareResults(RunRecord, frozen=True, kw_only=True):
     notes: list[str]
 
 
-_FIGURES = ("gain", "worst–best\nround", "ideal", "% of\nideal", "ideal of\nthis mix", "CPU s/s")
+_FIGURES: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("worst–best\nround", lambda row: _show_range(row)),
+    ("ideal", lambda row: show_ratio(row.ideal)),
+    ("% of\nideal", lambda row: ABSENT if row.of_ideal is None else format_percent_figure(row.of_ideal, 1)),
+    ("ideal of\nthis mix", lambda row: show_ratio(row.ideal_as_mixed)),
+    ("CPU s/s", lambda row: format_figure(row.cpu)),
+)
 
 
 def make_share_table(case: Case) -> Table:
     """Return the table of one case, with the figures of each job alone below it."""
     names = [job.label for job in case.jobs]
-    table = start_sharing_table(describe(case), [*map(_explain, case.jobs), EXPLAIN_GAIN], names, _FIGURES)
-    for row in case.rows:
-        table.add_row(*map(Text, _show(row)))
-    return table
+    return make_sharing_table(describe(case), map(_explain, case.jobs), names, case.rows, _FIGURES)
 
 
 def describe(case: Case) -> str:
     """Return the title: jobs, mode, hosts, links, scale and slowdown."""
-    link = UNSHAPED if case.bandwidth_gbit is None else format_bandwidth(case.bandwidth_gbit * GIGA)
     stretch = [f"scale {case.scale:g}"] * (case.scale != 1) + [f"slowdown {case.slowdown:g}"] * (case.slowdown != 1)
     jobs = " and ".join(job.label for job in case.jobs)
-    return ", ".join([jobs, case.mode, f"{case.hosts} hosts", link, *stretch])
+    return ", ".join([jobs, case.mode, f"{case.hosts} hosts", describe_link(case.bandwidth_gbit), *stretch])
 
 
-def _show(row: Row) -> Iterator[str]:
-    yield row.arrangement
-    for step_s, slow_down in zip(row.steps_s, row.slow_downs, strict=True):
-        yield format_ms_figure(step_s)
-        yield f"{slow_down:.3f}"
-    yield _show_ratio(row.gain)
-    yield ABSENT if row.gain_low is None else f"{_show_ratio(row.gain_low)}–{_show_ratio(row.gain_high)}"
-    yield _show_ratio(row.ideal)
-    yield ABSENT if row.of_ideal is None else f"{100 * row.of_ideal:.1f}"
-    yield _show_ratio(row.ideal_as_mixed)
-    yield format_figure(row.cpu)
-
-
-def _show_ratio(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.3f}"
+def _show_range(row: Row) -> str:
+    return ABSENT if row.gain_low is None else f"{show_ratio(row.gain_low)}–{show_ratio(row.gain_high)}"
 
 
 def _explain(job: JobFigures) -> str:
     links = "" if job.links_s is None else f", its bytes fill a link for {format_ms(job.links_s)}"
     return (
         f"{job.describe(job.label)} (m/c {job.exposed_over_compute:.3f}){links}; taking turns alone costs "
-        f"{100 * job.turns_overhead:+.2f} %"
+        f"{format_change(job.turns_overhead, 2)}"
     )
