@@ -14,6 +14,7 @@ import msgspec
 
 from undertow import bounds
 from undertow.errors import ConfigError
+from undertow.plan.scheme import count_dense_traffic
 
 GRADES_GBIT = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0)
 # Share of an iteration: the backward pass multiplies twice, for the weights and for the inputs.
@@ -79,14 +80,15 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
 def find_bottleneck(job: Workload) -> Bottleneck:
     """Return the rates that this workload needs, and a verdict for every grade of Ethernet."""
     made = job.params / job.iteration_s
+    sent = count_dense_traffic(made, job.hosts)
     return Bottleneck(
         job=job,
         made=_flow(made, job),
         # Pushes to the other shards, (P-1)/P of all, and answers of this host's shard, 1/P to each of P-1 workers.
-        outgoing=_flow(2 * _find_remote(job) * made, job),
+        outgoing=_flow(sent, job),
         # The same amounts: answers of the other shards, and pushes of the other workers.
-        incoming=_flow(2 * _find_remote(job) * made, job),
-        both=_flow(4 * _find_remote(job) * made, job),
+        incoming=_flow(sent, job),
+        both=_flow(2 * sent, job),
         grades=tuple(judge_grade(job, gbit) for gbit in GRADES_GBIT),
     )
 
@@ -94,7 +96,7 @@ def find_bottleneck(job: Workload) -> Bottleneck:
 def judge_grade(job: Workload, gbit_per_s: float) -> Grade:
     """Return the effect of a link of this speed on the workload."""
     floats_per_s = gbit_per_s * 1e9 / 8 / job.bytes_per_param
-    transfer_s = 2 * _find_remote(job) * job.params / floats_per_s
+    transfer_s = count_dense_traffic(job.params, job.hosts) / floats_per_s
     share = transfer_s / job.iteration_s
     return Grade(
         gbit_per_s=gbit_per_s,
@@ -111,11 +113,6 @@ def _judge(share: float) -> NetworkVerdict:
     if share <= BACKWARD_SHARE:
         return NetworkVerdict.HIDDEN
     return NetworkVerdict.HIDDEN_BY_FORWARD if share <= 1 else NetworkVerdict.LIMIT
-
-
-def _find_remote(job: Workload) -> float:
-    """Return the share of the parameters that other hosts' shards own."""
-    return (job.hosts - 1) / job.hosts
 
 
 def _flow(floats_per_s: float, job: Workload) -> Throughput:

@@ -72,6 +72,14 @@ def count_traffic(tensor: TensorProfile, scheme: Scheme, *, workers: int, server
     return Traffic(remote * rows * (height + min(servers, height) * depth) * width, answer_bytes)
 
 
+def count_dense_traffic(size: float, workers: int) -> float:
+    """Return how much a worker sends for a dense gradient of this size, in bytes or numbers, if each owns a shard.
+
+    Its contributions to the other shards, and the results of its own shard to the other workers; a ring sends as much.
+    """
+    return 2 * size * (workers - 1) / workers
+
+
 def count_product_flops(tensor: TensorProfile) -> float:
     """Return the operations of the product that computes a linear layer's gradient from one worker's factors.
 

@@ -20,6 +20,7 @@ from undertow.engine.core.rounds import Array, Op
 from undertow.engine.core.slicing import TensorSpec
 from undertow.engine.interface import Group
 from undertow.plan.cluster import Cluster
+from undertow.plan.scheme import count_dense_traffic
 from undertow.sync.order import URGENT
 from undertow.sync.table import Layout, Table, view_slice
 
@@ -90,7 +91,8 @@ class _Links:
             memory = np.zeros(sum(item.spec.elements for item in probe.slices), np.float32)
             duration_s = self._run(probe, memory)
             size_bytes = memory.nbytes
-            bytes_per_s = count_sent(size_bytes, self._group.size) / max(1e-6, duration_s - 2 * latency_s)
+            sent_bytes = count_dense_traffic(size_bytes, self._group.size)
+            bytes_per_s = sent_bytes / max(1e-6, duration_s - 2 * latency_s)
             # All ranks stop at the same size.
             total_s = np.array([duration_s])
             self._run(self._small, total_s)
@@ -108,11 +110,6 @@ class _Links:
         self._group.contribute(contributions)
         self._group.wait_for(ticket, "the measurement of links")
         return time.perf_counter() - since_s
-
-
-def count_sent(size_bytes: int, workers: int) -> float:
-    """Return the bytes that each worker sends for one sum: its contributions and the results of its shard."""
-    return 2 * size_bytes * (workers - 1) / workers
 
 
 def measure_shard_products() -> float:

@@ -7,6 +7,7 @@ import pytest
 from undertow.plan.profile import LayerKind, TensorProfile
 from undertow.plan.scheme import (
     Scheme,
+    count_dense_traffic,
     count_product_flops,
     count_server_flops,
     count_traffic,
@@ -30,6 +31,7 @@ def test_bytes_of_a_linear_layer_follow_the_table(workers: int) -> None:
 
     assert floats(Scheme.DENSE) == pytest.approx(2 * HEIGHT * DEPTH * others / workers)
     assert floats(Scheme.ALLREDUCE) == floats(Scheme.DENSE)
+    assert count_dense_traffic(HEIGHT * DEPTH, workers) == pytest.approx(floats(Scheme.DENSE))
     assert floats(Scheme.FACTORS) == pytest.approx(ROWS * others * (HEIGHT + DEPTH))
     shards = min(workers, HEIGHT)  # those that have rows to make
     to_shard = others / workers * (ROWS * (HEIGHT + shards * DEPTH) + HEIGHT * DEPTH)

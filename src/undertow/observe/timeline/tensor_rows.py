@@ -13,7 +13,7 @@ import msgspec
 
 from undertow.observe.timeline.run_trace import Trace, Wire
 from undertow.plan.plan import Choice, Plan
-from undertow.plan.scheme import Scheme
+from undertow.plan.scheme import Scheme, count_dense_traffic
 from undertow.units import format_bytes
 
 
@@ -126,14 +126,13 @@ def find_savings(plan: Plan, rows: Iterable[TensorRow], rounds: int, itemsizes: 
     Savings are the bytes of a dense gradient minus those that were sent.  `rounds` is ranks * steps.
     """
     sent = {row.tensors[0]: row.total_bytes / rounds for row in rows if len(row.tensors) == 1 and row.total_slices}
-    share = 2 * (plan.workers - 1) / plan.workers
     savings = {}
     for choice in plan.choices:
         if choice.scheme in (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS) and choice.tensor in sent:
             size_bytes = itemsizes.get(choice.tensor, 4)
             for length in choice.shape:
                 size_bytes *= length
-            savings[choice.tensor] = share * size_bytes - sent[choice.tensor]
+            savings[choice.tensor] = count_dense_traffic(size_bytes, plan.workers) - sent[choice.tensor]
     return {name: saved for name, saved in savings.items() if saved > 0}
 
 

@@ -20,8 +20,8 @@ from undertow.plan.plan import Plan
 from undertow.plan.planner import make_plan
 from undertow.plan.predict import find_extra_s
 from undertow.plan.profile import LayerProfile, Profile
+from undertow.plan.scheme import count_dense_traffic
 from undertow.plan.slice_plan import find_bucket_sizes
-from undertow.sync.links import count_sent
 from undertow.tools.sim.delivery import DDP_BUCKETS_BYTES, EngineDelivery, MixedDelivery, Ring
 from undertow.tools.sim.engine import Costs, Engine
 from undertow.tools.sim.layout import Layout
@@ -97,7 +97,7 @@ def _measure(layer: LayerProfile, topology: Topology, cluster: Cluster, schedule
     job = Job(Profile(layers=(layer,)), schedule, cluster, costs, Site(topology))
     outcome = _run_alone(job, 1, lambda rank, step: 1.0)
     size_bytes = sum(tensor.size_bytes for tensor in layer.tensors)
-    return count_sent(size_bytes, cluster.workers) / outcome.iteration_s
+    return count_dense_traffic(size_bytes, cluster.workers) / outcome.iteration_s
 
 
 class Site:

@@ -22,8 +22,8 @@ from undertow.engine.client.waiting import Ticket
 from undertow.engine.core.flow import Contribution
 from undertow.engine.interface import Group
 from undertow.errors import UndertowError
+from undertow.plan.scheme import count_dense_traffic
 from undertow.plan.slice_plan import fill_buckets, find_bucket_sizes
-from undertow.sync.links import count_sent
 from undertow.torch.claims.other_means import note_own_collective
 from undertow.torch.slots.slot import TorchSlot
 from undertow.tracing import events
@@ -72,7 +72,7 @@ class AllreduceBuckets:
         """Record the rate of one bucket's sum, which started after the sums that were called before it."""
         with self._lock:
             since_s, self._free_s = max(called_s, self._free_s), done_s
-        self._rates.append(count_sent(size_bytes, self.group.size) / max(1e-6, done_s - since_s))
+        self._rates.append(count_dense_traffic(size_bytes, self.group.size) / max(1e-6, done_s - since_s))
 
     def call_full_ones(self) -> None:
         for syncer in self.syncers:

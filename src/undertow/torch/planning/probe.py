@@ -15,10 +15,10 @@ from undertow.plan.cluster import Cluster
 from undertow.plan.measured import Measured
 from undertow.plan.profile import Profile
 from undertow.plan.replanner import change_rows
+from undertow.plan.scheme import count_dense_traffic
 from undertow.sync.gradient_table import GradientTable
 from undertow.sync.links import (
     PRODUCT_SIZE,
-    count_sent,
     measure_adds,
     measure_cluster,
     measure_fastest,
@@ -180,4 +180,4 @@ class TorchDevice:
             dist.all_reduce(memory, group=self._process_group)
             synchronise(self._device)
 
-        return count_sent(size_bytes, dist.get_world_size(self._process_group)) / measure_fastest(reduce)
+        return count_dense_traffic(size_bytes, dist.get_world_size(self._process_group)) / measure_fastest(reduce)

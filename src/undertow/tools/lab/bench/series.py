@@ -16,6 +16,7 @@ from undertow import bounds
 from undertow.errors import ConfigError, LabError
 from undertow.observe.report.columns import describe_link
 from undertow.observe.report.points import NOISE, Point
+from undertow.plan.scheme import count_dense_traffic
 from undertow.progress import Progress
 from undertow.tools.lab.bench.laps import Record, Summary
 from undertow.tools.lab.bench.messages import Assignment, Ready
@@ -215,7 +216,7 @@ class _Bench:
 
     def _run(self, group: WorkerGroup, steps: int, record: Record) -> None:
         before = self.network.counters()
-        whole_bytes = 2 * self.ready.gradient_bytes * (self.series.hosts - 1) / self.series.hosts
+        whole_bytes = count_dense_traffic(self.ready.gradient_bytes, self.series.hosts)
         step_s = self._find_transfer_s(whole_bytes) + (self.ready.compute_s or REAL_STEP_S)
         laps = group.run(steps, timeout_s=find_timeout_s(steps * step_s))
         record.add(laps, bytes_out=count_sent(before, self.network.counters()))

@@ -17,6 +17,7 @@ from undertow.crossover.gain import predict_gain
 from undertow.observe.report.machine import describe_run
 from undertow.observe.report.shared_jobs import Arrangement
 from undertow.plan.cluster import PAYLOAD_SHARE
+from undertow.plan.scheme import count_dense_traffic
 from undertow.progress import Progress
 from undertow.tools.lab.bench.bench import UNSHAPED, OpenNetwork, keep_results
 from undertow.tools.lab.bench.messages import Ready
@@ -148,8 +149,7 @@ def _run_rounds(plan: SharePlan, runs: Sequence[ArrangementRun], progress: Progr
 
 def estimate_rate(gradient_bytes: int, *, hosts: int, exposed_s: float) -> float:
     """Return the bits per second at which all gradients reach the shards and return in this time."""
-    size_bytes = 2 * gradient_bytes * (hosts - 1) / hosts
-    return size_bytes * 8 / PAYLOAD_SHARE / exposed_s
+    return count_dense_traffic(gradient_bytes, hosts) * 8 / PAYLOAD_SHARE / exposed_s
 
 
 def correct_rate(rate_bits_per_s: float, *, found_s: float, wanted_s: float) -> float:
