@@ -197,7 +197,7 @@ def test_a_stopped_holder_loses_its_turn_to_the_lease_is_named_and_goes_on_later
         tell_all([other], 0)
         outcomes = other.outcomes()
         assert [outcome.value for outcome in outcomes] == expected
-        assert "or is stopped: the turn passes to another job" in "".join(outcome.log for outcome in outcomes)  # of one of them
+        assert "or is stopped: the turn passes to another job" in "".join(outcome.log for outcome in outcomes)
 
 
 def run_alone_and_stop() -> list[Any]:

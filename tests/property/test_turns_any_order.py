@@ -197,7 +197,8 @@ class Postman:
         device = self.state.devices.get(DEVICE)
         computing = set() if device is None or device.turn is None else set(device.turn.computing)
         outgoing = self.state.tick(self.now)
-        if any("the turn passes to another job" in message.text for _, message in outgoing if isinstance(message, messages.Notice)):
+        notices = [message.text for _, message in outgoing if isinstance(message, messages.Notice)]
+        if any("the turn passes to another job" in text for text in notices):
             for member in computing:
                 self._members[member].is_overdue = True
         self._post(outgoing)
