@@ -6,6 +6,7 @@ ends the command with one line.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,6 @@ import typer
 from undertow import bounds
 from undertow.bounds import Bounds
 from undertow.errors import ConfigError
-
-# Panels that group options in the help.
-RECORDING = "Traces and live view"
-SHARING = "Sharing devices with other jobs"
 
 
 class InvalidNumber(Exception):
@@ -56,6 +53,10 @@ def option(usage: str, help: str, *, bounds: Bounds | None = None, panel: str | 
     return typer.Option(*names, help=help, metavar=metavar, parser=parser, rich_help_panel=panel)
 
 
+# Options that the help shows in panels of their own
+recording = functools.partial(option, panel="Traces and live view")
+sharing = functools.partial(option, panel="Sharing devices with other jobs")
+
 # How to run
 
 Debug = Annotated[bool, option("--debug", "Show the full traceback of an error.")]
@@ -70,26 +71,21 @@ ResultsFile = Annotated[
 # Traces and live view
 
 TraceFolder = Annotated[
-    Path | None,
-    option("--trace DIR", "Record a trace of the first steps in this folder; see undertow report.", panel=RECORDING),
+    Path | None, recording("--trace DIR", "Record a trace of the first steps in this folder; see undertow report.")
 ]
 TraceSteps = Annotated[
     str | None,
-    option(
-        "--trace-steps STEPS", "Record these steps: 20 (the first 20), 1000:1050 or all. Default: 100.", panel=RECORDING
-    ),
+    recording("--trace-steps STEPS", "Record these steps: 20 (the first 20), 1000:1050 or all. Default: 100."),
 ]
 Live = Annotated[
-    bool,
-    option("--live", "Show a dashboard instead of the output; in a log file, a line every 5 seconds.", panel=RECORDING),
+    bool, recording("--live", "Show a dashboard instead of the output; in a log file, a line every 5 seconds.")
 ]
 LivePort = Annotated[
     int | None,
-    option(
+    recording(
         "--live-port PORT",
         "Serve the dashboard as a page on this port of 127.0.0.1; 0 takes any free port.",
         bounds=bounds.ANY_PORT,
-        panel=RECORDING,
     ),
 ]
 
@@ -131,18 +127,9 @@ Unshaped = Annotated[
 
 Weights = Annotated[
     str | None,
-    option(
-        "--weights W,...",
-        "Divide device time among the jobs in this ratio, such as 1,2. Default: equal shares.",
-        panel=SHARING,
-    ),
+    sharing("--weights W,...", "Divide device time among the jobs in this ratio, such as 1,2. Default: equal shares."),
 ]
 Urgent = Annotated[
     int | None,
-    option(
-        "--urgent N",
-        "Let other jobs compute only while job N (the first is 0) waits.",
-        bounds=bounds.JOB,
-        panel=SHARING,
-    ),
+    sharing("--urgent N", "Let other jobs compute only while job N (the first is 0) waits.", bounds=bounds.JOB),
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 from undertow import bounds
-from undertow.cli.options import SHARING, option
+from undertow.cli.options import option, sharing
 
 SYSTEMS, SHARING_SYSTEMS = "ddp,undertow", "plain,undertow"  # defaults of --systems
-# Panels of the help, beside those in options.py.
-_NOISE = "Noise"
-_QUESTIONS = "Searches and comparisons"
+# Options that the help shows in panels of their own.
+_noise = functools.partial(option, panel="Noise")
+_questions = functools.partial(option, panel="Searches and comparisons")
 
 Model = Annotated[
     str | None, option("--model NAME", "Simulate a model of the zoo; `undertow bench --list` lists them.")
@@ -37,9 +38,7 @@ Steps = Annotated[
 Trace = Annotated[
     Path | None, option("--trace DIR", "Record a few steps of one cluster in this folder, like `undertow run --trace`.")
 ]
-Share = Annotated[
-    str | None, option("--share MODEL,...", "Share the hosts with jobs of these models, such as vgg19.", panel=SHARING)
-]
+Share = Annotated[str | None, sharing("--share MODEL,...", "Share the hosts with jobs of these models, such as vgg19.")]
 ListSystems = Annotated[bool, option("--list", "List the systems.")]
 
 # Clusters
@@ -57,45 +56,30 @@ ClusterFile = Annotated[
 # Noise
 
 Jitter = Annotated[
-    str,
-    option(
-        "--jitter SHARE", "Vary the times of each worker's steps by this standard deviation, such as 5%.", panel=_NOISE
-    ),
+    str, _noise("--jitter SHARE", "Vary the times of each worker's steps by this standard deviation, such as 5%.")
 ]
 Stragglers = Annotated[
-    str, option("--stragglers SHARE", "Slow each worker down in this share of its steps, such as 1%.", panel=_NOISE)
+    str, _noise("--stragglers SHARE", "Slow each worker down in this share of its steps, such as 1%.")
 ]
-Straggle = Annotated[
-    float, option("--straggle FACTOR", "Slow stragglers down by this factor.", bounds=bounds.STRAGGLE, panel=_NOISE)
-]
+Straggle = Annotated[float, _noise("--straggle FACTOR", "Slow stragglers down by this factor.", bounds=bounds.STRAGGLE)]
 Seed = Annotated[
-    int,
-    option(
-        "--seed SEED", "Seed jitter and stragglers; equal seeds give equal steps.", bounds=bounds.SEED, panel=_NOISE
-    ),
+    int, _noise("--seed SEED", "Seed jitter and stragglers; equal seeds give equal steps.", bounds=bounds.SEED)
 ]
 
 # Searches and comparisons
 
 FindBandwidth = Annotated[
     str | None,
-    option(
-        "--find-bandwidth 90%", "Find the bandwidth that is needed for this share of linear speed-up.", panel=_QUESTIONS
-    ),
+    _questions("--find-bandwidth 90%", "Find the bandwidth that is needed for this share of linear speed-up."),
 ]
 FindHosts = Annotated[
     str | None,
-    option(
+    _questions(
         "--find-hosts 50%",
         "Find the largest number of hosts at which each added host still gains this share of a host's speed.",
-        panel=_QUESTIONS,
     ),
 ]
 Against = Annotated[
     Path | None,
-    option(
-        "--against FILE.json",
-        "Predict every point that `undertow bench` measured in this file, and compare.",
-        panel=_QUESTIONS,
-    ),
+    _questions("--against FILE.json", "Predict every point that `undertow bench` measured in this file, and compare."),
 ]
