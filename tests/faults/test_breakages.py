@@ -251,7 +251,7 @@ def see_no_accusation(patch: Patch) -> None:
 
 
 def go_on_without_one(patch: Patch) -> None:
-    patch.setattr(Round, "is_complete", lambda self, absent=frozenset(): len(self._heard) >= self._workers - 1)
+    patch.setattr(Round, "is_complete", lambda self, absent=frozenset(): self._count >= self._workers - 1)
     patch.setattr(Round, "missing", lambda self, absent=frozenset(): [])
     patch.setattr(GroupControl, "check_departed", lambda self: None)
     count_no_answers(patch)
