@@ -54,7 +54,7 @@ class SharePlan(BenchPlan):
     lap_s: float = 6.0
 
     def __post_init__(self) -> None:
-        bounds.SLOWDOWN.check("--slowdown", self.slowdown)
+        bounds.SCALE.check("--slowdown", self.slowdown)  # below 1, devices are faster than real ones: for tests
         self._check_jobs()
         self.check(*(job.model for job in self.jobs))
         self._check_links()
