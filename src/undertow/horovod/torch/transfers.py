@@ -27,36 +27,6 @@ Blobs = Sequence[Array | None]  # one from each rank; None from a rank that cont
 SMALL_BYTES = 8 << 10
 
 
-class _SlicedTransfer:
-    """A transfer of arrays that the shards sum or copy."""
-
-    def __init__(self, sources: Sequence[Array] | None, targets: Sequence[Array] | None) -> None:
-        self._sources = sources
-        self._targets = targets
-        self._fused: list[tuple[Slice, Array]] = []  # results that are not unpacked yet
-
-    def contribute(self, slices: Sequence[Slice], answer: Answer) -> list[Contribution]:
-        return [self._contribute(item, answer) for item in slices]
-
-    def _contribute(self, item: Slice, answer: Answer) -> Contribution:
-        source = None if self._sources is None else gather_segments(item, self._sources)
-        target: Array | None = None
-        if self._targets is not None and item.is_fused:
-            target = np.empty(item.spec.elements, item.spec.dtype.numpy) if source is None else source
-            self._fused.append((item, target))
-        elif self._targets is not None:
-            target = gather_segments(item, self._targets)  # a view
-        present = (1 << len(item.ranges)) - 1 if source is not None else 0
-        return Contribution(item.spec.key, source, target, present, answer)
-
-    def land(self) -> None:
-        """Put the results, all of which have arrived, into the targets."""
-        for item, memory in self._fused:
-            assert self._targets is not None
-            scatter_segments(item, memory, self._targets)
-        self._fused = []
-
-
 def exchange_slices(
     name: str | None,
     terms: Terms,
@@ -71,13 +41,28 @@ def exchange_slices(
     Without `sources` this rank contributes nothing; without `targets` it receives nothing.  Both may be the same
     arrays.
     """
-    transfer = _SlicedTransfer(sources, targets)
+    received: list[tuple[Slice, Array]] = []
+
+    def contribute(slices: Sequence[Slice], answer: Answer) -> list[Contribution]:
+        contributions = []
+        for item in slices:
+            source = None if sources is None else gather_segments(item, sources)
+            target: Array | None = None
+            if targets is not None:
+                # A fused slice is a copy, so its result can replace it.
+                target = source if source is not None and item.is_fused else gather_segments(item, targets)
+                received.append((item, target))
+            present = (1 << len(item.ranges)) - 1 if source is not None else 0
+            contributions.append(Contribution(item.spec.key, source, target, present, answer))
+        return contributions
 
     def end() -> Any:
-        transfer.land()
+        for item, memory in received:
+            assert targets is not None
+            scatter_segments(item, memory, targets)
         return finish()
 
-    return handles.start(name, terms, transfer.contribute, end, group=group)
+    return handles.start(name, terms, contribute, end, group=group)
 
 
 def exchange_blobs(
