@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from undertow.crossover.client import TurnClient
 from undertow.crossover.messages import VERSION, Hello, Lift, Relayed
 from undertow.crossover.socket_path import find_socket
 from undertow.engine.core.shape import COORDINATOR
 from undertow.engine.interface import Group
-from undertow.settings import Sharing
 
 _turns: dict[str, TurnClient] = {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedDevice:
-    """Device that jobs share."""
-
-    name: str
-    growth_bytes: int  # device memory that the job has still to allocate
-    free_bytes: int
-    synchronise: Callable[[], None]
 
 
 def find_turn(device: str) -> TurnClient | None:
@@ -34,16 +22,40 @@ def find_turn(device: str) -> TurnClient | None:
     return _turns.get(device)
 
 
-def open_turn(group: Group, device: SharedDevice) -> TurnClient | None:
-    """Take turns on this device; None if the job does not share.  Raises `ConfigError` if it is not admitted."""
+def open_turn(
+    group: Group, device: str, *, growth_bytes: int, free_bytes: int, synchronise: Callable[[], None]
+) -> TurnClient | None:
+    """Take turns on this device; None if the job does not share.  Raises `ConfigError` if it is not admitted.
+
+    `growth_bytes` is the device memory that the job has still to allocate.
+    """
     sharing = group.shape.sharing
     if sharing is None:
         return None
-    turn = _turns.get(device.name)
+    turn = _turns.get(device)
     if turn is None:
-        turn = _make_turn(group, sharing, device)
+        hello = Hello(
+            version=VERSION,
+            job=group.shape.identity,
+            name=sharing.name,
+            rank=group.rank,
+            world_size=group.size,
+            pid=os.getpid(),
+            device=device,
+            weight=sharing.weight,
+            is_urgent=sharing.is_urgent,
+            growth_bytes=growth_bytes,
+            free_bytes=free_bytes,
+        )
+        turn = TurnClient(
+            hello,
+            find_socket(sharing.socket),
+            relay=lambda message: _relay(group, device, message),
+            synchronise=synchronise,
+            is_verbose=sharing.is_verbose,
+        )
         turn.start()
-        _turns[device.name] = turn
+        _turns[device] = turn
         group.turns.on_message(lambda peer, message: _handle_relayed(turn, group, peer, message))
     group.turns.free_while_waiting(turn)
     return turn
@@ -60,29 +72,6 @@ def abandon_all() -> None:
     for turn in _turns.values():
         turn.abandon()
     _turns.clear()
-
-
-def _make_turn(group: Group, sharing: Sharing, device: SharedDevice) -> TurnClient:
-    hello = Hello(
-        version=VERSION,
-        job=group.shape.identity,
-        name=sharing.name,
-        rank=group.rank,
-        world_size=group.size,
-        pid=os.getpid(),
-        device=device.name,
-        weight=sharing.weight,
-        is_urgent=sharing.is_urgent,
-        growth_bytes=device.growth_bytes,
-        free_bytes=device.free_bytes,
-    )
-    return TurnClient(
-        hello,
-        find_socket(sharing.socket),
-        relay=lambda message: _relay(group, device.name, message),
-        synchronise=device.synchronise,
-        is_verbose=sharing.is_verbose,
-    )
 
 
 def _handle_relayed(turn: TurnClient, group: Group, peer: int, message: Relayed) -> None:

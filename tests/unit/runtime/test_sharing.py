@@ -10,7 +10,7 @@ import pytest
 from tests.support.fake_group import FakeGroup
 from undertow.crossover.messages import VERSION, DeviceTime, Hello, Lift
 from undertow.runtime import sharing
-from undertow.runtime.sharing import SharedDevice, close_all, find_turn, open_turn
+from undertow.runtime.sharing import close_all, find_turn, open_turn
 from undertow.settings import Sharing
 
 LIFT, COUNT = Lift(0.5), DeviceTime(step=1, virtual_s=3.0, cost_s=2.0)
@@ -76,7 +76,7 @@ def _fake_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_on(group: FakeGroup, device: str = "cuda:0") -> Any:
-    return open_turn(group, SharedDevice(name=device, growth_bytes=3, free_bytes=5, synchronise=lambda: None))
+    return open_turn(group, device, growth_bytes=3, free_bytes=5, synchronise=lambda: None)
 
 
 def test_a_job_that_does_not_share_takes_no_turns() -> None:

@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from undertow.crossover.client import TurnClient
 from undertow.engine.interface import Group
 from undertow.runtime import sharing
-from undertow.runtime.sharing import SharedDevice
 from undertow.torch.modules.forwards import find_readers, find_tensors
 from undertow.torch.modules.hooks import EagerHook, never_compiled
 from undertow.torch.slots.device import find_free_bytes, name_device, synchronise
@@ -82,12 +81,10 @@ def share_device(group: Group, module: torch.nn.Module) -> TurnHooks | None:
     device = parameters[0].device
     turn = sharing.open_turn(
         group,
-        SharedDevice(
-            name=name_device(device),
-            growth_bytes=GROWTH * sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            free_bytes=find_free_bytes(device),
-            synchronise=functools.partial(synchronise, device),
-        ),
+        name_device(device),
+        growth_bytes=GROWTH * sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        free_bytes=find_free_bytes(device),
+        synchronise=functools.partial(synchronise, device),
     )
     return None if turn is None else TurnHooks(module, turn)
 
