@@ -166,21 +166,18 @@ class NamedCallClient:
         slices = self._sets[number]
         ticket = Ticket(len(slices), lambda: self._end(call, number))
         if call is None:  # this rank has run out of input
-            empty = [Contribution(item.spec.key, None, None, 0, self._release_and_answer(ticket)) for item in slices]
-            self._exchange.worker.contribute(empty)
+
+            def answer(contribution: Contribution) -> None:
+                gathered = contribution.gathered
+                self._exchange.worker.release([each for rank, each in enumerate(gathered) if rank != self._rank])
+                ticket.answer(contribution)
+
+            self._exchange.worker.contribute([Contribution(item.spec.key, None, None, 0, answer) for item in slices])
         else:
             self._exchange.worker.note_names(call.name, slices)
             self._exchange.worker.contribute(call.contribute(slices, ticket.answer))
         if not slices:
             self._end(call, number)
-
-    def _release_and_answer(self, ticket: Ticket) -> Answer:
-        def answer(contribution: Contribution) -> None:
-            gathered = contribution.gathered
-            self._exchange.worker.release([each for rank, each in enumerate(gathered) if rank != self._rank])
-            ticket.answer(contribution)
-
-        return answer
 
     def _end(self, call: NamedCall | None, number: int) -> None:
         if self._coordinator is not None:
