@@ -33,11 +33,15 @@ def predict(profile: Profile, cluster: Cluster, schemes: Mapping[str, Scheme], *
     """Predict the seconds of a step in steady state, from the start of one backward pass to the start of the next."""
     now_s = 0.0
     released: list[tuple[float, _Transfer]] = []
+    places = {tensor.name: place for place, tensor in enumerate(profile.tensors)}
     for layer in reversed(profile.layers):
         now_s += layer.backward_s + min(0.0, _find_extra_s(layer, cluster, schemes))
         for tensor in layer.tensors:
-            released.append((now_s, _make_transfer(tensor, cluster, schemes[tensor.name], len(released))))
-    _give_priorities(profile, {transfer.name: transfer for _, transfer in released}, schemes)
+            transfer = _make_transfer(tensor, cluster, schemes[tensor.name], len(released))
+            # As the forward pass needs them, except torch's collectives, which run in the order of calls.
+            is_ours = schemes[tensor.name] is not Scheme.ALLREDUCE
+            transfer.priority = places[tensor.name] if is_ours else len(places)
+            released.append((now_s, transfer))
     arrivals_s = _run_link(released, cluster.latency_s)
     if not has_gates:
         now_s = max([now_s, *arrivals_s.values()])
@@ -85,13 +89,6 @@ def _make_transfer(tensor: TensorProfile, cluster: Cluster, scheme: Scheme, sequ
         pause_s = flops / cluster.shard_flops_per_s
     phases = [size / speed for size, speed in ((traffic.push_bytes, push_rate), (traffic.answer_bytes, rate)) if size]
     return _Transfer(0, sequence, tensor.name, phases, pause_s)
-
-
-def _give_priorities(profile: Profile, transfers: Mapping[str, _Transfer], schemes: Mapping[str, Scheme]) -> None:
-    """Order transfers as the forward pass needs them, except torch's collectives, which run in the order of calls."""
-    for place, tensor in enumerate(profile.tensors):
-        is_ours = schemes[tensor.name] is not Scheme.ALLREDUCE
-        transfers[tensor.name].priority = place if is_ours else len(transfers)
 
 
 def _run_link(released: list[tuple[float, _Transfer]], latency_s: float) -> dict[str, float]:
