@@ -11,7 +11,7 @@ from typing import Any
 
 from undertow.errors import PlanError
 from undertow.plan.cluster import Cluster
-from undertow.plan.plan import Choice, Plan
+from undertow.plan.plan import Plan
 from undertow.plan.profile import Profile
 from undertow.plan.scheme import Scheme
 
@@ -25,8 +25,11 @@ class ActivePlan:
         self.cluster = cluster
 
     def best_scheme(self, layer: str) -> Scheme:
-        """Return the scheme of a layer's weight, or of a tensor with this name."""
-        return self._find(layer).scheme
+        """Return the scheme of the largest of a layer's tensors, or of a tensor with this name."""
+        own = [choice for choice in self.plan.choices if f"{choice.tensor}.".startswith(f"{layer}.")]
+        if not own:
+            raise PlanError(f"the plan has no layer {layer!r}")
+        return max(own, key=lambda choice: math.prod(choice.shape)).scheme
 
     def query(self, *properties: str) -> tuple[Any, ...]:
         """Return the values of these properties, in the given order.  `PROPERTIES` lists all properties."""
@@ -41,13 +44,6 @@ class ActivePlan:
             raise PlanError(
                 f"{name!r} is not known: this plan was given to undertow, which made no measurements for it"
             ) from None
-
-    def _find(self, layer: str) -> Choice:
-        """Return the choice for the largest of the layer's tensors."""
-        own = [choice for choice in self.plan.choices if f"{choice.tensor}.".startswith(f"{layer}.")]
-        if not own:
-            raise PlanError(f"the plan has no layer {layer!r}")
-        return max(own, key=lambda choice: math.prod(choice.shape))
 
 
 PROPERTIES: dict[str, Callable[[Any], Any]] = {

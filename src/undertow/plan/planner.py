@@ -158,7 +158,8 @@ class Planner:
         self, schemes: dict[str, Scheme], options: Mapping[str, Sequence[Scheme]]
     ) -> tuple[dict[str, Scheme], float]:
         best_s = self._compare(schemes)
-        movable = sorted((name for name in options if len(options[name]) > 1), key=self._dense_bytes, reverse=True)
+        largest = sorted(self._tensors, key=lambda name: self._tensors[name].size_bytes, reverse=True)
+        movable = [name for name in largest if len(options[name]) > 1]
         changes = [(name, scheme) for name in movable[:MOST_MOVED] for scheme in options[name]]
         improved = True
         while improved:
@@ -197,9 +198,6 @@ class Planner:
 
     def _count_traffic(self, tensor: TensorProfile, scheme: Scheme) -> Traffic:
         return count_traffic(tensor, scheme, workers=self._cluster.workers, servers=self._cluster.servers)
-
-    def _dense_bytes(self, name: str) -> int:
-        return self._tensors[name].size_bytes
 
     def _predict_alone(self) -> dict[str, float]:
         chosen = {wanted: self._use_alone(wanted) for wanted in Scheme}
