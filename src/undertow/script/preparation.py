@@ -20,7 +20,7 @@ from undertow.script.awareness import mentions_horovod, mentions_ranks
 from undertow.script.held_output import HeldOutput
 from undertow.script.import_hook import when_imported
 from undertow.script.launcher_check import check_launcher
-from undertow.script.restart import StartCommand
+from undertow.script.restart import remember_start
 from undertow.settings import Horovod, PlainScripts, Settings, read_settings
 
 
@@ -29,11 +29,12 @@ class PreparedProcess:
 
     def __init__(self, settings: Settings, script: str | None, end_check: Callable[[], None]) -> None:
         self._settings = settings
-        self._start = StartCommand.read()
+        self._restart = remember_start()
         self._end_check = end_check
         self._is_undone = False
         self._undo_torch: Callable[[], None] = lambda: None
-        self._has_horovod = _provides_horovod(settings.horovod)
+        prefers_ours = settings.horovod is Horovod.AUTO and not aliases.is_installed()
+        self._has_horovod = settings.horovod is Horovod.ON or prefers_ours
         self._variables: dict[str, str] = {}  # Horovod's environment variables, set here
         if self._has_horovod:
             horovod.install()
@@ -64,7 +65,7 @@ class PreparedProcess:
         self._undo_torch = patch_torch(
             self._settings,
             looks_single_process=self._looks_single_process,
-            restart=self._start.restart,
+            restart=self._restart,
             on_begin=self._begin,
             on_end=self._leave_alone,
             on_join=self.output.recall,
@@ -105,10 +106,6 @@ def _looks_single_process(settings: Settings, script: str | None) -> bool:
     """Return whether the script may be a single-process script, as far as its text shows."""
     is_possible = settings.plain is not PlainScripts.OFF and settings.world_size > 1
     return is_possible and (settings.plain is PlainScripts.ON or not mentions_ranks(script))
-
-
-def _provides_horovod(choice: Horovod) -> bool:
-    return choice is Horovod.ON or (choice is Horovod.AUTO and not aliases.is_installed())
 
 
 _current: PreparedProcess | None = None

@@ -11,8 +11,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,24 +21,17 @@ from undertow.settings import PlainScripts, Settings
 NCCL = "nccl"
 
 
-@dataclass(frozen=True)
-class StartCommand:
-    """The command, folder and environment with which this process was started."""
+def remember_start() -> Callable[[], NoReturn]:
+    """Return a function that replaces this process by a new run of the same command, with RANK hidden."""
+    command, folder, environment = [sys.executable, *sys.orig_argv[1:]], os.getcwd(), dict(os.environ)
 
-    command: list[str]
-    folder: str
-    environment: Mapping[str, str]
-
-    @classmethod
-    def read(cls) -> StartCommand:
-        return cls([sys.executable, *sys.orig_argv[1:]], os.getcwd(), dict(os.environ))
-
-    def restart(self) -> NoReturn:
-        """Replace this process by a new run of the same command, with RANK hidden."""
+    def restart() -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.chdir(self.folder)
-        os.execve(self.command[0], self.command, {**self.environment, "UNDERTOW_PLAIN": PlainScripts.ON.value})
+        os.chdir(folder)
+        os.execve(command[0], command, {**environment, "UNDERTOW_PLAIN": PlainScripts.ON.value})
+
+    return restart
 
 
 def needs_nccl(arguments: Sequence[Any], options: Mapping[str, Any], *, has_device: bool) -> bool:

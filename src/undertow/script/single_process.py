@@ -136,7 +136,7 @@ class SingleProcessScript(DataSharing):
         try:
             self._models.finish()
             self._joined.barrier()  # after this, nothing is in flight
-            self._models.restore_own_weights()
+            self._models.own_weights.restore()
         finally:
             self._on_join()
             self.end()

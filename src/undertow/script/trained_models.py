@@ -30,7 +30,7 @@ class TrainedModels:
     def __init__(self, *, overlaps: bool) -> None:
         self.has_batch_norm = False  # in any of them
         self._overlaps = overlaps
-        self._own_weights = OwnWeights()
+        self.own_weights = OwnWeights()
         self._models: weakref.WeakSet[AdoptedModel] = weakref.WeakSet()
         self._buffers: weakref.WeakSet[ModelBuffers] = weakref.WeakSet()
         self._untrained: list[AdoptedModel] = []  # no step has been made; in the order of adoption
@@ -57,7 +57,7 @@ class TrainedModels:
     def note_trained(self, model: AdoptedModel) -> None:
         """Note that an optimizer steps this model."""
         model.has_trained = True
-        self._own_weights.forget(parameter for _, parameter in model.named_parameters())
+        self.own_weights.forget(parameter for _, parameter in model.named_parameters())
         self._untrained = [other for other in self._untrained if not other.has_trained]
 
     def copy_untrained(self) -> None:
@@ -84,9 +84,6 @@ class TrainedModels:
         """Wait until nothing of the last pass is in flight and every step has been made."""
         for model in self._models:
             model.finish()
-
-    def restore_own_weights(self) -> None:
-        self._own_weights.restore()
 
     def release(self) -> None:
         for model in self._models:
@@ -119,7 +116,7 @@ class TrainedModels:
         return adopted
 
     def _copy_weights(self, adopted: AdoptedModel) -> None:
-        self._own_weights.copy([parameter for _, parameter in adopted.named_parameters()], adopted.copy_weights)
+        self.own_weights.copy([parameter for _, parameter in adopted.named_parameters()], adopted.copy_weights)
 
     def _follow_buffers(
         self, model: torch.nn.Module, twins: Sequence[torch.nn.Module], group: Group

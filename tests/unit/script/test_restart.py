@@ -11,10 +11,10 @@ import pytest
 
 from undertow.script import restart
 from undertow.script.restart import (
-    StartCommand,
     find_caller,
     has_single_process_branch,
     needs_nccl,
+    remember_start,
     should_restart,
 )
 from undertow.settings import PlainScripts, Settings
@@ -75,13 +75,13 @@ def test_the_process_restarts_with_its_original_command(monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "train.py", "--lr", "1"])
     monkeypatch.setenv("KEPT", "1")
-    origin = StartCommand.read()
+    start_again = remember_start()
     monkeypatch.setenv("MADE_BY_THE_SCRIPT", "1")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     begun: list[Any] = []
     monkeypatch.setattr(restart.os, "execve", lambda *given: begun.append((os.getcwd(), *given)))
-    origin.restart()
+    start_again()
     [(folder, program, command, environment)] = begun
     assert (folder, program) == (str(tmp_path), sys.executable)
     assert command == [sys.executable, "-u", "train.py", "--lr", "1"]
