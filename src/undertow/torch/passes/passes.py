@@ -20,7 +20,6 @@ import torch
 
 from undertow.crossover.client import TurnClient
 from undertow.errors import UndertowError
-from undertow.sync.open_passes import OpenPasses
 from undertow.sync.pass_state import PassEvent, PassState, PassTracker
 from undertow.torch.claims.claims import Claim, ClaimedParameter, forget_strays, note_stray, note_synchronised
 from undertow.torch.factors.collector import Wanted
@@ -29,12 +28,13 @@ from undertow.torch.gradient.gradients import Gradients
 from undertow.torch.modules.forwards import find_tensors
 from undertow.torch.modules.hooks import never_compiled
 from undertow.torch.passes.backward import Added, FollowedBackward, follow_gradients, runs_backward, will_run
+from undertow.torch.passes.open_passes import OpenPasses
 from undertow.torch.passes.pass_events import PassRecorder
 from undertow.torch.planning.planning import TorchPlanning
 from undertow.torch.planning.probe import Profiling
 
 _NOTHING = nullcontext()
-_open_passes: OpenPasses[Passes] = OpenPasses()  # of this process
+_open_passes = OpenPasses()  # of this process
 
 
 class WatchedTable(NamedTuple):

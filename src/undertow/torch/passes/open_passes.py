@@ -6,31 +6,23 @@ which passes end together.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from collections.abc import Set as AbstractSet
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 
-class PassOwner(Protocol):
-    """Owner of one wrapper's passes, at most one of which is open at a time."""
-
-    @property
-    def members(self) -> AbstractSet[Hashable]:
-        """The tensors whose gradients its passes send."""
-
-
-Owner = TypeVar("Owner", bound=PassOwner)
+if TYPE_CHECKING:
+    from undertow.torch.passes.passes import Passes
 
 
 class OpenPass(NamedTuple):
     """An open pass of one owner."""
 
-    backward: int  # the framework's number of its backward
+    backward: int  # autograd's number of its backward
     is_late: bool
 
 
-class OpenPasses(Generic[Owner]):
+class OpenPasses:
     """The open passes of one process, in the order in which they began.
 
     Refers weakly to owners, and not at all to their members: a pass that is interrupted by an exception never ends, and
@@ -38,9 +30,9 @@ class OpenPasses(Generic[Owner]):
     """
 
     def __init__(self) -> None:
-        self._passes: WeakKeyDictionary[Owner, OpenPass] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[Passes, OpenPass] = WeakKeyDictionary()
 
-    def add(self, owner: Owner, backward: int) -> bool:
+    def add(self, owner: Passes, backward: int) -> bool:
         """Begin a pass; return whether it is late, that is, whether an open pass sends some of the same gradients.
 
         A late pass sends its gradients after its backward has ended and the earlier pass has landed its results.
@@ -49,10 +41,10 @@ class OpenPasses(Generic[Owner]):
         self._passes[owner] = OpenPass(backward, is_late)
         return is_late
 
-    def remove(self, owner: Owner) -> None:
+    def remove(self, owner: Passes) -> None:
         del self._passes[owner]
 
-    def find_together(self, owner: Owner) -> list[Owner]:
+    def find_together(self, owner: Passes) -> list[Passes]:
         """Return the owners whose passes end together with this one, including itself: those of the same backward.
 
         All of them send before any waits, because other ranks may have begun them in a different order.  All results
@@ -64,6 +56,6 @@ class OpenPasses(Generic[Owner]):
             return [owner]
         return [other for other, one in list(self._passes.items()) if one == own]
 
-    def covers(self, member: Hashable) -> bool:
+    def covers(self, member: torch.Tensor) -> bool:
         """Return whether an open pass sends the gradient of this tensor."""
         return any(member in owner.members for owner in list(self._passes))

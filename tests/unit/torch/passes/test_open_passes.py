@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from undertow.sync.open_passes import OpenPasses
+from undertow.torch.passes.open_passes import OpenPasses
 
 
 class Owner:
@@ -17,11 +17,11 @@ class Owner:
 
 
 @pytest.fixture
-def passes() -> OpenPasses[Owner]:
+def passes() -> OpenPasses:
     return OpenPasses()
 
 
-def test_passes_of_one_backward_end_together(passes: OpenPasses[Owner]) -> None:
+def test_passes_of_one_backward_end_together(passes: OpenPasses) -> None:
     first, second, elsewhere = Owner("a"), Owner("b"), Owner("c")
     assert not passes.add(first, 7)
     assert not passes.add(second, 7)
@@ -32,7 +32,7 @@ def test_passes_of_one_backward_end_together(passes: OpenPasses[Owner]) -> None:
     assert passes.find_together(second) == [second]
 
 
-def test_the_second_pass_over_a_tensor_is_late_and_ends_alone(passes: OpenPasses[Owner]) -> None:
+def test_the_second_pass_over_a_tensor_is_late_and_ends_alone(passes: OpenPasses) -> None:
     first, second, third = Owner("a", "b"), Owner("b", "c"), Owner("d")
     passes.add(first, 7)
     assert passes.add(second, 7)
@@ -46,13 +46,13 @@ def test_the_second_pass_over_a_tensor_is_late_and_ends_alone(passes: OpenPasses
     assert passes.find_together(fourth) == [fourth]
 
 
-def test_an_open_pass_of_another_backward_also_makes_it_late(passes: OpenPasses[Owner]) -> None:
+def test_an_open_pass_of_another_backward_also_makes_it_late(passes: OpenPasses) -> None:
     first, second = Owner("a"), Owner("a")
     passes.add(first, 7)
     assert passes.add(second, 8)
 
 
-def test_members_count_as_they_are_now(passes: OpenPasses[Owner]) -> None:
+def test_members_count_as_they_are_now(passes: OpenPasses) -> None:
     owner = Owner("a")
     passes.add(owner, 7)
     assert passes.covers("a")
@@ -63,7 +63,7 @@ def test_members_count_as_they_are_now(passes: OpenPasses[Owner]) -> None:
     assert not passes.covers("a")
 
 
-def test_a_discarded_owner_takes_its_pass_with_it(passes: OpenPasses[Owner]) -> None:
+def test_a_discarded_owner_takes_its_pass_with_it(passes: OpenPasses) -> None:
     owner = Owner("a")
     ref = weakref.ref(owner)
     passes.add(owner, 7)
