@@ -48,10 +48,6 @@ class DeviceTimes:
         count = self._counts[max(known)]
         return JobPosition(count.virtual_s + count.cost_s * (step - 1 - count.step), count.cost_s)
 
-    def clear(self) -> None:
-        """Forget all device times: another arbiter counts from zero."""
-        self._counts.clear()
-
 
 class TurnMode(enum.Enum):
     NO_ARBITER = "there is no arbiter"
@@ -161,7 +157,7 @@ class TurnState:
     def _stop_sharing(self, mode: TurnMode, now: float) -> None:
         self.mode = mode
         self.is_granted = self.is_recalled = False
-        self._device_times.clear()
+        self._device_times = DeviceTimes()  # another arbiter counts from zero
         if self.is_waiting:
             self._compute(now)
 

@@ -256,9 +256,16 @@ def test_old_counts_are_not_kept() -> None:
 
 
 def test_another_arbiter_counts_from_zero() -> None:
-    times = times_after(1, 2)
-    times.clear()
-    assert times.find_position(4) is None
+    state = TurnState()
+    state.attach()
+    for step in (1, 2, 3):
+        state.end_step(0.0)
+        state.handle(DeviceTime(step, 2.0 * step, 2.0), 0.0)
+    assert state.take(0.0) == [Ask(6.0, 2.0)]
+    state.detach(1.0)
+    state.give(1.0)
+    state.attach()
+    assert state.take(1.0) == [Ask()]
 
 
 # Taking turns
