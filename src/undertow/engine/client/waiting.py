@@ -51,20 +51,16 @@ class Waiters:
         self._on_stall = on_stall
         self._recorder = recorder
         self._lock = threading.Lock()
-        self._error: UndertowError | None = None
+        self.error: UndertowError | None = None  # the first one
         self._events: set[threading.Event] = set()
         self._turn: Pausing | None = None
-
-    @property
-    def error(self) -> UndertowError | None:
-        return self._error
 
     def fail(self, error: UndertowError) -> bool:
         """Keep the first error and wake all threads; return False if there was an error already."""
         with self._lock:
-            if self._error is not None:
+            if self.error is not None:
                 return False
-            self._error = error
+            self.error = error
             for event in self._events:
                 event.set()
         return True
@@ -75,15 +71,15 @@ class Waiters:
         The lock is replaced, because in a forked child it may be held by a thread that does not exist there.
         """
         self._lock = threading.Lock()
-        self._error = error
+        self.error = error
 
     def check(self) -> None:
-        if self._error is not None:
-            raise recast(self._error, type(self._error))
+        if self.error is not None:
+            raise recast(self.error, type(self.error))
 
     def wait_for(self, ticket: Ticket, reason: str = "", *, tensor: str = "") -> None:
         """Wait until all answers of the ticket have arrived; raise the group's error if it fails first."""
-        if not ticket.is_done or self._error is not None:
+        if not ticket.is_done or self.error is not None:
             self.wait(ticket.done, reason, tensor=tensor)
 
     def share(self, turn: Pausing) -> None:
@@ -95,7 +91,7 @@ class Waiters:
 
         The reason, or the name of the tensor whose gate waits, is for traces and the live view.
         """
-        if event.is_set() and self._error is None:
+        if event.is_set() and self.error is None:
             return
         with self._woken_by_errors(event), self._recorded(reason, tensor):
             if self._turn is None:
@@ -113,7 +109,7 @@ class Waiters:
     def _woken_by_errors(self, event: threading.Event) -> Iterator[None]:
         """Let the group's error set the event within the block; raise the error before and after the block."""
         with self._lock:
-            if self._error is None:
+            if self.error is None:
                 self._events.add(event)
         try:
             self.check()
