@@ -43,8 +43,7 @@ def attend(
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            sock = _connect(where, token, deadline_s=deadline_s)
-            with sock:
+            with _connect(where, token, deadline_s=deadline_s) as sock:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 sock.settimeout(left_s + ANSWER_SLACK_S)
                 sock.sendall(pack(Join(name, rank, size, payload, timeout_s, left_s)))
