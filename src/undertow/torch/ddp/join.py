@@ -25,7 +25,10 @@ class JoinContext:
     def run_out(self) -> None:
         """Let the others continue without this rank, wait for them to finish, and copy the final state."""
         self.leave()
-        self.settle()
+        last, is_even = self._synchroniser.group.uneven.settle(self._synchroniser.slices())
+        self._synchroniser.copy_state(source=last, with_buffers=self._synchroniser.follows_buffers)
+        if self._throws and not is_even:
+            raise RuntimeError("a rank has run out of input before the others, and throw_on_early_termination is set")
 
     def leave(self) -> None:
         if not self._has_left:
@@ -37,12 +40,6 @@ class JoinContext:
         """Note that a round completed without some rank; raises an error if the user requested one."""
         if self._throws:
             self.run_out()
-
-    def settle(self) -> None:
-        last, is_even = self._synchroniser.group.uneven.settle(self._synchroniser.slices())
-        self._synchroniser.copy_state(source=last, with_buffers=self._synchroniser.follows_buffers)
-        if self._throws and not is_even:
-            raise RuntimeError("a rank has run out of input before the others, and throw_on_early_termination is set")
 
 
 class TorchJoinHook(JoinHook):

@@ -26,6 +26,7 @@ class TorchFactorSlot:
 
     def __init__(self, slot: TorchSlot, layer: Layer, collector: FactorCollector) -> None:
         self.collector = collector
+        self.take_factors = collector.take
         self.shape: tuple[int, ...] = tuple(slot.parameter.shape)
         self.dtype: np.dtype[Any] = DTYPES[slot.dtype].numpy
         self.fields: Sequence[Field] = layer.form.fields
@@ -41,9 +42,6 @@ class TorchFactorSlot:
     def detach(self) -> None:
         self._layer.detach()
         self.collector.forget()
-
-    def take_factors(self) -> WorkerFactors[torch.Tensor]:
-        return self.collector.take()
 
     def pack(self, factors: WorkerFactors[torch.Tensor]) -> Payload:
         if not factors.is_present:
