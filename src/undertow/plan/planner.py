@@ -70,7 +70,12 @@ class Planner:
     def __init__(self, profile: Profile, cluster: Cluster, *, has_gates: bool = True) -> None:
         self._profile = profile
         self._cluster = cluster
-        self._prudent = msgspec.structs.replace(cluster, **_scale_rates(cluster))
+        torchs = cluster.allreduce_bytes_per_s
+        self._prudent = msgspec.structs.replace(
+            cluster,
+            bytes_per_s=PRUDENT_SHARE * cluster.bytes_per_s,
+            allreduce_bytes_per_s=None if torchs is None else PRUDENT_SHARE * torchs,
+        )
         self._has_gates = has_gates
         self._tensors = {tensor.name: tensor for tensor in profile.tensors}
         self._worth_s = WORTH * profile.compute_s
@@ -236,7 +241,8 @@ class Planner:
         best = min(others, key=lambda scheme: self._bytes_out(tensor, scheme))
         ratio = self._bytes_out(tensor, best) / self._bytes_out(tensor, Scheme.DENSE)
         if ratio >= 1:
-            return f"{best.value} would send {ratio:.1f} times as much ({_count_rows(tensor)})"
+            name = "K" if tensor.kind is LayerKind.LINEAR else "rows"
+            return f"{best.value} would send {ratio:.1f} times as much ({name} = {tensor.rows:.0f})"
         extra_s = find_extra_s(tensor, best, self._cluster)
         work = f", {format_ms(extra_s)}," if extra_s > 0 else ""
         return (
@@ -259,19 +265,6 @@ _ONLY_DENSE = {
     LayerKind.EMBEDDING: "its rows were not counted",
     LayerKind.OTHER: "no other lossless scheme",
 }
-
-
-def _scale_rates(cluster: Cluster) -> dict[str, float | None]:
-    torchs = cluster.allreduce_bytes_per_s
-    return {
-        "bytes_per_s": PRUDENT_SHARE * cluster.bytes_per_s,
-        "allreduce_bytes_per_s": None if torchs is None else PRUDENT_SHARE * torchs,
-    }
-
-
-def _count_rows(tensor: TensorProfile) -> str:
-    name = "K" if tensor.kind is LayerKind.LINEAR else "rows"
-    return f"{name} = {tensor.rows:.0f}"
 
 
 def describe_plan(plan: Plan) -> str:
