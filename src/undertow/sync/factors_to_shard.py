@@ -8,6 +8,7 @@ Rows of a whole gradient are sent along with the factors, so nothing is lost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ class FactorsToShardSyncer(FactoredSyncer):
         contributions: list[Contribution] = []
         answer = _ignore
         if shard.rank == self._group.rank:
-            answer = Ticket(len(shard.keys), lambda: self._compute_beside(shard, contributions)).answer
+            compute = functools.partial(self._compute_rows, shard, contributions)
+            answer = Ticket(len(shard.keys), lambda: self._group.aside(compute)).answer
         arrays = [*split(activations.array, len(shard.keys) - 1), columns.array]
         descriptors = [activations.descriptor] * (len(shard.keys) - 1) + [columns.descriptor]
         contributions += [
@@ -86,14 +88,8 @@ class FactorsToShardSyncer(FactoredSyncer):
         self._rows += contributions
         self._group.contribute(contributions)
 
-    def _compute_beside(self, shard: ShardRows, contributions: Sequence[Contribution]) -> None:
-        """Let the helper thread compute the rows of this rank's shard, all of whose factors have arrived.
-
-        Called in the engine thread.
-        """
-        self._group.aside(lambda: self._compute_rows(shard, contributions))
-
     def _compute_rows(self, shard: ShardRows, contributions: Sequence[Contribution]) -> None:
+        """Compute the rows of this rank's shard, all of whose factors have arrived.  Called in the helper thread."""
         shape, dtype, workers = (len(shard.rows), self._depth), self._slot.dtype, range(self._group.size)
         first, others = [Field(self._depth)], [Field(len(shard.rows))]
         activations = [read(contributions[:-1], rank, first, shape, dtype) for rank in workers]
