@@ -26,7 +26,7 @@ class JoinContext:
         """Let the others continue without this rank, wait for them to finish, and copy the final state."""
         self.leave()
         last, is_even = self._synchroniser.group.uneven.settle(self._synchroniser.slices())
-        self._synchroniser.copy_state(source=last, with_buffers=self._synchroniser.follows_buffers)
+        self._synchroniser.copy_state(source=last, with_buffers=self._synchroniser.buffers is not None)
         if self._throws and not is_even:
             raise RuntimeError("a rank has run out of input before the others, and throw_on_early_termination is set")
 

@@ -85,13 +85,13 @@ class Synchroniser:
             turn=None if self.turn_hooks is None else self.turn_hooks.turn,
         )
         self._states: dict[bool, Broadcast] = {}  # by whether they include the buffers
-        self._buffers: Broadcast | None = None
+        self.buffers: Broadcast | None = None  # made when buffers are first synchronised
         self._own_buffers: Sequence[tuple[str, torch.Tensor]] = self._named_buffers()
         self._has_warned = False  # about gradients that stay with the tensors of a functional_call
         self._adopt()
         # Now, while all ranks take part: in a join, one of them may never run a forward.
         if wrapper.forward_sync_buffers:
-            self._buffers = self._make_broadcast("buffers", self._own_buffers)
+            self.buffers = self._make_broadcast("buffers", self._own_buffers)
 
     def _claim(self, wrapper: Wrapper) -> Claim | None:
         if self.group.size > 1:
@@ -192,14 +192,9 @@ class Synchroniser:
     def copy_buffers(self, *, from_lowest: bool) -> None:
         """Copy buffers to all ranks, from rank 0 or from the lowest rank that still has input."""
         self._own_buffers = find_own(self._named_buffers(), self._own_buffers)
-        if self._buffers is None:
-            self._buffers = self._make_broadcast("buffers", self._own_buffers)
-        self._buffers.run(self._own_buffers, source=None if from_lowest else 0)
-
-    @property
-    def follows_buffers(self) -> bool:
-        """Whether buffers have been synchronised so far."""
-        return self._buffers is not None
+        if self.buffers is None:
+            self.buffers = self._make_broadcast("buffers", self._own_buffers)
+        self.buffers.run(self._own_buffers, source=None if from_lowest else 0)
 
     def _make_broadcast(self, what: str, named: Sequence[tuple[str, torch.Tensor]]) -> Broadcast:
         return Broadcast(self.group, f"the {what} of {self._label}", named)
@@ -207,7 +202,7 @@ class Synchroniser:
     def slices(self) -> list[Sequence[Slice]]:
         """Return the slices, by table, that take part in one round per step when ranks may run out of input."""
         tables = [gradients.table for gradients in self._gradients]
-        return [table.first.slices for table in (*tables, *([self._buffers.table] if self._buffers else []))]
+        return [table.first.slices for table in (*tables, *([self.buffers.table] if self.buffers else []))]
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [(name, p) for name, p in self._module.named_parameters() if name not in self._ignored]
