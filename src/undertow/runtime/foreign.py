@@ -116,12 +116,11 @@ class _Mpi:
     @property
     def variables(self) -> tuple[str, str, str, str]:
         """Variables of the size, the local size, the rank and the local rank."""
-        local_size, local_rank = f"{self.prefix}_LOCAL_SIZE", f"{self.prefix}_LOCAL_RANK"
         return (
             f"{self.prefix}_SIZE",
-            self.local_size or local_size,
+            self.local_size or f"{self.prefix}_LOCAL_SIZE",
             f"{self.prefix}_RANK",
-            self.local_rank or local_rank,
+            self.local_rank or f"{self.prefix}_LOCAL_RANK",
         )
 
 
