@@ -151,11 +151,8 @@ def _describe(node: Node, scales: TermScales) -> Term:
 
 def _find_reductions(node: Node, *, is_linear: bool) -> tuple[Reduction, ...]:
     """Return the distinct reductions below this node.  `is_linear`: the node is a sum or mean of its input."""
-    found: dict[Reduction, None] = {}
-    for below, linear in _descend(node, is_linear):
-        reduction = _describe_reduction(below, linear)
-        if reduction is not None:
-            found[reduction] = None
+    described = (_describe_reduction(below, linear) for below, linear in _descend(node, is_linear))
+    found = dict.fromkeys(reduction for reduction in described if reduction is not None)
     return tuple(found)[:_MOST_REDUCTIONS]
 
 
@@ -190,12 +187,8 @@ def _describe_reduction(node: Node, is_linear: bool) -> Reduction | None:
         return None
     if not has_fixed_sizes(sizes):
         return Reduction(ReductionKind.OTHER, (), is_first=0 in dims)
-    kind = (
-        ReductionKind.SUM
-        if name.startswith(SUMMING)
-        else ReductionKind.MEAN
-        if name.startswith(AVERAGING)
-        else ReductionKind.OTHER
-    )
+    kind = ReductionKind.OTHER
+    if is_linear and name.startswith((SUMMING, AVERAGING)):
+        kind = ReductionKind.SUM if name.startswith(SUMMING) else ReductionKind.MEAN
     over = tuple(sizes[dim] for dim in dims)
-    return Reduction(kind if is_linear else ReductionKind.OTHER, over, is_first=0 in dims, elements=math.prod(sizes))
+    return Reduction(kind, over, is_first=0 in dims, elements=math.prod(sizes))
