@@ -221,7 +221,7 @@ def test_an_address_of_version_6_is_written_with_brackets() -> None:
         pytest.skip("this host has no ::1")
     assert transport.address.startswith("[::1]:")
     transport.close()
-    loop.abandon()
+    loop.close()
 
 
 def test_nothing_listens_any_more_after_close() -> None:

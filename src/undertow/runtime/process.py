@@ -326,7 +326,7 @@ def _after_fork() -> None:
     for group in _groups.values():
         group.abandon()
     if _loop is not None:
-        _loop.abandon()
+        _loop.close()
     sharing.abandon_all()
     recording.abandon()
     _groups.clear()

@@ -69,7 +69,7 @@ class Loop:
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until the thread has ended; one that was never started will not run any more."""
         if self._thread.ident is None:
-            self._close()
+            self.close()
         else:
             self._thread.join(timeout_s)
 
@@ -108,7 +108,7 @@ class Loop:
             log.exception("the %s thread failed", self._name)
             for call in self._failure_handlers:
                 call(error)
-        self._close()
+        self.close()
 
     def _turn(self) -> None:
         self._asleep = True
@@ -138,11 +138,8 @@ class Loop:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.recv(4096)
 
-    def abandon(self) -> None:
-        """Close the copies of the descriptors in a forked child, where the thread does not run."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the descriptors: the thread has ended, or does not run in this forked child."""
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()

@@ -140,7 +140,7 @@ def test_a_stopped_loop_has_no_thread_and_ignores_what_comes_later() -> None:
 
 def test_a_loop_that_was_never_started_can_be_abandoned() -> None:
     loop = Loop()
-    loop.abandon()
+    loop.close()
     loop.post(pytest.fail, "nobody is there")
 
 
