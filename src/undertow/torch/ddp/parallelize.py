@@ -19,7 +19,7 @@ from undertow.errors import ConfigError, PlanError
 from undertow.plan.active_plan import ActivePlan
 from undertow.torch.ddp.wrapper import DistributedDataParallel
 from undertow.torch.gates.stepping import defer_steps, find_coupling
-from undertow.torch.pending.pending_tensors import find_gate
+from undertow.torch.pending.pending_tensors import open_gates
 
 log = logging.getLogger("undertow")
 
@@ -78,17 +78,13 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
         raise ConfigError("parallelize also needs the optimizer: model, optimizer = parallelize(model, optimizer)")
     parameters = set(model.parameters())
     for optimizer in optimizers:
+        name = type(optimizer).__name__
         if not isinstance(optimizer, Optimizer):
-            name = type(optimizer).__name__
             raise ConfigError(f"parallelize takes a model and its optimizers: {name} is not a torch optimizer")
         if not any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"]):
-            name = type(optimizer).__name__
             raise ConfigError(f"this {name} holds no parameter of the model: make it from model.parameters()")
 
 
 def flush(model: torch.nn.Module) -> None:
     """Wait until all gradients of this model have arrived, and make all deferred updates."""
-    for parameter in model.parameters():
-        gate = find_gate(parameter)
-        if gate is not None:
-            gate.open()
+    open_gates(list(model.parameters()))
