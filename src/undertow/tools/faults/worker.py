@@ -128,16 +128,12 @@ class GaveUp(Exception):
     """Error raised by a wait because the group has failed."""
 
 
-class VirtualHelper:
-    """Stand-in for a group's helper thread: the driver decides when it works."""
+class VirtualHelper(deque[Callable[[], None]]):
+    """Stand-in for a group's helper thread: its work, from `ConnectedGroup.aside`, for the driver to run."""
 
-    def __init__(self, queue: deque[Callable[[], None]]) -> None:
-        self._queue = queue
+    submit = deque.append
 
     def start(self) -> None: ...
-
-    def submit(self, work: Callable[[], None]) -> None:
-        self._queue.append(work)
 
     def stop(self) -> None: ...
 
@@ -155,8 +151,8 @@ class Worker:
         self.script: Script | None = None
         self.wait = MOMENT
         self.waits_since_s = 0.0
-        self.helper: deque[Callable[[], None]] = deque()  # work of the helper thread, from `ConnectedGroup.aside`
-        stand_in: Any = VirtualHelper(self.helper)
+        stand_in: Any = VirtualHelper()
+        self.helper: VirtualHelper = stand_in
         group._helper = stand_in
         self.is_done = False  # its training has ended in order
         self.failure: UndertowError | None = None  # the error that has ended its training
