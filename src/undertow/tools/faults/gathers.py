@@ -138,7 +138,8 @@ class Publisher(Gatherer):
     def _await_one(self, spec: KeySpec, step: int, made: int | None) -> Contribution:
         target = np.full(spec.elements, -1, np.float32)
         source = None if made is None else np.full(spec.elements, made, np.float32)
-        total = _join({key: self._expected(key, step) for key in self._keys_of(spec.owner)})
+        keys = [other.key for other in self._specs if other.owner == spec.owner]
+        total = _join({key: self._expected(key, step) for key in keys})
 
         def look(done: Contribution) -> None:
             if not (target == np.float32(total)).all() or done.present != 1:
@@ -146,9 +147,6 @@ class Publisher(Gatherer):
                 self.cluster.fail(f"{name} {target}, expected {total}")
 
         return Contribution(spec.key, source, target, int(made is not None), look)
-
-    def _keys_of(self, shard: int) -> list[int]:
-        return [spec.key for spec in self._specs if spec.owner == shard]
 
     def _expected(self, key: int, step: int) -> int:
         return _sum_up([draw_rank_bytes(self.cluster, key, step, rank) for rank in range(self.cluster.size)])

@@ -5,8 +5,6 @@ No rank hangs, nothing is lost, and all ranks name the same cause.
 
 from __future__ import annotations
 
-import random
-
 from undertow.tools.faults.cluster import LONGEST_DELAY_S, SILENCE_S, Cluster
 from undertow.tools.faults.event_log import Case
 from undertow.tools.faults.gathers import Publisher, draw_published
@@ -100,7 +98,8 @@ def run_ending(case: Case) -> None:
 def run_late_leaving(case: Case) -> None:
     """Check that ranks whose scripts have ended wait for a rank that is minutes late, but not for a dead one."""
     cluster, dice = Cluster(case, fewest_workers=2), case.dice
-    late, late_s, culprits = dice.randrange(cluster.size), _draw_lateness(dice), set[int]()
+    late, culprits = dice.randrange(cluster.size), set[int]()
+    late_s = dice.choice([dice.uniform(1, 15), dice.uniform(10, 60), dice.uniform(60, 240)])
     ends = Ends(cluster, [late_s if rank == late else 0.0 for rank in range(cluster.size)])
     if dice.random() < 0.5:
         culprits.add(dice.randrange(cluster.size))
@@ -110,10 +109,6 @@ def run_late_leaving(case: Case) -> None:
         check_named(cluster, culprits)
     else:
         ends.check_all_well()
-
-
-def _draw_lateness(dice: random.Random) -> float:
-    return dice.choice([dice.uniform(1, 15), dice.uniform(10, 60), dice.uniform(60, 240)])
 
 
 class Ends:
@@ -147,7 +142,8 @@ class Ends:
                 yield from publisher.wait()
 
     def check_all_well(self) -> None:
-        cluster, wanted = self.cluster, self._count_answers()
+        cluster = self.cluster
+        wanted = self._steps * sum(not item.spec.is_published for item in self._published)
         check_all_done(cluster, self._tables)
         for worker in cluster.workers:
             answers = self._publishers[worker.rank].answers
@@ -156,9 +152,6 @@ class Ends:
         check_quiet(cluster)
         last_s = cluster.clock.now_s - max(self._delays_s)
         cluster.check(last_s < LONGEST_END_S, f"the last rank left {last_s:.1f} s after the last step began")
-
-    def _count_answers(self) -> int:
-        return self._steps * sum(not item.spec.is_published for item in self._published)
 
 
 def _sleep(worker: Worker, cluster: Cluster, delay_s: float) -> Script:
