@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import rich.progress
 from rich.console import Console
@@ -71,14 +70,6 @@ class ProgressCount(Progress):
         if share is None or share < LEAST_SHARE:
             return None
         return max(0.0, (self._advanced_s - self._begin_s) / share - self.age_s)
-
-
-class ProgressView(Protocol):
-    """A display of the progress; a thread calls `update` regularly."""
-
-    def update(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ProgressBar:
@@ -165,7 +156,7 @@ def open_progress() -> Iterator[Progress]:
     console = Console(stderr=True)
     # `is_interactive` is not enough: it is true for a log file if FORCE_COLOR is set, as in many CI systems.
     is_terminal = console.is_interactive and console.file.isatty()
-    view: ProgressView = ProgressBar(count, console) if is_terminal else ProgressLines(count)
+    view = ProgressBar(count, console) if is_terminal else ProgressLines(count)
     done = threading.Event()
     updating = threading.Thread(target=_update, args=(view, done), name="undertow-progress", daemon=True)
     updating.start()
@@ -177,6 +168,6 @@ def open_progress() -> Iterator[Progress]:
         view.close()
 
 
-def _update(view: ProgressView, done: threading.Event) -> None:
+def _update(view: ProgressBar | ProgressLines, done: threading.Event) -> None:
     while not done.wait(UPDATE_S):
         view.update()
