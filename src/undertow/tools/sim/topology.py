@@ -191,13 +191,11 @@ _files: Decoder[_File] = Decoder(_File, format=Format.JSON)
 def read_topology(path: str | os.PathLike[str]) -> Topology:
     name = os.fspath(path)
     try:
-        read = _files.decode(Path(path).read_bytes())
+        return _make(_files.decode(Path(path).read_bytes()))
     except OSError as error:
         raise ConfigError(f"the cluster {name} cannot be read: {error.strerror}") from None
     except Garbled as error:
         raise ConfigError(f"{name} describes no cluster: {error}") from None
-    try:
-        return _make(read)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
 
@@ -220,10 +218,5 @@ def _make_hosts(kind: _Hosts) -> list[Host]:
         raise ConfigError(f"{show(kind.count)} hosts are not possible: give 0 to {HOSTS.most}")
     rate = parse_bandwidth(kind.bandwidth)
     SIMULATED.check_range(f"a bandwidth of {kind.bandwidth!r} for a simulation", rate)
-    host = Host(
-        bandwidth_bits_per_s=rate,
-        slowdown=kind.slowdown,
-        workers=kind.workers,
-        rack=kind.rack,
-    )
+    host = Host(bandwidth_bits_per_s=rate, slowdown=kind.slowdown, workers=kind.workers, rack=kind.rack)
     return [host] * kind.count
