@@ -58,10 +58,8 @@ class Layout:
     @property
     def reduced_bytes(self) -> dict[int, int]:
         """Sizes of the tensors that torch's process group sums."""
-        return {index: size for index, size in self.sizes_bytes.items() if self._scheme(index) is Scheme.ALLREDUCE}
-
-    def _scheme(self, index: int) -> Scheme:
-        return self._plan.schemes[self._tensors[index].name]
+        schemes = [self._plan.schemes[tensor.name] for tensor in self._tensors]
+        return {index: size for index, size in self.sizes_bytes.items() if schemes[index] is Scheme.ALLREDUCE}
 
     def _cut(self) -> list[Slice]:
         # Only bytes matter, so all elements have four.

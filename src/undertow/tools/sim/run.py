@@ -10,7 +10,7 @@ import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
@@ -48,10 +48,6 @@ class Outcome:
     def iteration_s(self) -> float:
         return statistics.median(self.steps_s)
 
-    def without_first(self) -> Outcome:
-        """Return the outcome without the first step, which started on an idle network."""
-        return replace(self, steps_s=self.steps_s[1:])
-
 
 def simulate(
     profile: Profile,
@@ -79,9 +75,7 @@ def find_cluster(profile: Profile, topology: Topology, device: Device, costs: Co
         workers=len(topology.places),
         bytes_per_s=topology.slowest_bits_per_s / 8 * topology.goodput,
         latency_s=topology.latency_s,
-        flops_per_s=device.flops_per_s,
-        shard_flops_per_s=device.shard_flops_per_s,
-        add_bytes_per_s=device.add_bytes_per_s,
+        **asdict(device),
     )
     if topology.has_equal_links:
         return known  # a ring is as fast as a link

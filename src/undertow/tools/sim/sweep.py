@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from undertow import bounds
 from undertow.observe.report.points import Point
@@ -94,7 +94,8 @@ def run(
 
     outcome = simulate(subject.profile, topology, schedule, subject.device, steps=steps, costs=setting.costs, pace=pace)
     progress.advance(workers**GROWTH)  # the last step of all
-    return outcome if steps == 1 else outcome.without_first()
+    # The first of several steps started on an idle network.
+    return outcome if steps == 1 else replace(outcome, steps_s=outcome.steps_s[1:])
 
 
 def weigh(topology: Topology, setting: Setting) -> float:
