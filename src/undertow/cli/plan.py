@@ -29,7 +29,7 @@ from undertow.plan.measured import Measured, read_measured
 from undertow.plan.plan import Choice, Plan
 from undertow.plan.planner import AUTO, POLICIES, make_plan
 from undertow.tools.sim.subject import find_subject, read_subject, take_measured
-from undertow.units import format_bandwidth, format_bytes, format_ms, format_ms_figure, parse_bandwidth
+from undertow.units import format_bandwidth, format_bytes, format_ms, format_ms_figure, format_quantity, parse_bandwidth
 
 _Script = Annotated[
     str | None,
@@ -213,5 +213,5 @@ def _show_step(step_s: float, made: Plan) -> str:
 
 
 def _count(choices: Sequence[Choice]) -> str:
-    noun = "tensor" if len(choices) == 1 else "tensors"
-    return f"{len(choices)} {noun}, {format_bytes(sum(choice.bytes_out for choice in choices))}"
+    total_bytes = sum(choice.bytes_out for choice in choices)
+    return f"{format_quantity(len(choices), 'tensor')}, {format_bytes(total_bytes)}"

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from undertow.units import format_quantity
+
 
 class Level(enum.Enum):
     OK = "ok"
@@ -50,16 +52,12 @@ def pick(findings: Iterable[Finding], *levels: Level) -> list[Finding]:
 def conclude(findings: Sequence[Finding], *, hosts: int) -> str:
     failures, warnings = pick(findings, Level.FAILURE), pick(findings, Level.WARNING)
     if failures:
-        more = f" (and {_count(len(failures) - 1, 'more failure')})" if len(failures) > 1 else ""
+        more = f" (and {format_quantity(len(failures) - 1, 'more failure')})" if len(failures) > 1 else ""
         prefix = f"{failures[0].host}: " if failures[0].host else ""
         return f"training would fail: {prefix}{failures[0].text}{more}"
     where = "this host" if hosts == 1 else f"these {hosts} hosts"
-    return f"training would work on {where}; {_count(len(warnings), 'warning')}"
+    return f"training would work on {where}; {format_quantity(len(warnings), 'warning') if warnings else 'no warnings'}"
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     return 1 if pick(findings, Level.FAILURE) else 0
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
