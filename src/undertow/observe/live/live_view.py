@@ -148,7 +148,8 @@ def open_live_view(script: str, *, live: bool, port: int | None) -> Iterator[Liv
     if port is not None:
         web = WebDisplay(port, job.take_snapshot(time.monotonic()))
         displays.append(web)
-        notify(_describe_address(web.server_port))
+        local, host = f"127.0.0.1:{web.server_port}", socket.gethostname()
+        notify(f"live view at http://{local}/ (from elsewhere: ssh -L {web.server_port}:{local} {host})")
     if live:
         displays.append(LogDisplay() if fd is None else Screen(fd))
     visible = None if not live else VisibleRanks.FIRST if fd is None else VisibleRanks.BESIDE
@@ -157,11 +158,6 @@ def open_live_view(script: str, *, live: bool, port: int | None) -> Iterator[Liv
         yield view
     finally:
         view.finish("stopped")
-
-
-def _describe_address(port: int) -> str:
-    url = f"http://127.0.0.1:{port}/"
-    return f"live view at {url} (from elsewhere: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()})"
 
 
 class StatusReceiver:

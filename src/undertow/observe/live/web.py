@@ -17,7 +17,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http import HTTPStatus
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -299,7 +299,9 @@ class LatestSnapshot:
 
     def follow(self) -> Iterator[JobSnapshot | None]:
         """Yield the current snapshot and every new one, and None after each `KEEP_ALIVE_S` without a new one."""
-        with self._viewing():
+        with self._changed:
+            self._viewers += 1
+        try:
             seen = -1
             while True:
                 with self._changed:
@@ -309,13 +311,6 @@ class LatestSnapshot:
                 yield snapshot if is_new else None
                 if is_over:
                     return
-
-    @contextmanager
-    def _viewing(self) -> Iterator[None]:
-        with self._changed:
-            self._viewers += 1
-        try:
-            yield
         finally:
             with self._changed:
                 self._viewers -= 1

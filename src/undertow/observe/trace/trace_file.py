@@ -18,10 +18,6 @@ from undertow.tracing.events import TraceEvent
 from undertow.tracing.window import Window
 
 
-def name_file(rank: int) -> str:
-    return f"rank-{rank}.json"
-
-
 class TraceFile:
     """An event reader that writes a file.  `on_full` is called when the last chosen step has been written."""
 
@@ -38,7 +34,7 @@ class TraceFile:
         self._on_full = on_full
         self._is_full = False
         self._separator = "[\n"
-        self._file = TextIOWrapper(create_private(folder / name_file(header.rank)), encoding="utf-8")
+        self._file = TextIOWrapper(create_private(folder / f"rank-{header.rank}.json"), encoding="utf-8")
         self._write(self._composer.open())
 
     def take(self, taken: Sequence[TraceEvent]) -> None:
