@@ -54,7 +54,8 @@ def _uninterrupted() -> Iterator[None]:
     """
     received: list[int] = []
     before = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    held = [number for number in _INTERRUPTS if callable(before[number])] if _is_main_thread() else []
+    is_main = threading.current_thread() is threading.main_thread()
+    held = [number for number in _INTERRUPTS if is_main and callable(before[number])]
     for number in held:
         signal.signal(number, lambda number, frame: received.append(number))
     try:
@@ -64,10 +65,6 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, before[number])
     if received:
         signal.raise_signal(received[0])
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 class _WorkerProcess:
@@ -198,7 +195,8 @@ class WorkerGroup:
             while len(answers) < len(self._workers):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
                 if not ready:
-                    raise self._fail(self._describe_silence(answers, timeout_s))
+                    silent = [worker.host.name for worker in self._workers if worker.host.index not in answers]
+                    raise self._fail(f"{self._title}: no answer from {', '.join(silent)} in {timeout_s:.0f} s")
                 for key, _ in ready:
                     line = self._read(key.data)
                     if line is not None:
@@ -228,10 +226,6 @@ class WorkerGroup:
             raise self._fail(
                 f"{self._title}: the worker on {worker.host.name} sent {text!r} instead of a lap"
             ) from None
-
-    def _describe_silence(self, answers: Mapping[int, object], timeout_s: float) -> str:
-        silent = [worker.host.name for worker in self._workers if worker.host.index not in answers]
-        return f"{self._title}: no answer from {', '.join(silent)} in {timeout_s:.0f} s"
 
     def _fail(self, *lines: str) -> LabError:
         self._is_healthy = False
