@@ -27,7 +27,7 @@ from undertow.tools.lab.isolation import find_obstacle, run_isolated
 from undertow.tools.lab.link_check import check_links
 from undertow.tools.lab.network import Network, check_size, open_loopback, open_network
 from undertow.tools.lab.worker_environments import open_rendezvous
-from undertow.units import format_bandwidth, format_bytes, format_percent
+from undertow.units import format_bandwidth, format_bytes, format_percent, format_quantity
 
 if TYPE_CHECKING:
     from undertow.observe.live.live_view import LiveView
@@ -114,7 +114,7 @@ def _run(
 
 def _prepare(network: Network, job: LabJob, progress: Progress) -> str:
     """Shape and check the links; return a description of them."""
-    hosts = "1 host" if job.hosts == 1 else f"{job.hosts} hosts"
+    hosts = format_quantity(job.hosts, "host")
     if not network.is_shaped:
         useless = "" if job.rate_bits_per_s is None else ", so --bandwidth has no effect"
         return f"{hosts} on this machine's loopback: nothing is shaped{useless}"
