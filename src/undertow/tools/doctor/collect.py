@@ -103,15 +103,12 @@ def read_requirement(text: str) -> tuple[str, str]:
 def _collect_network(context: JobContext) -> Network:
     use = choose_address(context)
     hostname = socket.gethostname()
-    master_error = ""
-    if context.master is not None:
-        master_error = try_port(*context.master)
     return Network(
         interfaces=list_interfaces(),
         use=use,
         bind_error="" if use.error else try_port(use.address, 0),
         master_port=context.master[1] if context.master else 0,
-        master_error=master_error,
+        master_error=try_port(*context.master) if context.master else "",
         port_range=_read_port_range(),
         hostname=hostname,
         hostname_addresses=resolve([hostname])[hostname],
