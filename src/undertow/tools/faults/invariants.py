@@ -56,8 +56,9 @@ class Invariants:
 
     def check(self) -> None:
         for worker in self._cluster.workers:
-            if not 0 <= worker.outbox.in_flight_bytes <= self.most_in_flight_bytes:
-                self._fail(f"credit: rank {worker.rank} has {self._describe_credit(worker)}")
+            size_bytes, most_bytes = worker.outbox.in_flight_bytes, self.most_in_flight_bytes
+            if not 0 <= size_bytes <= most_bytes:
+                self._fail(f"credit: rank {worker.rank} has {size_bytes} bytes in flight, of {most_bytes} allowed")
             if worker.group.waiters.error is not self._errors.get(worker.rank):
                 self._check_error(worker)
             dropped = worker.group.receiver.dropped
@@ -102,9 +103,6 @@ class Invariants:
         missing = owner.exchange.missing(spec.key, step)
         text += f" (key {spec.key} round {step} at rank {owner.rank}, which lacks {missing or 'no rank'};"
         return f"{text} {worker.outbox.in_flight_bytes} of {worker.outbox.credit_bytes} bytes in flight)"
-
-    def _describe_credit(self, worker: Worker) -> str:
-        return f"{worker.outbox.in_flight_bytes} bytes in flight, of {self.most_in_flight_bytes} allowed"
 
     def _check_error(self, worker: Worker) -> None:
         error = worker.group.waiters.error

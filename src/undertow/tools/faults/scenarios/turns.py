@@ -219,12 +219,8 @@ def _step_s(traits: JobTraits) -> float:
 def run_turns_killed(case: Case) -> None:
     """Check that a job that dies does not delay another one, and one that stops delays it by at most the lease."""
     dice = case.dice
-    kills, rank, when_s, lease_s = (
-        dice.random() < 0.5,
-        dice.randrange(3),
-        dice.uniform(0.0, 1.0),
-        dice.choice([0.5, 2.0]),
-    )
+    kills, rank = dice.random() < 0.5, dice.randrange(3)
+    when_s, lease_s = dice.uniform(0.0, 1.0), dice.choice([0.5, 2.0])
     usual_s = _run_pair(case, lease_s).jobs[1].ended_s
     case.log.begin_again()
     setup = _run_pair(case, lease_s, fault=(kills, rank, when_s))
