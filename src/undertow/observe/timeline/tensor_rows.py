@@ -6,6 +6,7 @@ Tiny tensors that share a slice share a row, because their times cannot be separ
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
@@ -129,9 +130,7 @@ def find_savings(plan: Plan, rows: Iterable[TensorRow], rounds: int, itemsizes: 
     savings = {}
     for choice in plan.choices:
         if choice.scheme in (Scheme.FACTORS, Scheme.FACTORS_TO_SHARD, Scheme.ROWS) and choice.tensor in sent:
-            size_bytes = itemsizes.get(choice.tensor, 4)
-            for length in choice.shape:
-                size_bytes *= length
+            size_bytes = itemsizes.get(choice.tensor, 4) * math.prod(choice.shape)
             savings[choice.tensor] = count_dense_traffic(size_bytes, plan.workers) - sent[choice.tensor]
     return {name: saved for name, saved in savings.items() if saved > 0}
 

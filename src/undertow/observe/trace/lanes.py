@@ -6,6 +6,7 @@ viewer attaches each one to the span at that time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -62,12 +63,7 @@ class Arrows:
 
     def expect(self, tensors: Mapping[int, tuple[str, ...]]) -> None:
         """Set the tensors that each key carries."""
-        for names in tensors.values():
-            for name in names:
-                self._slices[name] = 0
-        for names in tensors.values():
-            for name in names:
-                self._slices[name] += 1
+        self._slices.update(Counter(name for names in tensors.values() for name in names))
 
     def begin(self, tensor: str, time_s: float) -> None:
         self._count += 1
