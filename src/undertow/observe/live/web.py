@@ -228,19 +228,11 @@ def _show_page(handler: Handler) -> None:
     handler.reply(page.html, "text/html; charset=utf-8", more={"Content-Security-Policy": page.policy})
 
 
-def _show_state(handler: Handler) -> None:
-    handler.reply(msgspec.json.encode(handler.server.latest.get()), "application/json")
-
-
-def _show_metrics(handler: Handler) -> None:
-    handler.reply(write_metrics(handler.server.latest.get()).encode(), CONTENT_TYPE)
-
-
 _RESPONSES: dict[str, Callable[[Handler], None]] = {
     "/": _show_page,
     "/events": Handler.stream,
-    "/state.json": _show_state,
-    "/metrics": _show_metrics,
+    "/state.json": lambda handler: handler.reply(msgspec.json.encode(handler.server.latest.get()), "application/json"),
+    "/metrics": lambda handler: handler.reply(write_metrics(handler.server.latest.get()).encode(), CONTENT_TYPE),
 }
 
 
