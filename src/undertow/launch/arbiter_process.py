@@ -63,7 +63,13 @@ def start_arbiter(path: Path, lease_s: float) -> StartedArbiter:
     try:
         os.fchmod(log, 0o600)
         old_log_bytes = os.fstat(log).st_size
-        process = _start(path, lease_s, log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "undertow.crossover.arbiter", str(path), str(lease_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     finally:
         os.close(log)
     try:
@@ -72,16 +78,6 @@ def start_arbiter(path: Path, lease_s: float) -> StartedArbiter:
         process.kill()
         process.wait()
         raise
-
-
-def _start(path: Path, lease_s: float, log: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "undertow.crossover.arbiter", str(path), str(lease_s)],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
 
 
 def _wait_for_answer(process: subprocess.Popen[bytes], path: Path, old_log_bytes: int) -> Status:
