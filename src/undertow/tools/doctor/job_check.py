@@ -67,21 +67,15 @@ def _list_arguments(job: Job, environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _join(job: Job, assignment: HostAssignment, card: HostCard) -> tuple[HostGroup | None, list[Finding]]:
+    address, token, rank, size = assignment.rendezvous, assignment.token.encode(), job.node_rank, job.nnodes
+
     def exchange(name: str, payload: bytes, timeout_s: float) -> list[bytes]:
-        return attend(
-            assignment.rendezvous,
-            assignment.token.encode(),
-            name=name,
-            rank=job.node_rank,
-            size=job.nnodes,
-            payload=payload,
-            timeout_s=timeout_s,
-        )
+        return attend(address, token, name=name, rank=rank, size=size, payload=payload, timeout_s=timeout_s)
 
     payload = msgspec.msgpack.encode(card)
     received = run_one(lambda: exchange("doctor: cards", payload, job.start_timeout_s))
-    cards = make_names_unique([decode(one, HostCard, sender=rank) for rank, one in enumerate(received)])
-    return HostGroup(job.node_rank, cards, assignment.token.encode(), exchange), []
+    cards = make_names_unique([decode(one, HostCard, sender=sender) for sender, one in enumerate(received)])
+    return HostGroup(rank, cards, token, exchange), []
 
 
 def make_names_unique(cards: Sequence[HostCard]) -> list[HostCard]:
