@@ -71,7 +71,12 @@ def simulate(
             return _check_against(against, None if profile is None else read_subject(profile))
         subject = _find_subject(model, profile, batch)
         schedules = _find_schedules(systems, share)
-        noise = _read_noise(jitter, stragglers, factor=straggle, seed=seed)
+        noise = Noise(
+            jitter=parse_share(jitter, "--jitter", bounds.JITTER),
+            straggler_share=parse_share(stragglers, "--stragglers", bounds.SHARE),
+            straggler_factor=straggle,
+            seed=seed,
+        )
         setting = Setting(latency_s=parse_time(latency, "--latency", bounds.LATENCY_S), noise=noise, steps=steps)
         counts, links = read_counts(hosts), _read_links(bandwidth)
         _check_terms(share, weights, urgent)
@@ -113,15 +118,6 @@ def _find_schedules(systems: str | None, share: str | None) -> list[Schedule]:
     if not schedules:
         raise ConfigError("--systems is empty: name at least one, such as undertow")
     return schedules
-
-
-def _read_noise(jitter: str, stragglers: str, *, factor: float, seed: int) -> Noise:
-    return Noise(
-        jitter=parse_share(jitter, "--jitter", bounds.JITTER),
-        straggler_share=parse_share(stragglers, "--stragglers", bounds.SHARE),
-        straggler_factor=factor,
-        seed=seed,
-    )
 
 
 def _read_links(bandwidth: str) -> list[float]:
