@@ -7,7 +7,6 @@ workers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,23 +22,12 @@ if TYPE_CHECKING:
     from undertow.tools.sim.delivery import EngineDelivery
 
 
-class VirtualSyncer(ABC):
-    """Syncer of one tensor, or of several that share a slice."""
-
-    members: Sequence[int]  # tensors that are sent together
-    answers: int  # after which all results are here
-
-    @abstractmethod
-    def send(self, sender: EngineDelivery, priority: int, on_result: Callable[[Contribution], None]) -> None:
-        """Send all members, which are ready."""
-
-
-class VirtualExchange(VirtualSyncer):
+class VirtualExchange:
     """Syncer whose results go to all workers: dense slices, or each worker's factors or rows, of `peer_bytes`."""
 
     def __init__(self, members: Sequence[int], slices: Sequence[Slice], peer_bytes: float | None = None) -> None:
-        self.members = members
-        self.answers = len(slices)
+        self.members = members  # tensors that are sent together
+        self.answers = len(slices)  # after which all results are here
         self._is_dense = peer_bytes is None
         chunk_bytes = None if peer_bytes is None else max(1, round(peer_bytes / len(slices)))
         self._keys = [(item.spec.key, make_bulk(chunk_bytes or item.spec.size_bytes)) for item in slices]
@@ -53,7 +41,7 @@ class VirtualExchange(VirtualSyncer):
         )
 
 
-class VirtualFactorsToShard(VirtualSyncer):
+class VirtualFactorsToShard:
     """Syncer that sends factors to the shards, which multiply them and send their rows to all workers."""
 
     def __init__(
@@ -105,6 +93,9 @@ class VirtualFactorsToShard(VirtualSyncer):
 
         pieces = zip(shard.keys, [activations] * chunks + [columns], strict=True)
         sender.contribute([Contribution(key, bulk, None, 1, arrived, priority) for key, bulk in pieces])
+
+
+VirtualSyncer = VirtualExchange | VirtualFactorsToShard
 
 
 def make_syncers(
