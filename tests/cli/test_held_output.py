@@ -98,7 +98,13 @@ DIES = "import os\nprint('said', flush=True)\nos._exit(0)"
 
 @pytest.mark.parametrize(
     ("words", "rank", "is_shown"),
-    [("", 1, False), ("", 0, True), ("'RANK'\n", 1, True), ("'torch.distributed'\n", 1, True), ("# RANK\n", 1, False)],
+    [
+        ("", 1, False),
+        ("", 0, True),
+        ("name = 'RANK'\n", 1, True),
+        ("name = 'torch.distributed'\n", 1, True),
+        ("# RANK\n", 1, False),
+    ],
 )
 def test_it_is_held_back_where_a_script_does_not_speak_of_ranks(
     words: str, rank: int, is_shown: bool, tmp_path: Path
