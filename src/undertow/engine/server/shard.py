@@ -80,9 +80,6 @@ class Shard:
         """Return the key's spec; raise `Unexpected` unless this worker may contribute to that round now."""
         if rank >= self._workers:
             raise Unexpected(f"a contribution of rank {rank}, a server, to key {key}")
-        return self._check_round(rank, key, step)
-
-    def _check_round(self, rank: int, key: int, step: int) -> KeySpec:
         spec = self.spec(key)
         # A worker starts a round only after the answer to the previous one.
         if step != self._done[key] + 1:
@@ -113,7 +110,7 @@ class Shard:
 
     def publish(self, rank: int, key: int, step: int, array: Array | None, *, present: int) -> list[Answer]:
         """Complete a round to which only this process contributes; return answers with its array to all workers."""
-        self._check_round(rank, key, step)
+        assert step == self._done[key] + 1, f"round {step} of key {key} is published after round {self._done[key]}"
         self._done[key] = step
         return [Answer(other, key, step, present, 0, array) for other in range(self._workers)]
 

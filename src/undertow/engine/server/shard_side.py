@@ -98,7 +98,7 @@ class ShardSide:
             raise Unexpected(f"a contribution to key {header.key} without its bytes")
         array = None if body is None else body.view(header.dtype.numpy)
         wants = bool(header.flags & WANTS)
-        since_s = self._recorder.read_clock()
+        since_s = self._recorder.clock() if self._recorder.is_on else 0.0
         answers = self._shard.contribute(peer, header.key, header.step, array, present=header.present, wants=wants)
         self._record_sum(since_s, answers)
         self._answer(answers)
@@ -120,7 +120,7 @@ class ShardSide:
         elif item.is_pull:
             self._answer([self._shard.pull(self._rank, item.key, item.step)])
         else:
-            since_s = self._recorder.read_clock()
+            since_s = self._recorder.clock() if self._recorder.is_on else 0.0
             answers = self._shard.contribute_own(
                 self._rank, item.key, item.step, item.source, present=item.present, into=item.target
             )

@@ -58,7 +58,7 @@ class FrameSender:
     # Frames to send
 
     def make_frame(self, peer: int, header: Header, body: Body | None) -> QueuedFrame:
-        queued_s = self._recorder.read_clock()
+        queued_s = self._recorder.clock() if self._recorder.is_on else 0.0
         return QueuedFrame(peer, header, body, header.length, queued_s)
 
     def queue(self, frames: list[QueuedFrame], priority: int) -> None:
