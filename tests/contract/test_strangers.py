@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ import pytest
 from tests.support.wires import HANG_S, HOST, JOB, TOKEN, SocketWires, send
 from undertow.engine.core.frames import MAGIC, VERSION
 from undertow.engine.wire.auth import Role, shake_hands
+from undertow.engine.wire.listeners import open_listener
 from undertow.engine.wire.loop import Loop
 from undertow.engine.wire.sockets import INTRODUCTION, SocketTransport
-from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S
+from undertow.engine.wire.strangers import MAX_STRANGERS, STRANGER_TIMEOUT_S, Stranger, Strangers
 
 NOT_EXPECTED = "it knows the token but is not expected in this group"
 
@@ -241,3 +243,26 @@ def test_abandoned_copies_are_closed_without_a_word() -> None:
     assert wires.recorders[0].losses == []
     wires.run(wires.transports[1].close)
     wires.loop.stop()
+
+
+def test_an_admission_that_fails_ends_its_own_connection_only() -> None:
+    admitted: queue.Queue[Stranger] = queue.Queue()
+    failures = iter([OSError("the peer has reset it")])
+
+    def admit(stranger: Stranger) -> None:
+        for failure in failures:
+            raise failure
+        admitted.put(stranger)
+
+    loop, listener = Loop(), open_listener("127.0.0.1", 0)
+    address = listener.getsockname()
+    strangers = Strangers(loop, [listener], admit)
+    loop.start()
+    loop.post(strangers.start, TOKEN)
+    with socket.create_connection(address, HANG_S) as first, socket.create_connection(address, HANG_S) as second:
+        shake_hands(first, Role.DIALER, TOKEN)
+        assert hears_the_end(first)
+        shake_hands(second, Role.DIALER, TOKEN)
+        admitted.get(timeout=HANG_S).sock.close()
+    loop.post(strangers.close)
+    loop.stop()

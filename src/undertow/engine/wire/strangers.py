@@ -58,7 +58,7 @@ class Strangers:
     """Strangers of one server, which owns its listeners.  To be used in the thread of the loop.
 
     `admit` gets each stranger that knows the token and has introduced itself.  It owns the socket from then on, unless
-    it raises `Refused` or `Garbled`.
+    it raises `OSError`, `Refused` or `Garbled`.
     `find_missing` returns how many bytes an introduction lacks; without it there is none.
     `refuse` gets the reason for dropping a stranger: `OSError` if its connection failed, else `Refused` or `Garbled`.
     """
@@ -152,7 +152,7 @@ class Strangers:
             self._forget(stranger)
             try:
                 self._admit(stranger)
-            except (Refused, Garbled) as error:
+            except (OSError, Refused, Garbled) as error:
                 self._turn_away(stranger, error)
 
     def _forget(self, stranger: Stranger) -> None:
