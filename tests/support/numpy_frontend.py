@@ -152,7 +152,8 @@ class NumpySlot:
         for one in workers:
             if one.whole is not None:
                 total += one.whole
-        return total / self.dtype.type(len(workers))
+        total /= self.dtype.type(len(workers))
+        return total
 
     def sample(self, gradient: Array) -> bytes:
         return gradient.tobytes()
@@ -342,5 +343,6 @@ def train_alone(layers: Sequence[Linear], batches: Sequence[tuple[Array, Array]]
             layer_inputs = layer._inputs
             deltas = layer.backward(deltas) * (layer_inputs > 0)
         for layer in layers:
-            layer.weight -= np.float32(rate) * layer.gradients["weight"]
-            layer.bias -= np.float32(rate) * layer.gradients["bias"]
+            for values, gradient in zip((layer.weight, layer.bias), layer.gradients.values(), strict=True):
+                assert gradient is not None
+                values -= np.float32(rate) * gradient
