@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.support.step_events import has_result, list_events
-from tests.support.workers import HANG_S, on_workers
+from tests.support.step_events import list_events
+from tests.support.wait_free import Barrier
+from tests.support.workers import on_workers
 from undertow import torch as undertow_torch
 from undertow.errors import ConfigError
 from undertow.horovod import torch as hvd
@@ -73,30 +73,13 @@ def test_steps_equal_those_of_one_process(rank: int) -> None:
         assert_same(model, alone)
 
 
-class Pause(torch.autograd.Function):
-    """A function whose backward waits until some result is there."""
-
-    @staticmethod
-    def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        pause = threading.Event()
-        for _ in range(int(HANG_S * 50)):
-            if has_result():
-                return gradient
-            pause.wait(0.01)
-        raise AssertionError(f"no result while backward waits: {process_recorder.events()}")
-
-
 @on_workers(2)
 def test_gradients_come_back_while_backward_still_runs(rank: int) -> None:
     first, last = (nn.Linear(300, 300, bias=False) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1))
     hvd.barrier()  # nothing that the start has sent is still in flight
     process_recorder.start()
-    last(Pause.apply(first(torch.ones(300)))).sum().backward()
+    last(Barrier.apply(first(torch.ones(300)))).sum().backward()
     optimizer.step()
     process_recorder.stop()
     order = [what for _, what in list_events() if what != "sent"]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from undertow.crossover import messages
 from undertow.crossover.arbiter import Arbiter
 from undertow.crossover.client import TurnClient
@@ -21,6 +23,7 @@ from undertow.crossover.turn_state import TurnMode
 
 PATIENCE_S = 30.0  # nothing here takes this long
 DEVICE = "cpu"
+WAITS = "waits for its turn"  # the state of a worker, as `undertow share status` shows it
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
@@ -30,6 +33,11 @@ def eventually(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline_s, "the condition never became true"
         time.sleep(0.002)
     return value
+
+
+def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """Return the number of log messages that contain this text."""
+    return sum(text in record.getMessage() for record in caplog.records)
 
 
 def hello_of(job: str, rank: int = 0, **options: Any) -> Hello:

@@ -40,12 +40,6 @@ from undertow.errors import ConfigError
 NOBODY = 65534
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ut-") as folder:
-        yield Path(folder) / "s"
-
-
 def take_turns(first: TurnClient, second: TurnClient) -> None:
     """Check that two jobs take turns undisturbed: each waits for the other."""
     for one, other in ((first, second), (second, first)):

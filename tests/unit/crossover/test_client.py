@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.arbiters import (
+    WAITS,
     Puppet,
     arbiter_at,
     ends,
@@ -22,32 +21,12 @@ from tests.support.arbiters import (
     states_at,
     turn_at,
     two_jobs_at,
+    words_in,
 )
-from undertow.crossover import client, messages, turn_state
+from undertow.crossover import messages, turn_state
 from undertow.crossover.client import TurnClient
 from undertow.crossover.messages import Ask, EndStep, Give
 from undertow.crossover.turn_state import TurnMode
-
-WAITS = "waits for its turn"
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ut-") as folder:
-        yield Path(folder) / "s"
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make timeouts of seconds short."""
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(client, "ANSWER_S", 0.2)
-    monkeypatch.setattr(client, "ASK_EVERY_S", 0.05)
-
-
-def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
-    return sum(text in record.getMessage() for record in caplog.records)
-
 
 # Taking turns
 

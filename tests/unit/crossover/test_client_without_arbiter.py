@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.arbiters import (
+    WAITS,
     Puppet,
     arbiter_at,
     ends,
@@ -26,6 +25,7 @@ from tests.support.arbiters import (
     status_at,
     turn_at,
     two_jobs_at,
+    words_in,
 )
 from undertow.crossover import client, messages, turn_state
 from undertow.crossover.client import TurnClient
@@ -33,27 +33,6 @@ from undertow.crossover.messages import Ask, Hello, Query
 from undertow.crossover.turn_state import TurnMode
 from undertow.errors import ConfigError
 from undertow.runtime import process
-
-WAITS = "waits for its turn"
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ut-") as folder:
-        yield Path(folder) / "s"
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make timeouts of seconds short."""
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(client, "ANSWER_S", 0.2)
-    monkeypatch.setattr(client, "ASK_EVERY_S", 0.05)
-
-
-def words_in(caplog: pytest.LogCaptureFixture, text: str) -> int:
-    return sum(text in record.getMessage() for record in caplog.records)
-
 
 # Arbiters that come and go
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.timers import Timers
 from undertow.engine.client.control import GOODBYE_TIMEOUT_S, GroupControl, PendingAgreement
 from undertow.engine.client.exchange import Exchange
 from undertow.engine.client.waiting import Waiters
@@ -62,21 +62,6 @@ class Outgoing:
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...
-
-
-class Timers:
-    """A loop of which only the timers are needed; `fire` runs what is due."""
-
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.due.append(call)
-
-    def fire(self) -> None:
-        due, self.due = self.due, []
-        for call in due:
-            call()
 
 
 class Bench:

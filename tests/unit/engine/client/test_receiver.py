@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.fake_group import make_shape
+from tests.support.timers import Timers
 from undertow.engine.client.helper import OpenWork
 from undertow.engine.client.receiver import GroupReceiver
 from undertow.engine.client.waiting import Waiters
@@ -69,21 +70,6 @@ class FakeExchange:
 
     def contribute(self, contributions: Sequence[Contribution]) -> None:
         self.contributed += contributions
-
-
-class Timers:
-    """A loop of which only the timers are needed; `fire` runs what is due."""
-
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.due.append(call)
-
-    def fire(self) -> None:
-        due, self.due = self.due, []
-        for call in due:
-            call()
 
 
 class Bench:
